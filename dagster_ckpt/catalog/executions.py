@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, LeaseRecord, StartCause
+from dagster_ckpt.catalog.records import (
+    EventType,
+    ExecutionRecord,
+    ExecutionStatus,
+    Holder,
+    LeaseRecord,
+    RunFailure,
+    StartCause,
+)
+from dagster_ckpt.catalog.requests import complete_request
 from dagster_ckpt.catalog.tables import events, executions, leases, streams
 from dagster_ckpt.errors import CatalogError
-
-
-@dataclass(frozen=True)
-class RunFailure:
-    """An execution that failed.
-
-    Attributes:
-        at_ms: When it ended, ms since the epoch.
-        reason: Why.
-    """
-
-    at_ms: int
-    reason: str
-
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
@@ -146,23 +140,60 @@ class ExecutionRecords:
             )
 
     def end(
-        self, lease: LeaseRecord, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False
-    ) -> None:
+        self,
+        lease: LeaseRecord,
+        execution_id: str,
+        status: ExecutionStatus,
+        reason: str,
+        *,
+        settled: bool = False,
+        request_id: str | None = None,
+    ) -> bool:
         """Record the end of an execution, as the stream's writer; an execution that has already ended is unchanged.
+
+        Args:
+            lease: The lease of the stream.
+            execution_id: The execution.
+            status: How it ended.
+            reason: Why, as text for people.
+            settled: Whether it needs no further work.
+            request_id: The request that asked for this end; it is completed in the same transaction.
+
+        Returns:
+            False if the request was withdrawn: nothing was changed.
 
         Raises:
             LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
+            if request_id is not None and not complete_request(self._database, connection, request_id):
+                return False
             self._end(connection, execution_id, status, reason, settled=settled)
+            return True
 
     def stopped(
-        self, lease: LeaseRecord, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool
+        self,
+        lease: LeaseRecord,
+        execution_id: str,
+        status: ExecutionStatus,
+        reason: str,
+        *,
+        settled: bool,
+        request_id: str | None = None,
     ) -> bool:
         """Record that an execution that failed, or whose process died, was stopped before its restart.
 
+        Args:
+            lease: The lease of the stream.
+            execution_id: The execution.
+            status: How it ends now.
+            reason: Why, as text for people.
+            settled: Whether it needs no further work.
+            request_id: As for `end`.
+
         Returns:
-            False if there was nothing to stop: it was settled already, or had ended normally.
+            False if there was nothing to stop (it was settled already, or had ended normally), or if the
+            request was withdrawn.
 
         Raises:
             LeaseLostError: The lease is no longer held.
@@ -170,9 +201,12 @@ class ExecutionRecords:
         to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
         open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
         with self._database.writing_under(lease) as connection:
+            if request_id is not None and not complete_request(self._database, connection, request_id):
+                return False
             ended_at_ms = self._database.now_ms(connection)
             values = {"status": status.value, "reason": reason, "settled": settled, "ended_at_ms": ended_at_ms}
-            return self._change_end(connection, open_ & executions.c.status.in_(to_be_restarted), values)
+            found = self._change_end(connection, open_ & executions.c.status.in_(to_be_restarted), values)
+            return found or request_id is not None
 
     def end_unheld(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
         """Record the end of an execution whose process does not (or no longer) hold the lease.
@@ -216,6 +250,8 @@ class ExecutionRecords:
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)
         with self._database.writing() as connection:
+            # Two processes may settle it at once: the second one waits here, and then finds the event.
+            connection.execute(select(streams.c.stream_id).where(streams.c.stream_id == stream_id).with_for_update())
             alike = _refused_alike(connection, stream_id, execution_id)
             if connection.execute(select(events.c.sequence).where(recorded, events.c.execution_id.in_(alike))).first():
                 return

@@ -401,3 +401,16 @@ class EventRecord:
     execution_id: str | None
     payload: dict[str, Any]
     at_ms: int
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """An execution that failed.
+
+    Attributes:
+        at_ms: When it ended, ms since the epoch.
+        reason: Why.
+    """
+
+    at_ms: int
+    reason: str

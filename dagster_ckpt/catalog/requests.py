@@ -105,7 +105,7 @@ class RequestRecords:
         """
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
-            return self._move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
+            return _move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
         """Withdraw a request; returns False if it was already answered.
@@ -116,7 +116,7 @@ class RequestRecords:
         """
         allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else _OPEN)
         with self._database.writing() as connection:
-            return self._answer(connection, request_id, allowed, RequestStatus.WITHDRAWN)
+            return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
 
     def resolve(
         self,
@@ -134,42 +134,52 @@ class RequestRecords:
         """
         answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(_OPEN)
         with self._database.writing_under(lease) as connection:
-            return self._answer(connection, request_id, answerable, status, snapshot_id=snapshot_id, error=error)
+            return _answer(
+                self._database, connection, request_id, answerable, status, snapshot_id=snapshot_id, error=error
+            )
 
     def fail_start(self, request_id: str, error: str) -> bool:
         """Fail a start request, as its launcher, because it did not start; returns False if it was already answered."""
         unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(_OPEN)
         with self._database.writing() as connection:
-            return self._answer(connection, request_id, unanswered, RequestStatus.FAILED, error=error)
+            return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
 
-    def _answer(
-        self,
-        connection: Connection,
-        request_id: str,
-        allowed: ColumnElement[bool],
-        status: RequestStatus,
-        *,
-        snapshot_id: str | None = None,
-        error: str | None = None,
-    ) -> bool:
-        now_ms = self._database.now_ms(connection)
-        values = {"status": status.value, "snapshot_id": snapshot_id, "error": error, "resolved_at_ms": now_ms}
-        if not self._move(connection, request_id, allowed, **values):
-            return False
-        stream_id = connection.execute(
-            select(requests.c.stream_id).where(requests.c.request_id == request_id)
-        ).scalar_one()
-        payload = {"request_id": request_id, "status": status.value}
-        self._database.record_event(
-            connection, stream_id, EventType.REQUEST_RESOLVED, snapshot_id=snapshot_id, payload=payload
-        )
+
+def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
+    """Complete a request in the transaction that does what it asks for; returns False if it was withdrawn.
+
+    Returns True again if it was completed before, so that a caller whose answer was lost may repeat the call.
+    """
+    is_open = requests.c.status.in_(_OPEN)
+    if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED):
         return True
+    status = select(requests.c.status).where(requests.c.request_id == request_id)
+    return connection.execute(status).scalar_one_or_none() == RequestStatus.COMPLETED.value
 
-    def _move(
-        self, connection: Connection, request_id: str, allowed: ColumnElement[bool], **values: str | int | None
-    ) -> bool:
-        movable = (requests.c.request_id == request_id) & allowed
-        return connection.execute(requests.update().where(movable).values(**values)).rowcount == 1
+
+def _answer(
+    database: Database,
+    connection: Connection,
+    request_id: str,
+    allowed: ColumnElement[bool],
+    status: RequestStatus,
+    *,
+    snapshot_id: str | None = None,
+    error: str | None = None,
+) -> bool:
+    now_ms = database.now_ms(connection)
+    values = {"status": status.value, "snapshot_id": snapshot_id, "error": error, "resolved_at_ms": now_ms}
+    if not _move(connection, request_id, allowed, **values):
+        return False
+    stream_id = connection.execute(select(requests.c.stream_id).where(requests.c.request_id == request_id)).scalar_one()
+    payload = {"request_id": request_id, "status": status.value}
+    database.record_event(connection, stream_id, EventType.REQUEST_RESOLVED, snapshot_id=snapshot_id, payload=payload)
+    return True
+
+
+def _move(connection: Connection, request_id: str, allowed: ColumnElement[bool], **values: str | int | None) -> bool:
+    movable = (requests.c.request_id == request_id) & allowed
+    return connection.execute(requests.update().where(movable).values(**values)).rowcount == 1
 
 
 def _record(row: Row[Any]) -> RequestRecord:

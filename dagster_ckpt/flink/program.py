@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import LeaseLostError, StatePartitionsError, StreamFailedError
-from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
+from dagster_ckpt.runtime.settlement import settle_run
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.pinned_state import pinned_partitions
 from dagster_ckpt.spark.query.application import application_of
@@ -92,15 +91,6 @@ def check_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfi
             f"is in which partition. Set the max parallelism to {pinned}, or leave it unset; to have another one, "
             "begin a new stream under another name."
         )
-
-
-# The ways a stream can end for good. In all other cases it continues later, or there is an error.
-_TERMINAL = {
-    EndKind.FINISHED: TerminalState.FINISHED,
-    EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
-    EndKind.CANCEL_REQUESTED: TerminalState.CANCELED,
-    EndKind.FAILED: TerminalState.FAILED,
-}
 
 
 @dataclass(frozen=True)
@@ -211,6 +201,9 @@ def run_program(
             jvm_pid=jvm.pid if jvm is not None else None,
             application=application_of(spark),
             interrupted=stop.is_set,
+            # Stopped by something that the catalog does not know, such as a machine that shuts down: with a supervisor
+            # it is restarted, otherwise it continues when the program is started again, and everything is kept.
+            interrupted_as=partial(_interrupted_as, to_run.has_supervisor),
         )
         for to_run in streams
     ]
@@ -239,22 +232,16 @@ def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event) -> Str
     return StreamExecution(stream.stream_id, outcome.execution_id, outcome.end.kind, savepoint)
 
 
+def _interrupted_as(has_supervisor: bool) -> ExecutionStatus:
+    return ExecutionStatus.FAILED if has_supervisor else ExecutionStatus.SUSPENDED
+
+
 def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
     """Apply retention if the stream has ended for good, and raise if it did not end well."""
     stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)
-    if end.kind is EndKind.INTERRUPTED and to_run.has_supervisor:
-        # It was stopped by something unknown to the catalog, such as a machine that shuts down: it
-        # must be restarted.
-        stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
-    elif end.kind is EndKind.INTERRUPTED:
-        # It stopped between two polls of its query and continues later: everything is kept.
-        stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
-    elif end.kind in _TERMINAL:
-        retained = apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind])
-        for message in retained.messages(unlogged=True):
-            log_message(stream.stream_id, message)
+    settle_run(stream, outcome)
     if end.kind is EndKind.FAILED:
         raise StreamFailedError(
             f"Stream {stream.stream_id!r} failed, and its restart strategy ({stream.restart.get_description()}) gave "

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, SnapshotRecord
+from dagster_ckpt.catalog.records import RequestKind, RequestRecord, SnapshotRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.config.modes import DesiredState, TerminalState
@@ -32,8 +32,9 @@ from dagster_ckpt.recovery.damage import damage_of
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
+from dagster_ckpt.runtime.run import EndKind, QueryEnd
+from dagster_ckpt.runtime.settlement import settle_execution, stop_before_restart
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -162,9 +163,9 @@ def cancel(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAU
         RequestFailedError: The stream is not running, and no restart is pending.
         RequestTimeoutError: It did not stop in time.
     """
-    stopped = _stop_between_restarts(stream, operator, ExecutionStatus.CANCELED)
+    stopped = _stop_between_restarts(stream, operator, EndKind.CANCEL_REQUESTED)
     if stopped is not None:
-        report = apply_terminal_retention(stream, stopped, TerminalState.CANCELED)
+        report = settle_execution(stream, stopped, TerminalState.CANCELED)
         return "; ".join(["it was between two restarts, and is not restarted any more", *report.messages()])
     require_running(stream, "canceled")
     ask(stream, RequestKind.CANCEL, {}, operator, timeout_s)
@@ -185,7 +186,7 @@ def suspend(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFA
         RequestFailedError: The stream is not running, and no restart is pending.
         RequestTimeoutError: It did not stop in time.
     """
-    if _stop_between_restarts(stream, operator, ExecutionStatus.SUSPENDED) is not None:
+    if _stop_between_restarts(stream, operator, EndKind.SUSPENDED) is not None:
         return "it was between two restarts, and is not restarted any more; everything is kept"
     require_running(stream, "suspended")
     ask(stream, RequestKind.SUSPEND, {}, operator, timeout_s)
@@ -193,7 +194,7 @@ def suspend(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFA
     return "the running query was stopped; everything is kept"
 
 
-def _stop_between_restarts(stream: StreamHandle, operator: Operator, status: ExecutionStatus) -> str | None:
+def _stop_between_restarts(stream: StreamHandle, operator: Operator, kind: EndKind) -> str | None:
     """Stop a stream whose last execution failed or died and awaits a restart; returns that execution, or None."""
     last = stream.catalog.executions.latest(stream.stream_id)
     if last is None or last.settled or is_running(stream):
@@ -205,13 +206,10 @@ def _stop_between_restarts(stream: StreamHandle, operator: Operator, status: Exe
         acquired = acquire(stream.catalog, stream.stream_id, holder)
     except LeaseHeldError:
         return None
-    reason = (
-        f"{status.value} by {operator.origin} between two restarts; it had ended {last.status.value}: {last.reason}"
-    )
+    verb = "canceled" if kind is EndKind.CANCEL_REQUESTED else "suspended"
+    reason = f"{verb} by {operator.origin} between two restarts; it had ended {last.status.value}: {last.reason}"
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
-        found = stream.catalog.executions.stopped(
-            lease.record, last.execution_id, status, reason, settled=status is ExecutionStatus.SUSPENDED
-        )
+        found = stop_before_restart(stream.catalog, lease.record, last.execution_id, QueryEnd(kind, reason))
     return last.execution_id if found else None
 
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Alignment,
@@ -30,7 +30,8 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, Stora
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
-from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.run import EndKind, QueryEnd
+from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.query.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
@@ -293,8 +294,8 @@ class AttemptRunner:
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             # Recorded before the request is answered: a process killed after that stays stopped.
-            lease, ours, finished = self._lease.record, self._execution_id, ExecutionStatus.FINISHED
-            self._retry_queue.run(lambda: self._catalog.executions.end(lease, ours, finished, STOPPED_WITH_SAVEPOINT))
+            lease, end = self._lease.record, QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded)
+            self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end))
         self._answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
         return AttemptCompleted(monotonic_ms(), result.number)
 

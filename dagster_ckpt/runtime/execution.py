@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from contextlib import suppress
 from random import Random
 
-from dagster_ckpt.catalog.records import RequestStatus, StartCause
+from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, Outcome, QueryEnd, RunRequest
-from dagster_ckpt.runtime.settlement import Settlement
+from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
 from dagster_ckpt.runtime.start import Start, StartedQuery, refuse_withdrawn
 from dagster_ckpt.runtime.supervision import Supervisor
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
@@ -106,16 +105,6 @@ class StreamRun:
             self._predecessor_ended = True
 
     def _execute(self, execution_id: str, start_from: StartFrom, cause: StartCause) -> QueryEnd:
-        start = Start(
-            self._stream,
-            self._request,
-            self._acquired,
-            self._lease,
-            execution_id=execution_id,
-            start_from=start_from,
-            cause=cause,
-            predecessor_ended=self._predecessor_ended,
-        )
         self._stream.catalog.executions.start(
             self._lease.record,
             execution_id,
@@ -124,15 +113,29 @@ class StreamRun:
             holder=this_holder(execution_id, self._request.run_id, self._request.jvm_pid),
             code_version=self._stream.code_version,
         )
-        try:
-            started = start.run()
-        except StartStoppedError as stopped:
-            if start.stopped is None:
+        while True:
+            start = Start(
+                self._stream,
+                self._request,
+                self._acquired,
+                self._lease,
+                execution_id=execution_id,
+                start_from=start_from,
+                cause=cause,
+                predecessor_ended=self._predecessor_ended,
+            )
+            try:
+                started = start.run()
+                break
+            except StartStoppedError as stopped:
+                if start.stopped is None:
+                    raise
+                stopped_as = self._settlement.start_stopped(execution_id, start.stopped, start.stopped_by, str(stopped))
+                if stopped_as is not None:
+                    return stopped_as
+            except Exception as error:
+                self._settlement.start_failed(execution_id, error, cause)
                 raise
-            return self._settlement.start_stopped(execution_id, start.stopped, start.stopped_by, str(stopped))
-        except Exception as error:
-            self._settlement.start_failed(execution_id, error, cause)
-            raise
         try:
             end = self._supervise(execution_id, started)
         except Exception as error:
@@ -208,36 +211,44 @@ def _wait_until(
     until_ms: int, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str
 ) -> QueryEnd | None:
     """Wait, and return early if the run has to stop."""
+    stop_requests = StopRequests(stream, lease, execution_id)
     while monotonic_ms() < until_ms:
         if request.interrupted():
             return QueryEnd(EndKind.INTERRUPTED, "the process was told to stop before the restart")
         if lease.lost is not None:
             return QueryEnd(EndKind.LEASE_LOST, str(lease.lost))
-        stopped = _stop_requested(stream, lease, execution_id)
+        stopped = stop_requests.carry_out()
         if stopped is not None:
             return stopped
         time.sleep(0.1)
-    return _stop_requested(stream, lease, execution_id)
+    return stop_requests.carry_out()
 
 
-def _stop_requested(stream: StreamHandle, lease: LeaseKeeper, execution_id: str) -> QueryEnd | None:
-    """Carry out a CANCEL or SUSPEND request while no query runs that could answer it."""
-    catalog = stream.catalog
-    try:
-        pending = catalog.requests.pending(stream.stream_id)
-        request = next((each for each in pending if each.kind in ENDS_BY_REQUEST), None)
-        if request is None:
+class StopRequests:
+    """Carries out a CANCEL or SUSPEND request while no query runs that could answer it."""
+
+    def __init__(self, stream: StreamHandle, lease: LeaseKeeper, execution_id: str) -> None:
+        self._stream = stream
+        self._lease = lease
+        self._execution_id = execution_id
+        self._tried: list[RequestRecord] = []
+
+    def carry_out(self) -> QueryEnd | None:
+        """How the run ends; None if nothing was requested, or the catalog is unavailable."""
+        catalog, lease = self._stream.catalog, self._lease.record
+        try:
+            # One whose answer from the catalog was lost comes first: it may have been recorded.
+            for request in [*self._tried, *catalog.requests.pending(self._stream.stream_id)]:
+                if request.kind not in ENDS_BY_REQUEST:
+                    continue
+                self._tried = [request]
+                reason = f"{request.kind.value.lower()} asked for by {request.origin}, between two restarts"
+                end = QueryEnd(ENDS_BY_REQUEST[request.kind], reason)
+                if stop_before_restart(catalog, lease, self._execution_id, end, asked_by=request):
+                    return end
+                self._tried = []
+        except LeaseLostError as error:
+            return QueryEnd(EndKind.LEASE_LOST, str(error))
+        except CatalogError:
             return None
-        kind, status = ENDS_BY_REQUEST[request.kind]
-        reason = f"{request.kind.value.lower()} asked for by {request.origin}, between two restarts"
-        settled = kind is EndKind.SUSPENDED
-        catalog.executions.stopped(lease.record, execution_id, status, reason, settled=settled)
-        # The execution is stopped from here on. If this answer is not recorded, the requester sees that the run
-        # has ended.
-        with suppress(CatalogError):
-            catalog.requests.resolve(lease.record, request.request_id, RequestStatus.COMPLETED)
-    except LeaseLostError as error:
-        return QueryEnd(EndKind.LEASE_LOST, str(error))
-    except CatalogError:
         return None
-    return QueryEnd(kind, reason)

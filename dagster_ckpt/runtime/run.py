@@ -51,8 +51,8 @@ class EndKind(Enum):
 
 
 ENDS_BY_REQUEST = {
-    RequestKind.CANCEL: (EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
-    RequestKind.SUSPEND: (EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
+    RequestKind.CANCEL: EndKind.CANCEL_REQUESTED,
+    RequestKind.SUSPEND: EndKind.SUSPENDED,
 }
 
 
@@ -92,7 +92,8 @@ class RunRequest:
         jvm_pid: Pid of the JVM of this process, if it runs on this machine.
         application: The Spark application of this process.
         interrupted: Returns True once the process has been interrupted.
-        was_canceled: Called after `interrupted` has ended the run. Returns whether a user canceled it.
+        interrupted_as: Called after `interrupted` has ended the run. Returns the status of its execution; None if
+            that is not known yet, and the supervisor decides.
         holder_is_over: Returns whether the run of a lease holder is recorded as ended.
         ttl_ms: Time to live of the lease without a renewal.
         wall_clock: Clock for the timestamps of records.
@@ -108,7 +109,7 @@ class RunRequest:
     jvm_pid: int | None = None
     application: SparkApplication | None = None
     interrupted: Callable[[], bool] = lambda: False
-    was_canceled: Callable[[], bool] = lambda: False
+    interrupted_as: Callable[[], ExecutionStatus | None] = lambda: None
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
     ttl_ms: int = DEFAULT_TTL_MS
     wall_clock: Clock = wall_clock_ms

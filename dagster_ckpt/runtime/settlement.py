@@ -1,13 +1,29 @@
-"""Recording the end of an execution, and answering the request that asked for its start."""
+"""The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
+
+`_ENDS` is the one table of ends. While the lease is held, `Settlement` records how a query or a start
+ended. Once it is released, `settle_run` and `settle_execution` apply retention under a lease of
+their own. A process that died records nothing: `record_death` does so when an observer finds it
+dead, and the next execution of the stream when it starts. Each of these may be repeated.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
+    ExecutionRecord,
+    ExecutionStatus,
+    LeaseRecord,
+    RequestRecord,
+    RequestStatus,
+    StartCause,
+)
 from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import (
     CatalogError,
     LeaseLostError,
@@ -21,7 +37,8 @@ from dagster_ckpt.errors import (
     StateBackendChangeError,
     StatePartitionsError,
 )
-from dagster_ckpt.runtime.run import EndKind, QueryEnd, RunRequest
+from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention
+from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 
@@ -32,18 +49,149 @@ _REFUSALS = (
 )
 
 
-_STATUS = {
-    EndKind.FINISHED: ExecutionStatus.FINISHED,
-    EndKind.ENDED_BY_ITSELF: ExecutionStatus.SUSPENDED,
-    EndKind.SUSPENDED: ExecutionStatus.SUSPENDED,
-    EndKind.FAILED: ExecutionStatus.FAILED,
-    EndKind.SAVEPOINT_FAILED: ExecutionStatus.SUSPENDED,
-    EndKind.STALLED: ExecutionStatus.FAILED,
+@dataclass(frozen=True)
+class _End:
+    """What an end means for the execution.
+
+    Attributes:
+        status: The status that is recorded. None: it is not known here, or not this process's to record.
+        settled: Whether nothing is left to do.
+        terminal: The state that retention is applied for; None if the stream may continue.
+    """
+
+    status: ExecutionStatus | None
+    settled: bool = False
+    terminal: TerminalState | None = None
+
+
+_ENDS = {
+    EndKind.FINISHED: _End(ExecutionStatus.FINISHED, terminal=TerminalState.FINISHED),
+    EndKind.ENDED_BY_ITSELF: _End(ExecutionStatus.SUSPENDED, terminal=TerminalState.SUSPENDED),
+    # A suspended execution keeps all its snapshots.
+    EndKind.SUSPENDED: _End(ExecutionStatus.SUSPENDED, settled=True),
+    EndKind.CANCEL_REQUESTED: _End(ExecutionStatus.CANCELED, terminal=TerminalState.CANCELED),
+    # No restart is allowed any more: otherwise the run would not have ended.
+    EndKind.FAILED: _End(ExecutionStatus.FAILED, terminal=TerminalState.FAILED),
+    EndKind.SAVEPOINT_FAILED: _End(ExecutionStatus.SUSPENDED, settled=True),
+    # A new process may continue.
+    EndKind.STALLED: _End(ExecutionStatus.FAILED),
+    # Who interrupted the process decides: see `RunRequest.interrupted_as`.
+    EndKind.INTERRUPTED: _End(None),
+    EndKind.LEASE_LOST: _End(None),
 }
 
 
+def record_end(
+    catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
+) -> bool:
+    """Record how the query of an execution ended; an execution that has already ended is unchanged.
+
+    Args:
+        catalog: The catalog.
+        lease: The lease of the stream.
+        execution_id: The execution.
+        end: How its query ends.
+        asked_by: The request that asked for this end; it is answered in the same transaction, so that a
+            process killed after the answer stays stopped.
+
+    Returns:
+        False if the request was withdrawn: nothing is recorded, and the query must continue.
+
+    Raises:
+        LeaseLostError: The lease is no longer held.
+    """
+    meaning = _ENDS[end.kind]
+    if meaning.status is None:
+        return True
+    request_id = asked_by.request_id if asked_by is not None else None
+    return catalog.executions.end(
+        lease, execution_id, meaning.status, end.reason, settled=meaning.settled, request_id=request_id
+    )
+
+
+def stop_before_restart(
+    catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
+) -> bool:
+    """Record that an execution that failed or died is not restarted, because the stream is canceled or suspended.
+
+    Args:
+        catalog: The catalog.
+        lease: The lease of the stream.
+        execution_id: The execution.
+        end: CANCEL_REQUESTED or SUSPENDED.
+        asked_by: See `record_end`.
+
+    Returns:
+        False if there was nothing to stop, or the request was withdrawn.
+
+    Raises:
+        LeaseLostError: The lease is no longer held.
+    """
+    meaning = _ENDS[end.kind]
+    request_id = asked_by.request_id if asked_by is not None else None
+    return catalog.executions.stopped(
+        lease,
+        execution_id,
+        meaning.status or ExecutionStatus.CANCELED,
+        end.reason,
+        settled=meaning.settled,
+        request_id=request_id,
+    )
+
+
+def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecord:
+    """Record that the process of an execution died, as an observer that holds no lease.
+
+    An execution that has ended is unchanged, and so is one that a successor has already ended.
+    """
+    catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
+    return catalog.executions.get(execution.execution_id)
+
+
+def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = False) -> RetentionReport | None:
+    """Do what is left to do after a run has ended and released its lease.
+
+    Args:
+        stream: The stream.
+        outcome: How the run ended.
+        is_canceled: Whether a user canceled the run that was interrupted.
+
+    Returns:
+        What retention deleted and kept; None if the stream may continue, so that nothing is deleted.
+    """
+    state = _ENDS[outcome.end.kind].terminal
+    if outcome.end.kind is EndKind.INTERRUPTED and is_canceled:
+        state = TerminalState.CANCELED
+    if state is None:
+        return None
+    failure = outcome.terminal_failure or outcome.end.reason
+    report = settle_execution(stream, outcome.execution_id, state, failure=failure)
+    for message in report.messages(unlogged=True):
+        log_message(stream.stream_id, message)
+    return report
+
+
+def settle_execution(
+    stream: StreamHandle, execution_id: str, state: TerminalState, *, failure: str | None = None
+) -> RetentionReport:
+    """Apply retention for the state in which a stream ended, and record that nothing is left to do.
+
+    May be repeated: after a crash, or by housekeeping for a process that could not do it itself.
+
+    Args:
+        stream: The stream.
+        execution_id: Its last execution.
+        state: How it ended.
+        failure: With FAILED: why it is not restarted any more.
+    """
+    report = apply_terminal_retention(stream, execution_id, state)
+    if state is TerminalState.FAILED and failure is not None:
+        stream.catalog.executions.record_terminal_failure(execution_id, failure)
+    return report
+
+
 class Settlement:
-    """Records in the catalog how the executions of one run end.
+    """Records in the catalog how the executions of one run end, while the run holds the lease.
 
     Args:
         stream: The stream.
@@ -63,43 +211,40 @@ class Settlement:
         Returns:
             The end, or LEASE_LOST if the catalog refused the write because another execution is the writer.
         """
-        status = _STATUS.get(end.kind)
-        if end.kind is EndKind.INTERRUPTED and self._request.was_canceled():
-            # Written while the lease is held: a successor that waits for it would assume that this process died.
-            status = ExecutionStatus.CANCELED
-        if status is not None:
-            settled = end.kind in (EndKind.SUSPENDED, EndKind.SAVEPOINT_FAILED)
-            try:
+        try:
+            record_end(self._stream.catalog, self._lease.record, execution_id, end)
+            status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
+            if status is not None:
+                # Written while the lease is held: a successor that waits for it would assume that this process died.
+                settled = status is ExecutionStatus.SUSPENDED
                 self._executions.end(self._lease.record, execution_id, status, end.reason, settled=settled)
-            except LeaseLostError as error:
-                end = QueryEnd(EndKind.LEASE_LOST, str(error))
+        except LeaseLostError as error:
+            end = QueryEnd(EndKind.LEASE_LOST, str(error))
         if end.kind is EndKind.LEASE_LOST:
             self._note_loss(execution_id, end.reason)
         return end
 
-    def start_stopped(self, execution_id: str, end: QueryEnd, request_id: str | None, message: str) -> QueryEnd:
+    def start_stopped(
+        self, execution_id: str, end: QueryEnd, asked_by: RequestRecord | None, message: str
+    ) -> QueryEnd | None:
         """Record that a start was stopped before it started its query, and answer the requests that wait for it.
 
         Args:
             execution_id: The execution.
             end: Why it was stopped.
-            request_id: The CANCEL or SUSPEND request that stopped it, if any.
+            asked_by: The CANCEL or SUSPEND request that stopped it, if any.
             message: The same for the run's log and for the request that asked for the start.
+
+        Returns:
+            How the start ended. None if the request was withdrawn in the meantime: start again.
         """
-        if request_id is None:
-            # Otherwise the end of the execution is recorded, and logged with it.
-            log_message(self._stream.stream_id, message)
         try:
+            if asked_by is None:
+                # Otherwise the end of the execution is recorded, and logged with it.
+                log_message(self._stream.stream_id, message)
+            elif not record_end(self._stream.catalog, self._lease.record, execution_id, end, asked_by=asked_by):
+                return None
             self.answer_start_request(RequestStatus.FAILED, message)
-            if request_id is not None:
-                status = _STATUS.get(end.kind, ExecutionStatus.CANCELED)
-                # The execution ends before the request is answered: see `Supervisor`.
-                self._executions.end(
-                    self._lease.record, execution_id, status, end.reason, settled=end.kind is EndKind.SUSPENDED
-                )
-                # From here on the start is stopped, whether or not the answer is recorded: see `restart`.
-                with suppress(CatalogError):
-                    self._stream.catalog.requests.resolve(self._lease.record, request_id, RequestStatus.COMPLETED)
         except LeaseLostError as error:
             return QueryEnd(EndKind.LEASE_LOST, str(error))
         return end

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.recording import advance_checkpoint_id
 from dagster_ckpt.errors import LeaseLostError, RestartWithdrawnError
@@ -107,7 +107,7 @@ class Start:
         self._start_from = start_from
         self._cause = cause
         self._predecessor_ended = predecessor_ended
-        self._watch = StartWatch(stream.catalog, stream.stream_id, request.interrupted)
+        self._watch = StartWatch(stream.catalog, lease.record, request.interrupted)
 
     @property
     def stopped(self) -> QueryEnd | None:
@@ -115,9 +115,9 @@ class Start:
         return self._watch.end
 
     @property
-    def stopped_by(self) -> str | None:
-        """Id of the request that stopped this start, if one did."""
-        return self._watch.request_id
+    def stopped_by(self) -> RequestRecord | None:
+        """The request that stopped this start, if one did."""
+        return self._watch.request
 
     def run(self) -> StartedQuery:
         """Start the query.

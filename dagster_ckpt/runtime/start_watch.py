@@ -7,6 +7,9 @@ from contextlib import suppress
 from threading import Lock
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import LeaseRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason
 from dagster_ckpt.errors import CatalogError, StartStoppedError
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
@@ -21,22 +24,24 @@ class StartWatch:
 
     Args:
         catalog: The catalog.
-        stream_id: The stream.
+        lease: The lease of the stream.
         interrupted: Returns True once the process has been interrupted.
         clock: Milliseconds of a monotonic clock.
     """
 
     def __init__(
-        self, catalog: Catalog, stream_id: str, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
+        self, catalog: Catalog, lease: LeaseRecord, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
     ) -> None:
         self._catalog = catalog
-        self._stream_id = stream_id
+        self._lease = lease
+        self._stream_id = lease.stream_id
+        self._since_ms = catalog.now_ms()
         self._interrupted = interrupted
         self._clock = clock
         self._next_ms = clock() + REQUEST_POLL_MS
         self._looking = Lock()
         self.end: QueryEnd | None = None
-        self.request_id: str | None = None
+        self.request: RequestRecord | None = None
 
     def __call__(self) -> None:
         """Raise an error if the start has to stop. Threads may call it for every file: it polls twice a second at most.
@@ -63,7 +68,18 @@ class StartWatch:
         with suppress(CatalogError):
             for request in self._catalog.requests.pending(self._stream_id):
                 if request.kind in ENDS_BY_REQUEST:
-                    kind, _ = ENDS_BY_REQUEST[request.kind]
                     reason = f"{request.kind.value.lower()} asked for by {request.origin}, while it started"
-                    self.end, self.request_id = QueryEnd(kind, reason), request.request_id
+                    self.end, self.request = QueryEnd(ENDS_BY_REQUEST[request.kind], reason), request
                     return
+                if request.kind is RequestKind.STOP_WITH_SAVEPOINT and request.created_at_ms >= self._since_ms:
+                    self._refuse(request)
+
+    def _refuse(self, request: RequestRecord) -> None:
+        """Answer a request that the query could carry out only once it runs, which may take hours."""
+        reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+        error = (
+            f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "
+            "cancel the start, and take a savepoint of the stopped stream, or ask again when the query is running."
+        )
+        log_message(self._stream_id, f"refused to stop with a savepoint, asked for by {request.origin}: {error}")
+        self._catalog.requests.resolve(self._lease, request.request_id, RequestStatus.FAILED, error=error)

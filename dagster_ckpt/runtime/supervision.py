@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from random import Random
 
-from dagster_ckpt.catalog.records import RequestKind, RequestStatus
+from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
 from dagster_ckpt.checkpointing.coordinator.messages import (
@@ -39,7 +38,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
-from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
 from dagster_ckpt.spark.query.activity import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
@@ -124,6 +123,7 @@ class Supervisor:
         self._end: QueryEnd | None = None
         self._is_ready = False
         self._savepoint_to_stop_with: int | None = None
+        self._stop_requested: list[RequestRecord] = []
         self._next_heartbeat_ms = 0
         self._next_request_poll_ms = 0
 
@@ -286,20 +286,19 @@ class Supervisor:
 
     def _take_requests(self) -> None:
         lease = self._lease.record
-        for request in self._catalog.requests.pending(self._stream_id):
+        # A stop whose answer from the catalog was lost comes first: it may have been recorded.
+        pending = [*self._stop_requested, *self._catalog.requests.pending(self._stream_id)]
+        for request in pending:
             if request.kind in ENDS_BY_REQUEST:
-                end, status = ENDS_BY_REQUEST[request.kind]
+                self._stop_requested = [request]
                 reason = f"{request.kind.value.lower()} asked for by {request.origin}"
-                # Recorded before the request is answered: a process killed after that stays stopped. A suspended
-                # execution keeps all its snapshots, so it is settled.
-                settled = end is EndKind.SUSPENDED
-                self._catalog.executions.end(lease, self._execution_id, status, reason, settled=settled)
-                # Decided from here on: even if the next response of the catalog is lost, the query must not keep
-                # running while its record says that it was stopped.
-                self._end = QueryEnd(end, reason)
-                resolve = self._catalog.requests.resolve
-                self._retry_queue.run(partial(resolve, lease, request.request_id, RequestStatus.COMPLETED))
-                return
+                end = QueryEnd(ENDS_BY_REQUEST[request.kind], reason)
+                if record_end(self._catalog, lease, self._execution_id, end, asked_by=request):
+                    self._end = end
+                    return
+                # It was withdrawn in the meantime.
+                self._stop_requested = []
+                continue
             kind = _TRIGGERS.get(request.kind)
             if kind is not None and self._is_ready and self._catalog.requests.accept(lease, request.request_id):
                 self._handle(Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER)))

@@ -29,6 +29,7 @@ from dagster_ckpt.orchestration.resources.stream_resource import StreamResource,
 from dagster_ckpt.orchestration.runs import stream_run
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -123,7 +124,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StreamHandle, RunRequest]
     monkeypatch.setattr(stream_run, "execute_stream", execute_stream)
     monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
     monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
-    monkeypatch.setattr(stream_run, "apply_terminal_retention", lambda *_: RetentionReport())
+    monkeypatch.setattr(settlement, "apply_terminal_retention", lambda *_: RetentionReport())
     return asked
 
 

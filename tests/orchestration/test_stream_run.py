@@ -19,7 +19,7 @@ from orchestration_catalog import HOST, begin_execution, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.catalog.records import EventType, LeaseRecord, StartCause
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, LeaseRecord, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import LeaseHeldError
@@ -40,6 +40,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.as_writer import as_writer
@@ -66,7 +67,7 @@ class Stage:
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
         monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
-        monkeypatch.setattr(stream_run, "apply_terminal_retention", self._retain)
+        monkeypatch.setattr(settlement, "apply_terminal_retention", self._retain)
 
     def _retain(self, job: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
         self.retained.append((execution_id, state))
@@ -291,13 +292,13 @@ class TestInterrupts:
         answers: list[bool] = []
 
         def life(request: RunRequest) -> QueryEnd:
-            answers.append(request.was_canceled())
+            answers.append(request.interrupted_as() is ExecutionStatus.CANCELED)
             end = stage.terminated(request)
             if forced:
                 run = stage.instance.get_run_by_id(request.run_id)
                 assert run is not None
                 stage.instance.report_run_canceled(run)
-            answers.append(request.was_canceled())
+            answers.append(request.interrupted_as() is ExecutionStatus.CANCELED)
             return end
 
         stage.run(life, dagster__max_runtime=max_runtime)

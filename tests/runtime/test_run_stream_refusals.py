@@ -32,7 +32,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.operations import operations
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime import start as starting
-from dagster_ckpt.runtime import supervision
+from dagster_ckpt.runtime import start_watch, supervision
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.snapshot.opening import open_store
@@ -302,16 +302,8 @@ def test_a_stop_whose_savepoint_is_complete_only_after_its_time_has_failed_and_t
     assert shelf.stream.catalog.requests.get(request_id).status is RequestStatus.FAILED
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        (RequestKind.STOP_WITH_SAVEPOINT, ExecutionStatus.FINISHED),
-        (RequestKind.CANCEL, ExecutionStatus.CANCELED),
-        (RequestKind.SUSPEND, ExecutionStatus.SUSPENDED),
-    ],
-)
-def test_who_stops_a_stream_is_told_once_a_kill_could_not_bring_it_back(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+def test_a_stop_with_a_savepoint_is_answered_once_a_kill_could_not_bring_the_stream_back(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = shelf.stream.catalog
     resolve, recorded = catalog.requests.resolve, []
@@ -321,12 +313,135 @@ def test_who_stops_a_stream_is_told_once_a_kill_could_not_bring_it_back(
         return resolve(*args, **how)
 
     monkeypatch.setattr(catalog.requests, "resolve", tell)
-    catalog.requests.submit("orders", kind, origin="a test")
+    asked_to_stop(shelf)
 
     Stage(shelf.stream, [PlayedQuery()]).run()
 
+    assert recorded == [[(ExecutionStatus.FINISHED, False)]]
+
+
+STOPS = [(RequestKind.CANCEL, ExecutionStatus.CANCELED), (RequestKind.SUSPEND, ExecutionStatus.SUSPENDED)]
+
+
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_stop_is_answered_and_recorded_together_or_not_at_all(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+) -> None:
+    catalog, answers = shelf.stream.catalog, []
+    executions: Any = catalog.executions
+    end = executions._end
+
+    def broken(*_args: Any, **_how: Any) -> None:
+        executions._end = end
+        answers.append(catalog.requests.get(request.request_id).status)
+        raise CatalogError("the connection broke")
+
+    request = catalog.requests.submit("orders", kind, origin="a test")
+    monkeypatch.setattr(executions, "_end", broken)
+
+    def look() -> bool:
+        answers.append(catalog.requests.get(request.request_id).status)
+        return False
+
+    Stage(shelf.stream, [PlayedQuery()]).run(interrupted=look)
+
+    assert set(answers) == {RequestStatus.PENDING}
+    assert catalog.requests.get(request.request_id).status is RequestStatus.COMPLETED
     # Of what is suspended everything is kept, so nothing is left to settle.
-    assert recorded == [[(status, kind is RequestKind.SUSPEND)]]
+    latest = catalog.executions.latest("orders")
+    assert latest is not None
+    assert (latest.status, latest.settled) == (status, kind is RequestKind.SUSPEND)
+
+
+def withdrawn_just_before(shelf: Shelf, method: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Withdraw a request between its being read and its being carried out."""
+    catalog = shelf.stream.catalog
+    executions: Any = catalog.executions
+    carry_out, withdrawn = getattr(executions, method), list[str]()
+
+    def too_late(*args: Any, request_id: str | None = None, **how: Any) -> bool:
+        if request_id is not None and catalog.requests.withdraw(request_id):
+            withdrawn.append(request_id)
+        return bool(carry_out(*args, request_id=request_id, **how))
+
+    monkeypatch.setattr(executions, method, too_late)
+    return withdrawn
+
+
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_stop_that_is_withdrawn_before_it_is_carried_out_stops_nothing(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+) -> None:
+    withdrawn = withdrawn_just_before(shelf, "end", monkeypatch)
+    request = shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run(interrupted=lambda: bool(withdrawn))
+
+    assert withdrawn == [request.request_id]
+    assert outcome.end.kind is EndKind.INTERRUPTED
+
+
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_stop_that_is_withdrawn_while_the_stream_starts_lets_it_start(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+) -> None:
+    monkeypatch.setattr(start_watch, "REQUEST_POLL_MS", 0)
+    withdrawn = withdrawn_just_before(shelf, "end", monkeypatch)
+    request = shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
+    play = Stage(shelf.stream, [PlayedQuery(ends=True)])
+
+    outcome = play.run()
+
+    assert withdrawn == [request.request_id]
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert len(play.started_in) == 1
+
+
+def test_a_stop_that_is_withdrawn_between_two_restarts_lets_it_restart(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    withdrawn = withdrawn_just_before(shelf, "stopped", monkeypatch)
+    shelf.stream = replace(shelf.stream, restart=RestartStrategies.fixed_delay_restart(1, 0))
+    requests: Any = shelf.stream.catalog.requests
+    play = Stage(shelf.stream, [PlayedQuery(error="failure"), PlayedQuery(ends=True)])
+    pending = requests.pending
+
+    def asked_between(stream_id: str) -> Any:
+        if play.reports and play.reports[-1].startswith("Restarting") and not withdrawn:
+            requests.submit("orders", RequestKind.CANCEL, origin="a test")
+        return pending(stream_id)
+
+    monkeypatch.setattr(requests, "pending", asked_between)
+
+    outcome = play.run()
+
+    assert len(withdrawn) == 1
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+
+
+def test_a_stop_with_a_savepoint_that_is_asked_for_during_a_start_is_refused_at_once(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the first batch of the query, which a long restore puts off by hours."""
+    monkeypatch.setattr(start_watch, "REQUEST_POLL_MS", 0)
+    requests: Any = shelf.stream.catalog.requests
+    before, asked = asked_to_stop(shelf), list[str]()
+    access = shelf.stream.store.check_access
+
+    def ask_during_the_start() -> None:
+        asked.append(asked_to_stop(shelf))
+        access()
+
+    monkeypatch.setattr(shelf.stream.store, "check_access", ask_during_the_start)
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run()
+
+    refused = requests.get(asked[0])
+    assert refused.status is RequestStatus.FAILED
+    assert refused.error.startswith("NOT_ALL_REQUIRED_TASKS_RUNNING: Stream 'orders' is still starting")
+    # One that waited for the stream to be started is carried out.
+    assert requests.get(before).status is RequestStatus.COMPLETED
+    assert outcome.end.kind is EndKind.FINISHED
 
 
 def test_a_refusal_that_the_catalog_does_not_take_holds_nothing_up(
@@ -556,23 +671,21 @@ class TestTwoStreamsThatNameOneFolder:
         assert one.started_in == []
 
 
-@pytest.mark.parametrize("lost", ["end", "resolve"])
 def test_a_stop_whose_answer_from_the_catalog_was_lost_stops_the_query_all_the_same(
-    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, lost: str
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = stage(PlayedQuery())
     catalog = play.stream.catalog
     play.stream.register()
     request = catalog.requests.submit("orders", RequestKind.SUSPEND, origin="a test")
-    store: Any = catalog.executions if lost == "end" else catalog.requests
-    done = getattr(store, lost)
+    end = catalog.executions.end
 
     def and_no_answer(*args: Any, **how: Any) -> None:
-        monkeypatch.setattr(store, lost, done)
-        done(*args, **how)
+        monkeypatch.setattr(catalog.executions, "end", end)
+        end(*args, **how)
         raise CatalogError("the connection was closed")
 
-    monkeypatch.setattr(store, lost, and_no_answer)
+    monkeypatch.setattr(catalog.executions, "end", and_no_answer)
     since = monotonic_ms()
 
     outcome = play.run(interrupted=lambda: monotonic_ms() > since + 5_000)
@@ -585,16 +698,16 @@ def test_a_stop_whose_answer_from_the_catalog_was_lost_stops_the_query_all_the_s
 def test_so_does_one_between_two_restarts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
     play = stage(PlayedQuery(error="failure"), restart=RestartStrategies.fixed_delay_restart(5, 3_600_000))
     catalog = play.stream.catalog
-    resolve = catalog.requests.resolve
+    stopped = catalog.executions.stopped
 
     def and_no_answer(*args: Any, **how: Any) -> None:
-        monkeypatch.setattr(catalog.requests, "resolve", resolve)
-        resolve(*args, **how)
+        monkeypatch.setattr(catalog.executions, "stopped", stopped)
+        stopped(*args, **how)
         raise CatalogError("the connection was closed")
 
     def ask_once() -> bool:
         if not asked and play.reports and "failure" in " ".join(play.reports):
-            monkeypatch.setattr(catalog.requests, "resolve", and_no_answer)
+            monkeypatch.setattr(catalog.executions, "stopped", and_no_answer)
             asked.append(catalog.requests.submit("orders", RequestKind.CANCEL, origin="a test").request_id)
             since.append(monotonic_ms())
         return bool(since) and monotonic_ms() > since[0] + 5_000

@@ -19,7 +19,8 @@ from dagster_ckpt.orchestration.jobs.ops import (
     report_snapshot,
 )
 from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
-from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention, housekeeping
+from dagster_ckpt.recovery.retention import RetentionReport, housekeeping
+from dagster_ckpt.runtime.settlement import settle_execution
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -190,4 +191,4 @@ def _retention(handle: StreamHandle, config: RetentionConfigSchema) -> Retention
                 f"Stream {handle.stream_id!r} was never started: there is nothing to keep or delete."
             )
         execution_id = latest.execution_id
-    return finished.and_then(apply_terminal_retention(handle, execution_id, config.state))
+    return finished.and_then(settle_execution(handle, execution_id, config.state))

@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.catalog.records import LeaseRecord, StartCause
-from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.catalog.records import ExecutionStatus, LeaseRecord, StartCause
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
 from dagster_ckpt.operations.preflight import preflight
@@ -44,9 +43,9 @@ from dagster_ckpt.orchestration.runs.run_status import (
     transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
-from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
+from dagster_ckpt.runtime.settlement import settle_run
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.application import application_of
 from dagster_ckpt.spark.query.description import QueryToStart
@@ -54,12 +53,6 @@ from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_q
 from dagster_ckpt.spark.query.settings import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
-
-_STATES = {
-    EndKind.FINISHED: TerminalState.FINISHED,
-    EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
-    EndKind.FAILED: TerminalState.FAILED,
-}
 
 
 def run_stream(
@@ -209,7 +202,7 @@ def _run(
                 restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
                 jvm_pid=jvm.pid if jvm else None,
                 interrupted=watch.should_stop,
-                was_canceled=lambda: canceled_by_user(context) is not None,
+                interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
                 application=application_of(spark),
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
             ),
@@ -241,12 +234,12 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
         _end_interrupted(context, handle, outcome)
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
-        _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
+        settle_run(handle, outcome)
         raise _failure(f"The stream was canceled: {end.reason}", "CANCELED")
     elif end.kind is EndKind.LEASE_LOST:
         raise _failure(end.reason, "LEASE_LOST")
-    elif end.kind is not EndKind.SUSPENDED:
-        _retain(context, handle, outcome.execution_id, _STATES[end.kind])
+    else:
+        settle_run(handle, outcome)
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
             report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
@@ -257,18 +250,12 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
     canceled = canceled_by_user(context)
     if canceled is not None:
         if canceled is dg.DagsterRunStatus.CANCELING:
-            _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
+            settle_run(handle, outcome, is_canceled=True)
         # The supervisor sensor treats a forcibly ended run as over and has its retention applied.
         raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
     # A run that exceeds a time limit is CANCELING first and then FAILURE. The supervisor sensor
     # settles the execution by the final status.
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
-
-
-def _retain(context: StepContext, handle: StreamHandle, execution_id: str, state: TerminalState) -> None:
-    report = apply_terminal_retention(handle, execution_id, state)
-    for message in report.messages(unlogged=True):
-        context.log.info(message)
 
 
 def _failure(description: str, kind: str) -> dg.Failure:

@@ -12,6 +12,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.operations.reconcile import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG, RunWorker, has_time_limit, worker_of
+from dagster_ckpt.runtime.settlement import record_death
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
 
@@ -58,8 +59,7 @@ def observed_ends(
             else recorded_end(instance, run)
         )
         if recorded is RecordedEnd.FAILED and execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
-            catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
-            execution = catalog.executions.get(execution.execution_id)
+            execution = record_death(catalog, execution)
         yield ObservedEnd(stream, execution, recorded)
 
 

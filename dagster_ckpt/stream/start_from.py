@@ -102,7 +102,7 @@ class StartFrom:
 
     @staticmethod
     def parse(
-        text: str,
+        start_from: str,
         *,
         new_query_id: bool = False,
         accept_loss: bool = False,
@@ -114,7 +114,7 @@ class StartFrom:
         """Parse a starting point from a run configuration or a command line.
 
         Args:
-            text: "latest" (continue where the query stopped: the live directory, else the newest
+            start_from: "latest" (continue where the query stopped: the live directory, else the newest
                 snapshot), "latest-checkpoint", "latest-savepoint", "preferred-savepoint", "empty" (discard
                 all state), "batch-<n>" (back to a batch that Spark still retains), or the name of a
                 snapshot.
@@ -126,11 +126,11 @@ class StartFrom:
             no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
 
         Raises:
-            OptionError: The text is empty, new_query_id is combined with latest or empty, a snapshot is
+            OptionError: start_from is empty, new_query_id is combined with latest or empty, a snapshot is
                 claimed by a start that names none, the claim mode is not supported, or discard_state is
                 set for a start that is not empty.
         """
-        word = text.strip()
+        word = start_from.strip()
         if not word:
             raise OptionError(
                 "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, "

@@ -109,6 +109,7 @@ class CheckpointConfig:
             recovery_depth=recovery_depth,
             storage=None if storage is None else _storage(storage),
         )
+        self._is_tolerance_set = tolerable_failures != CheckpointOptions.tolerable_failures
 
     @property
     def asked(self) -> CheckpointOptions:
@@ -193,11 +194,14 @@ class CheckpointConfig:
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
         """Tolerate no failed checkpoint (True) or any number of them (False).
 
-        The older spelling of `set_tolerable_checkpoint_failure_number`; the last call of either
-        wins.
+        The older spelling of `set_tolerable_checkpoint_failure_number`. As in Flink since 1.19, the
+        call has no effect once a tolerable number is set, by either method: only
+        `set_tolerable_checkpoint_failure_number` replaces it.
         """
         fails = _FAIL_ON_ERRORS.checked(fail_on_checkpointing_errors)
-        return self._with(tolerable_failures=0 if fails else INT_MAX)
+        if self._is_tolerance_set:
+            return self
+        return self.set_tolerable_checkpoint_failure_number(0 if fails else INT_MAX)
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
         """Return how many consecutive failures are tolerated before the stream fails."""
@@ -205,7 +209,9 @@ class CheckpointConfig:
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
         """Set how many consecutive failures are tolerated before the stream fails."""
-        return self._with(tolerable_failures=tolerable_checkpoint_failure_number)
+        self._with(tolerable_failures=tolerable_checkpoint_failure_number)
+        self._is_tolerance_set = True
+        return self
 
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention

@@ -98,7 +98,19 @@ class ConfiguredProgram:
 
     def get_checkpointing_mode(self) -> CheckpointingMode:
         """Return the guarantee after a restore."""
+        return self.get_checkpointing_consistency_mode()
+
+    def get_checkpointing_consistency_mode(self) -> CheckpointingMode:
+        """Return the guarantee after a restore; Flink's name for it since 1.20."""
         return self._checkpoint_config.get_checkpointing_mode()
+
+    def is_unaligned_checkpoints_enabled(self) -> bool:
+        """Return whether unaligned checkpoints are turned on. They have no effect under AT_LEAST_ONCE."""
+        return self._checkpoint_config.is_unaligned_checkpoints_enabled()
+
+    def is_force_unaligned_checkpoints(self) -> bool:
+        """Return whether unaligned snapshots are taken with every kind of sink."""
+        return self._checkpoint_config.is_force_unaligned_checkpoints()
 
     def set_state_backend(self, state_backend: StateBackend) -> Self:
         """Set how queries keep their state. The backend's settings apply while queries are started."""

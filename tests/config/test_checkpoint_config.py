@@ -150,9 +150,28 @@ def test_the_enum_of_flink_1_20_sets_the_same_policy() -> None:
 
 
 def test_failing_on_errors_is_the_older_spelling_of_tolerable_failures() -> None:
-    config = CheckpointConfig().set_fail_on_checkpointing_errors(False)
-    assert config.options.tolerable_failures == 2**31 - 1
-    assert config.set_fail_on_checkpointing_errors(True).options.tolerable_failures == 0
+    assert CheckpointConfig().set_fail_on_checkpointing_errors(False).options.tolerable_failures == 2**31 - 1
+    assert CheckpointConfig().set_fail_on_checkpointing_errors(True).options.tolerable_failures == 0
+
+
+def test_failing_on_errors_never_replaces_a_number_that_was_set() -> None:
+    """Flink 1.20, `CheckpointConfig.setFailOnCheckpointingErrors`: without effect if the number is present."""
+    config = CheckpointConfig().set_tolerable_checkpoint_failure_number(3)
+    assert config.set_fail_on_checkpointing_errors(True).options.tolerable_failures == 3
+    assert CheckpointConfig(tolerable_failures=3).set_fail_on_checkpointing_errors(True).options.tolerable_failures == 3
+    zero = CheckpointConfig().set_tolerable_checkpoint_failure_number(0)
+    assert zero.set_fail_on_checkpointing_errors(False).options.tolerable_failures == 0
+    # The older method sets the same option, so its own second call has no effect either.
+    first = CheckpointConfig().set_fail_on_checkpointing_errors(False)
+    assert first.set_fail_on_checkpointing_errors(True).options.tolerable_failures == 2**31 - 1
+    assert first.set_tolerable_checkpoint_failure_number(5).options.tolerable_failures == 5
+
+
+def test_a_refused_number_leaves_the_older_method_in_effect() -> None:
+    config = CheckpointConfig()
+    with pytest.raises(OptionError):
+        config.set_tolerable_checkpoint_failure_number(-1)
+    assert config.set_fail_on_checkpointing_errors(False).options.tolerable_failures == 2**31 - 1
 
 
 def test_a_minimum_pause_goes_with_several_concurrent_checkpoints() -> None:

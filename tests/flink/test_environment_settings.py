@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
+from dagster_ckpt.config.modes import CheckpointingMode
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.deployment import deployment_below
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
@@ -76,3 +77,19 @@ def test_every_option_is_described() -> None:
         *("parallelism", "max_parallelism", "buffer_timeout", "operator_chaining", "time_characteristic"),
         *("changelog_state_backend", "kryo"),
     }
+
+
+def test_the_environment_answers_for_its_checkpoint_config() -> None:
+    environment = StreamExecutionEnvironment.get_execution_environment()
+    assert environment.get_checkpointing_consistency_mode() is CheckpointingMode.EXACTLY_ONCE
+    assert (environment.is_unaligned_checkpoints_enabled(), environment.is_force_unaligned_checkpoints()) == (
+        False,
+        False,
+    )
+    environment.get_checkpoint_config().enable_unaligned_checkpoints().set_force_unaligned_checkpoints()
+    environment.enable_checkpointing(1_000, CheckpointingMode.AT_LEAST_ONCE)
+    assert environment.get_checkpointing_consistency_mode() is CheckpointingMode.AT_LEAST_ONCE
+    assert (environment.is_unaligned_checkpoints_enabled(), environment.is_force_unaligned_checkpoints()) == (
+        True,
+        True,
+    )

@@ -133,9 +133,11 @@ if TYPE_CHECKING:
     from dagster_ckpt.policies.restart_strategies import (
         RestartStrategies,
     )
-    from dagster_ckpt.policies.savepoint_history import (
-        Blackout,
+    from dagster_ckpt.policies.retention import (
         SavepointHistory,
+    )
+    from dagster_ckpt.policies.trigger import (
+        Blackout,
     )
     from dagster_ckpt.policies.upgrade import (
         UpgradeMode,
@@ -232,10 +234,8 @@ _MODULES = {
     "orchestration.sensors.supervisor_sensor": ("build_supervisor_sensor",),
     "policies.restart": ("RestartStrategyConfiguration",),
     "policies.restart_strategies": ("RestartStrategies",),
-    "policies.savepoint_history": (
-        "Blackout",
-        "SavepointHistory",
-    ),
+    "policies.retention": ("SavepointHistory",),
+    "policies.trigger": ("Blackout",),
     "policies.upgrade": (
         "UpgradeMode",
         "UpgradePolicy",

@@ -34,6 +34,7 @@ class BatchLog:
     """The progress reports of one execution's batches, each recorded once."""
 
     total_rows: int = 0
+    batches: int = 0
     latest: QueryProgress | None = None
     _batches: deque[QueryProgress] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
@@ -43,6 +44,7 @@ class BatchLog:
             self._batches.append(report)
             self.latest = report
             self.total_rows += report.input_rows
+            self.batches += 1
 
     def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
         """Figures at a batch.

@@ -17,6 +17,8 @@ from dagster_ckpt.config.modes import (
 from dagster_ckpt.config.option_description import OptionDescription
 from dagster_ckpt.config.validation import INT_MAX, Choice, Switch
 from dagster_ckpt.errors import OptionTypeError
+from dagster_ckpt.policies.retention import RetentionPolicy
+from dagster_ckpt.policies.trigger import TriggerPolicy
 
 __all__ = ["CheckpointConfig", "CheckpointOptions"]
 
@@ -52,6 +54,10 @@ class CheckpointConfig:
         recovery_depth: Maximum number of snapshots that an automatic recovery tries after the live
             directory, from 1. None tries all of them.
         storage: A CheckpointStorage, or the URL of a directory.
+        retention: Which completed checkpoints to keep, instead of `num_retained`, such as
+            `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`.
+        trigger: When the next periodic checkpoint is due, instead of `interval`, such as
+            `Interval(60_000) | EveryBatches(100)` or an object of your own with `due_at_ms`.
 
     Raises:
         OptionError: A value is out of range.
@@ -91,6 +97,8 @@ class CheckpointConfig:
         prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
         recovery_depth: int | None = CheckpointOptions.recovery_depth,
         storage: CheckpointStorage | str | None = None,
+        retention: RetentionPolicy | None = None,
+        trigger: TriggerPolicy | None = None,
     ) -> None:
         self._asked = CheckpointOptions(
             mode=allowed.MODE.named(mode),
@@ -108,6 +116,8 @@ class CheckpointConfig:
             prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
             recovery_depth=recovery_depth,
             storage=None if storage is None else _storage(storage),
+            retention=retention,
+            trigger=trigger,
         )
         self._is_tolerance_set = tolerable_failures != CheckpointOptions.tolerable_failures
 
@@ -288,6 +298,22 @@ class CheckpointConfig:
     def set_num_retained_checkpoints(self, num_retained: int) -> Self:
         """Set how many completed checkpoints are retained, from 1."""
         return self._with(num_retained=num_retained)
+
+    def get_retention_policy(self) -> RetentionPolicy:
+        """Return which completed checkpoints are kept while the stream runs."""
+        return self._asked.retention_policy
+
+    def set_retention_policy(self, retention: RetentionPolicy) -> Self:
+        """Set which completed checkpoints are kept, instead of a number of them."""
+        return self._with(retention=retention)
+
+    def get_trigger_policy(self) -> TriggerPolicy | None:
+        """Return when the next periodic checkpoint is due, or None if there are none."""
+        return self._asked.trigger_policy
+
+    def set_trigger_policy(self, trigger: TriggerPolicy) -> Self:
+        """Set when the next periodic checkpoint is due, instead of an interval."""
+        return self._with(trigger=trigger)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
         """Return whether recovery uses the newest checkpoint even if a savepoint is newer."""

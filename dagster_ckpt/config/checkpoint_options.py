@@ -6,6 +6,8 @@ from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup
 from dagster_ckpt.config.validation import TIMEDELTA_MAX_MS, Choice, Milliseconds, Switch, WholeNumber
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.retention import Latest, RetentionPolicy, checked_retention
+from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, checked_trigger
 
 NUM_RETAINED = WholeNumber("num_retained", minimum=1)
 MODE = Choice("checkpointing mode", CheckpointingMode)
@@ -21,6 +23,8 @@ FORCE_UNALIGNED = Switch("force unaligned checkpoints")
 COUNT_SAVEPOINTS = Switch("count savepoints")
 PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
 RECOVERY_DEPTH = WholeNumber("recovery depth", minimum=1)
+# A longer minimum pause has the effect of this one, as in Flink: one year.
+MAX_PAUSE_MS = 365 * 24 * 3_600_000
 
 _Allowed = WholeNumber | Switch | Choice[CheckpointingMode] | Choice[ExternalizedCheckpointCleanup]
 
@@ -66,6 +70,10 @@ class CheckpointOptions:
         recovery_depth: Maximum number of snapshots that an automatic recovery tries if the live
             directory is unusable, from 1; None tries all retained ones.
         storage: Where snapshots are stored; None means the deployment decides.
+        retention: Which completed checkpoints to keep while the stream runs, instead of
+            `num_retained`: a policy of `dagster_ckpt.policies.retention` or your own.
+        trigger: When the next periodic checkpoint is due, instead of `interval_ms`: a policy of
+            `dagster_ckpt.policies.trigger` or your own. `min_pause_ms` holds as well.
 
     Raises:
         OptionError: A value is out of range.
@@ -87,6 +95,8 @@ class CheckpointOptions:
     prefer_checkpoint_for_recovery: bool = False
     recovery_depth: int | None = None
     storage: CheckpointStorage | None = None
+    retention: RetentionPolicy | None = None
+    trigger: TriggerPolicy | None = None
 
     def __post_init__(self) -> None:
         """Validate each value separately."""
@@ -101,11 +111,37 @@ class CheckpointOptions:
                 f"checkpoint storage is {self.storage!r} ({type(self.storage).__name__}), "
                 "but must be a CheckpointStorage."
             )
+        if self.retention is not None:
+            checked_retention(self.retention)
+        if self.trigger is not None:
+            checked_trigger(self.trigger)
 
     @property
     def is_checkpointing_enabled(self) -> bool:
         """Whether periodic checkpoints are taken."""
-        return self.interval_ms is not None
+        return self.interval_ms is not None or self.trigger is not None
+
+    @property
+    def retention_policy(self) -> RetentionPolicy:
+        """Which completed checkpoints to keep while the stream runs."""
+        return self.retention if self.retention is not None else Latest(self.num_retained)
+
+    @property
+    def trigger_policy(self) -> TriggerPolicy | None:
+        """When the next periodic checkpoint is due; None takes none.
+
+        As in Flink, the period is the longer of interval and minimum pause, and the first checkpoint
+        is not due before the pause.
+        """
+        if self.trigger is not None or self.interval_ms is None:
+            return self.trigger
+        pause_ms = self.effective_min_pause_ms
+        return Interval(max(self.interval_ms, pause_ms), first_after_ms=pause_ms)
+
+    @property
+    def effective_min_pause_ms(self) -> int:
+        """The minimum pause, at most a year."""
+        return min(self.min_pause_ms, MAX_PAUSE_MS)
 
     def in_effect(self) -> "CheckpointOptions":
         """Validate the options together and return them as they take effect.
@@ -115,8 +151,19 @@ class CheckpointOptions:
         accepted, also as in Flink.
 
         Raises:
-            OptionError: Unaligned checkpoints are on with several concurrent attempts.
+            OptionError: Unaligned checkpoints are on with several concurrent attempts, or a policy
+                and the option that it replaces are both set.
         """
+        if self.trigger is not None and self.interval_ms is not None:
+            raise OptionError(
+                f"checkpoint interval is {self.interval_ms} ms, but must be left out where a trigger is set: give "
+                f"one policy for both, such as trigger=Interval({self.interval_ms}) | EveryBatches(100)."
+            )
+        if self.retention is not None and self.num_retained != CheckpointOptions.num_retained:
+            raise OptionError(
+                f"num_retained is {self.num_retained}, but must be left out where a retention is set: give one "
+                f"policy for both, such as retention=Latest({self.num_retained}) | NewestPer('day', 7)."
+            )
         if self.unaligned and self.mode is CheckpointingMode.AT_LEAST_ONCE:
             return replace(self, unaligned=False)
         if self.unaligned and self.max_concurrent > 1:

@@ -26,6 +26,8 @@ def _mode(asked: CheckpointOptions) -> _Described:
 
 
 def _interval(asked: CheckpointOptions) -> _Described:
+    if asked.trigger is not None:
+        return asked.interval_ms, Effect.NONE, "A trigger policy decides."
     if asked.interval_ms is None:
         explanation = "No periodic checkpoints; manual checkpoints and savepoints work."
     else:
@@ -38,7 +40,7 @@ def _timeout(asked: CheckpointOptions) -> _Described:
 
 
 def _min_pause(asked: CheckpointOptions) -> _Described:
-    if asked.interval_ms is None:
+    if not asked.is_checkpointing_enabled:
         return asked.min_pause_ms, Effect.NONE, "Only periodic checkpoints keep a pause, and there are none."
     return (
         asked.min_pause_ms,
@@ -104,6 +106,8 @@ def _force_unaligned(asked: CheckpointOptions) -> _Described:
 
 
 def _num_retained(asked: CheckpointOptions) -> _Described:
+    if asked.retention is not None:
+        return asked.num_retained, Effect.NONE, "A retention policy decides."
     return asked.num_retained, Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
 
 
@@ -141,6 +145,22 @@ def _storage(asked: CheckpointOptions) -> _Described:
     return asked.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
 
 
+def _retention(asked: CheckpointOptions) -> _Described:
+    explanation = (
+        "num_retained decides."
+        if asked.retention is None
+        else "Once a checkpoint has completed, those that the policy does not keep are deleted."
+    )
+    return asked.retention, Effect.REAL, explanation
+
+
+def _trigger(asked: CheckpointOptions) -> _Described:
+    explanation = (
+        "interval decides." if asked.trigger is None else "A checkpoint is taken when the policy says that it is due."
+    )
+    return asked.trigger, Effect.REAL, explanation
+
+
 _DESCRIBERS: dict[str, Callable[[CheckpointOptions], _Described]] = {
     "mode": _mode,
     "interval": _interval,
@@ -157,4 +177,6 @@ _DESCRIBERS: dict[str, Callable[[CheckpointOptions], _Described]] = {
     "prefer_checkpoint_for_recovery": _prefer_checkpoint,
     "recovery_depth": _recovery_depth,
     "storage": _storage,
+    "retention": _retention,
+    "trigger": _trigger,
 }

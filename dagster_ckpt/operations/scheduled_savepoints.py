@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
-from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledSavepoint, leaving_history
+from dagster_ckpt.policies.naming import policy_name
+from dagster_ckpt.policies.retention import RetentionContext, RetentionPolicy
+from dagster_ckpt.policies.retention_guard import decide_retention, needed_of_history
 from dagster_ckpt.recovery.retention import RetentionReport, discard
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot, retained
 
 
-def apply_savepoint_history(stream: StreamHandle, schedule: str, history: SavepointHistory) -> RetentionReport:
-    """Delete savepoints that exceed the history of one schedule: mark, bytes, forget, like every snapshot.
+def apply_savepoint_history(stream: StreamHandle, schedule: str, history: RetentionPolicy) -> RetentionReport:
+    """Delete the savepoints that the history of a schedule does not keep: mark, bytes, forget, as always.
 
     Ages are measured by the catalog's clock, which dated the savepoints; their order is by number.
 
     Only savepoints that this schedule took are considered: never those of a user or another
     schedule, nor one that a start has claimed (the stream treats it as a checkpoint). The preferred
-    savepoint and the one that the current timeline began with are kept.
+    savepoint, the one that the current timeline began with, and the newest one are kept whatever
+    the history says.
 
     Args:
         stream: The stream.
         schedule: Name of the schedule.
-        history: Its limits.
+        history: The policy that decides which of its savepoints are kept.
 
     Returns:
         What was deleted, and what was kept with the reason. Failed deletions stay DELETING in the
@@ -37,21 +40,21 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Savepo
         if snapshot.schedule == schedule and not snapshot.claimed
     }
     # The catalog lists them newest first, by number.
-    savepoints = [
-        ScheduledSavepoint(snapshot.snapshot_id, snapshot.completed_at_ms or 0, _held_because(snapshot, record))
-        for snapshot in reversed(taken.values())
-    ]
-    report = RetentionReport(
-        kept=tuple(
-            f"{describe_snapshot(taken[savepoint.snapshot_id])}: {savepoint.held_because}"
-            for savepoint in savepoints
-            if savepoint.held_because is not None
-        )
-    )
-    for leaving in leaving_history(savepoints, history, now_ms=stream.catalog.now_ms()):
-        reason = f"history of {schedule}: {leaving.reason}"
-        report = report.and_then(discard(stream, [taken[leaving.snapshot_id]], reason=reason, lease=None))
-    return report
+    savepoints = [*reversed(taken.values())]
+    held = {
+        snapshot.snapshot_id: reason
+        for snapshot in savepoints
+        if (reason := _held_because(snapshot, record)) is not None
+    }
+    queue = [retained(snapshot) for snapshot in savepoints]
+    context = RetentionContext(stream.catalog.now_ms())
+    decision = decide_retention(history, queue, context, needed=needed_of_history(queue, held))
+    kept = tuple(f"{describe_snapshot(taken[snapshot_id])}: {reason}" for snapshot_id, reason in held.items())
+    if decision.problem is not None:
+        kept += (f"everything: the history of {schedule} failed: {decision.problem}",)
+    doomed = [taken[each.snapshot_id] for each in decision.dropped]
+    reason = f"history of {schedule}: {policy_name(history)}"
+    return RetentionReport(kept=kept).and_then(discard(stream, doomed, reason=reason, lease=None))
 
 
 def _held_because(snapshot: SnapshotRecord, stream: StreamRecord) -> str | None:

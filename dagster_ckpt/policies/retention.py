@@ -1,15 +1,325 @@
-"""Retention: which snapshots a stream keeps at its end, and which ones a new snapshot subsumes.
+"""Retention: which snapshots a stream keeps while it runs, at its end, and in the history of a schedule.
 
-Pure functions over values. The table is that of Flink's `CheckpointProperties`, the queue that of
-its `CheckpointSubsumeHelper`.
+A policy is a pure function over records, and answers with the snapshots to keep. `retention_guard.py`
+asks it: what a recovery needs stays whatever a policy says.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from __future__ import annotations
 
-from dagster_ckpt.config.checkpoint_options import NUM_RETAINED
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum, StrEnum
+from typing import Protocol, runtime_checkable
+
+import pendulum
+from pendulum.tz.exceptions import InvalidTimezone
+
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.config.validation import Milliseconds, WholeNumber
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.naming import policy_name
+
+
+class RetainedKind(Enum):
+    """Kind of a snapshot in the retained queue.
+
+    Attributes:
+        CHECKPOINT: Owned by the stream, which deletes it: a checkpoint, or a claimed savepoint.
+        SAVEPOINT: Requested by a user. It may leave the queue, but its data is not deleted.
+        STOP_WITH_SAVEPOINT: A savepoint after which the stream takes no further snapshot.
+    """
+
+    CHECKPOINT = "CHECKPOINT"
+    SAVEPOINT = "SAVEPOINT"
+    STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
+
+
+@dataclass(frozen=True)
+class RetainedSnapshot:
+    """What a retention policy knows of one completed snapshot.
+
+    Attributes:
+        snapshot_id: Id of the snapshot.
+        kind: Its kind.
+        taken_at_ms: When it was completed, by the catalog's clock, in ms since the epoch.
+        number: Its number in the stream, the n of `chk-<n>`.
+        batch_id: The batch that it was taken at; None if unknown.
+        full_bytes: Bytes that a restore reads.
+        new_bytes: Bytes that it shares with no older snapshot.
+        is_verified: Whether its last verification found no problem; False if it was never verified.
+        label: Name that a user gave it, or None.
+    """
+
+    snapshot_id: str
+    kind: RetainedKind = RetainedKind.CHECKPOINT
+    taken_at_ms: int = 0
+    number: int = 0
+    batch_id: int | None = None
+    full_bytes: int = 0
+    new_bytes: int = 0
+    is_verified: bool = False
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class RetentionContext:
+    """What a policy may need besides the snapshots.
+
+    Attributes:
+        now_ms: The time by the catalog's clock, which also dated the snapshots.
+        ended_as: How the stream ended; None while it runs.
+    """
+
+    now_ms: int
+    ended_as: TerminalState | None = None
+
+
+@runtime_checkable
+class RetentionPolicy(Protocol):
+    """Decides which snapshots to keep. Any object with this method is a policy.
+
+    Example:
+        >>> class NewestVerified:
+        ...     def keep(self, snapshots, context):
+        ...         return [snapshot for snapshot in snapshots if snapshot.is_verified][-1:]
+        >>> policy = Latest(3) | NewestVerified()
+    """
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Return the snapshots to keep.
+
+        Args:
+            snapshots: The snapshots that the policy decides about, oldest first: ordered by number,
+                never by a clock.
+            context: The time, and how the stream ended.
+        """
+
+
+class _Combinable:
+    """Adds `|` and `&` to a policy; the other side may be a policy of your own."""
+
+    def __or__(self: RetentionPolicy, other: RetentionPolicy) -> AnyOf:
+        return AnyOf(self, other)
+
+    def __ror__(self: RetentionPolicy, other: RetentionPolicy) -> AnyOf:
+        return AnyOf(other, self)
+
+    def __and__(self: RetentionPolicy, other: RetentionPolicy) -> AllOf:
+        return AllOf(self, other)
+
+    def __rand__(self: RetentionPolicy, other: RetentionPolicy) -> AllOf:
+        return AllOf(other, self)
+
+
+COUNT = WholeNumber("count", minimum=1)
+MAX_COUNT = WholeNumber("max_count", minimum=1)
+AGE = Milliseconds("max_age", minimum=1)
+DISTANCE = Milliseconds("distance", minimum=1)
+
+
+@dataclass(frozen=True)
+class Latest(_Combinable):
+    """Keep the newest snapshots: Flink's `num-retained`.
+
+    Attributes:
+        count: How many, from 1.
+
+    Raises:
+        OptionError: The count is below 1.
+    """
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        COUNT.checked(self.count)
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep the last ones."""
+        del context  # neither time nor end changes the answer
+        return snapshots[-self.count :]
+
+
+@dataclass(frozen=True)
+class YoungerThan(_Combinable):
+    """Keep snapshots up to an age. Combine it with `Latest`, or an idle stream keeps only its newest one.
+
+    Attributes:
+        max_age_ms: The age, ms or a timedelta.
+
+    Raises:
+        OptionError: The age is not positive.
+    """
+
+    max_age_ms: int | timedelta
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_age_ms", AGE.checked(self.max_age_ms))
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep those that were completed within the age."""
+        since_ms = context.now_ms - AGE.checked(self.max_age_ms)
+        return [snapshot for snapshot in snapshots if snapshot.taken_at_ms >= since_ms]
+
+
+@dataclass(frozen=True)
+class Every(_Combinable):
+    """Keep snapshots that are at least a time apart, beginning with the oldest one.
+
+    Nothing leaves by age. To thin out a limited past, combine it:
+    `Every(timedelta(hours=6)) & YoungerThan(timedelta(days=7))`.
+
+    Attributes:
+        distance_ms: The time, ms or a timedelta.
+
+    Raises:
+        OptionError: The time is not positive.
+    """
+
+    distance_ms: int | timedelta
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "distance_ms", DISTANCE.checked(self.distance_ms))
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep the oldest one, then each that is far enough from the one kept before it."""
+        del context
+        distance_ms = DISTANCE.checked(self.distance_ms)
+        kept: list[RetainedSnapshot] = []
+        for snapshot in snapshots:
+            if not kept or snapshot.taken_at_ms - kept[-1].taken_at_ms >= distance_ms:
+                kept.append(snapshot)
+        return kept
+
+
+class Period(StrEnum):
+    """A calendar period."""
+
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+@dataclass(frozen=True)
+class NewestPer(_Combinable):
+    """Keep the newest snapshot of each of the last periods, like `keep-daily` of restic.
+
+    Periods without a snapshot do not count.
+
+    Attributes:
+        period: The period, or its value ("hour", "day", "week", "month").
+        count: Number of periods, from 1.
+        timezone: Name of the time zone in which a day begins.
+
+    Raises:
+        OptionError: The count is below 1, or the period or time zone does not exist.
+
+    Example:
+        >>> NewestPer("day", 7, timezone="Europe/Berlin")
+        NewestPer(period=<Period.DAY: 'day'>, count=7, timezone='Europe/Berlin')
+    """
+
+    period: Period | str
+    count: int
+    timezone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        if self.period not in tuple(Period):
+            raise OptionError(f"period is {self.period!r}, but must be one of {', '.join(Period)}.")
+        object.__setattr__(self, "period", Period(self.period))
+        COUNT.checked(self.count)
+        try:
+            pendulum.timezone(self.timezone)
+        except (InvalidTimezone, ValueError) as error:
+            raise OptionError(f"timezone is {self.timezone!r}, but must be a name such as Europe/Berlin.") from error
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep the last one of each period, for the newest periods."""
+        del context
+        newest = {self._begin(snapshot): snapshot for snapshot in snapshots}
+        return [newest[begin] for begin in sorted(newest)[-self.count :]]
+
+    def _begin(self, snapshot: RetainedSnapshot) -> pendulum.DateTime:
+        taken = pendulum.from_timestamp(snapshot.taken_at_ms / 1000, tz=self.timezone)
+        return taken.start_of(Period(self.period).value)
+
+
+@dataclass(frozen=True, init=False)
+class AnyOf(_Combinable):
+    """Keep what at least one policy keeps: `first | second`."""
+
+    policies: tuple[RetentionPolicy, ...]
+
+    def __init__(self, *policies: RetentionPolicy) -> None:
+        object.__setattr__(self, "policies", _checked_members(policies))
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep the union."""
+        answers = [set(policy.keep(snapshots, context)) for policy in self.policies]
+        return [snapshot for snapshot in snapshots if any(snapshot in answer for answer in answers)]
+
+    def __repr__(self) -> str:
+        return " | ".join(map(policy_name, self.policies)).join("()")
+
+
+@dataclass(frozen=True, init=False)
+class AllOf(_Combinable):
+    """Keep what every policy keeps: `first & second`."""
+
+    policies: tuple[RetentionPolicy, ...]
+
+    def __init__(self, *policies: RetentionPolicy) -> None:
+        object.__setattr__(self, "policies", _checked_members(policies))
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep the intersection."""
+        answers = [set(policy.keep(snapshots, context)) for policy in self.policies]
+        return [snapshot for snapshot in snapshots if all(snapshot in answer for answer in answers)]
+
+    def __repr__(self) -> str:
+        return " & ".join(map(policy_name, self.policies)).join("()")
+
+
+@dataclass(frozen=True)
+class SavepointHistory(_Combinable):
+    """How many savepoints of one schedule are kept, and for how long.
+
+    The same as `Latest(max_count) & YoungerThan(max_age)`, with the names of the Flink operator. Its
+    default age of one day is not used here, because a daily schedule would keep a single savepoint.
+
+    Attributes:
+        max_count: Maximum number (`kubernetes.operator.savepoint.history.max.count`, 10); None
+            means unlimited.
+        max_age_ms: Maximum age (`kubernetes.operator.savepoint.history.max.age`); None means
+            unlimited.
+
+    Raises:
+        OptionError: A limit is below 1.
+
+    Example:
+        >>> SavepointHistory(max_count=24, max_age_ms=7 * 86_400_000)
+        SavepointHistory(max_count=24, max_age_ms=604800000)
+    """
+
+    max_count: int | None = 10
+    max_age_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_count is not None:
+            MAX_COUNT.checked(self.max_count)
+        if self.max_age_ms is not None:
+            AGE.checked(self.max_age_ms)
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep those within both limits."""
+        limits: list[RetentionPolicy] = []
+        if self.max_count is not None:
+            limits.append(Latest(self.max_count))
+        if self.max_age_ms is not None:
+            limits.append(YoungerThan(self.max_age_ms))
+        return AllOf(*limits).keep(snapshots, context) if limits else snapshots
+
 
 _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
     ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS: frozenset(),
@@ -20,42 +330,23 @@ _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
 }
 
 
-class RetainedKind(Enum):
-    """Kind of a snapshot in the retained queue.
-
-    Attributes:
-        CHECKPOINT: Taken by the system, deleted once subsumed.
-        SAVEPOINT: Requested by a user; leaves the queue, but its data is never deleted.
-        STOP_WITH_SAVEPOINT: A savepoint after which the stream takes no further snapshot.
-    """
-
-    CHECKPOINT = "CHECKPOINT"
-    SAVEPOINT = "SAVEPOINT"
-    STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
-
-
 @dataclass(frozen=True)
-class Retained:
-    """One completed snapshot that a stream could recover from.
+class KeepAtEnd(_Combinable):
+    """Keep all or none when a stream ends: the table of Flink's `CheckpointProperties`.
+
+    A stream that stopped with a savepoint is FINISHED: its checkpoints are deleted under every
+    option. While a stream runs, everything is kept.
 
     Attributes:
-        snapshot_id: Id of the snapshot.
-        kind: Its kind.
+        cleanup: The clean-up option.
     """
 
-    snapshot_id: str
-    kind: RetainedKind = RetainedKind.CHECKPOINT
+    cleanup: ExternalizedCheckpointCleanup
 
-
-def snapshots_to_keep_at(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
-    """Return whether a stream keeps its checkpoints when it ends. Savepoints are always kept.
-
-    Args:
-        state: How the stream ended. A stream that stopped with a savepoint is FINISHED: the
-            savepoint is kept and the checkpoints are deleted under every policy.
-        cleanup: The policy.
-    """
-    return state in _KEPT_AT[cleanup]
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep all if the option keeps checkpoints at this end."""
+        is_kept = context.ended_as is None or context.ended_as in _KEPT_AT[self.cleanup]
+        return snapshots if is_kept else ()
 
 
 def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
@@ -67,64 +358,21 @@ def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpoint
     return state is TerminalState.CANCELED and cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
 
 
-def subsumed(snapshots: Sequence[Retained], num_retained: int, *, count_savepoints: bool = False) -> list[Retained]:
-    """Return the snapshots that leave the retained queue, oldest first.
-
-    The newest snapshot is never subsumed. Neither is the newest checkpoint, because later
-    incremental checkpoints may refer to its bytes, unless the stream has stopped with a savepoint.
-    More than `num_retained` snapshots may therefore remain.
-
-    Args:
-        snapshots: The completed snapshots of the stream, oldest first.
-        num_retained: Number of snapshots to retain, from 1.
-        count_savepoints: Savepoints count in the queue and subsume checkpoints, as in Flink.
-            Otherwise `num_retained` checkpoints are retained, regardless of savepoints between
-            them.
-
-    Returns:
-        The snapshots to remove from the queue. The caller then deletes the bytes of the
-        checkpoints, but never those of savepoints.
+def checked_retention(policy: object) -> RetentionPolicy:
+    """Return a value if it is a retention policy.
 
     Raises:
-        OptionError: `num_retained` is below 1.
-
-    Example:
-        >>> queue = [Retained("chk-1"), Retained("chk-2"), Retained("sp", RetainedKind.SAVEPOINT)]
-        >>> [snapshot.snapshot_id for snapshot in subsumed(queue, 2)]
-        []
-        >>> [snapshot.snapshot_id for snapshot in subsumed(queue, 2, count_savepoints=True)]
-        ['chk-1']
+        OptionTypeError: It has no method `keep`.
     """
-    if not count_savepoints:
-        snapshots = [snapshot for snapshot in snapshots if snapshot.kind is RetainedKind.CHECKPOINT]
-    excess = len(snapshots) - NUM_RETAINED.checked(num_retained)
-    if excess <= 0:
-        return []
-    newest = snapshots[-1]
-    kept = {newest.snapshot_id}
-    newest_checkpoint = _newest_checkpoint(snapshots)
-    if newest_checkpoint is not None and newest.kind is not RetainedKind.STOP_WITH_SAVEPOINT:
-        kept.add(newest_checkpoint.snapshot_id)
-    return [snapshot for snapshot in snapshots if snapshot.snapshot_id not in kept][:excess]
+    if not isinstance(policy, RetentionPolicy) or isinstance(policy, type):
+        raise OptionTypeError(
+            f"retention is {policy!r} ({type(policy).__name__}), but must be a policy such as Latest(3) | "
+            "NewestPer('day', 7), or an object of your own with a method keep(snapshots, context)."
+        )
+    return policy
 
 
-def snapshot_to_recover_from(snapshots: Sequence[Retained], *, prefer_checkpoint: bool) -> Retained | None:
-    """Return the snapshot that a recovery uses, or None if there is none.
-
-    This is the newest one. With `prefer_checkpoint` it is the newest checkpoint, even if a
-    savepoint is newer. The stream then reprocesses everything since that checkpoint, so the caller
-    reports how far it goes back.
-
-    Args:
-        snapshots: The completed snapshots of the stream, oldest first.
-        prefer_checkpoint: The option `prefer_checkpoint_for_recovery`.
-    """
-    if not snapshots:
-        return None
-    if not prefer_checkpoint:
-        return snapshots[-1]
-    return _newest_checkpoint(snapshots) or snapshots[-1]
-
-
-def _newest_checkpoint(snapshots: Sequence[Retained]) -> Retained | None:
-    return next((snapshot for snapshot in reversed(snapshots) if snapshot.kind is RetainedKind.CHECKPOINT), None)
+def _checked_members(policies: Sequence[object]) -> tuple[RetentionPolicy, ...]:
+    if not policies:
+        raise OptionError("policies is (), but must hold one policy or more.")
+    return tuple(map(checked_retention, policies))

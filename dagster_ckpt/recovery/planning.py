@@ -31,7 +31,6 @@ from dagster_ckpt.stream.snapshots import (
     is_named,
     is_owned_by_stream,
     newest_for_recovery,
-    retained_kind,
 )
 from dagster_ckpt.stream.start_from import StartPoint
 
@@ -92,7 +91,6 @@ __all__ = [
     "is_owned_by_stream",
     "newest_for_recovery",
     "plan_recovery",
-    "retained_kind",
 ]
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError, StreamNotFoundError
-from dagster_ckpt.policies.retention import Retained, deletes_live_directory, snapshots_to_keep_at, subsumed
+from dagster_ckpt.policies.retention import KeepAtEnd, RetentionContext, deletes_live_directory
+from dagster_ckpt.policies.retention_guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.recovery.dead_attempts import attempts_under_way, settle_while_stopped
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import SnapshotKind
@@ -26,7 +27,7 @@ from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import disown_live_folder
-from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained_kind
+from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000
@@ -92,7 +93,12 @@ class RetentionReport:
 
 
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
-    """The checkpoints that exceed `num_retained`, oldest first: ordered by number, never by a clock.
+    """The checkpoints that the stream's retention policy does not keep, oldest first.
+
+    The policy sees them ordered by number, never by a clock. Savepoints are shown to it only with
+    `count_savepoints`, and are never deleted here. Whatever the policy says, the snapshots stay that
+    a recovery would use first, tagged ones, those that pending attempts build on, and the one that
+    an upgrade would be rolled back to.
 
     Args:
         stream: The stream.
@@ -100,23 +106,29 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     """
     tagged = stream.catalog.holds.tagged(stream.stream_id)
     # Tagged checkpoints do not count towards the limit.
-    snapshots = [snapshot for snapshot in _completed(stream) if snapshot.snapshot_id not in tagged]
-    snapshots.sort(key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
-    dropped = subsumed(
-        [Retained(snapshot.snapshot_id, retained_kind(snapshot)) for snapshot in snapshots],
-        stream.options.num_retained,
-        count_savepoints=stream.options.count_savepoints,
-    )
-    held = set(protected)
-    kept = _rollback_snapshot(stream)
-    return [
-        by_id[entry.snapshot_id]
-        for entry in dropped
-        if is_owned_by_stream(by_id[entry.snapshot_id])
-        and by_id[entry.snapshot_id].location not in held
-        and entry.snapshot_id != kept
+    snapshots = [
+        snapshot
+        for snapshot in _completed(stream)
+        if snapshot.snapshot_id not in tagged and (stream.options.count_savepoints or is_owned_by_stream(snapshot))
     ]
+    snapshots.sort(key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
+    queue = [retained(snapshot) for snapshot in snapshots]
+    needed = needed_for_recovery(queue)
+    policy, context = stream.options.retention_policy, RetentionContext(stream.catalog.now_ms())
+    decision = decide_retention(policy, queue, context, needed=needed)
+    if decision.dropped:
+        # These take further queries, and most of the time nothing is to be deleted.
+        restorable = stream.catalog.snapshots.restorable(stream.stream_id)
+        needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
+        in_use, rollback = set(protected), _rollback_snapshot(stream)
+        needed |= {
+            snapshot.snapshot_id: KeptBecause.IN_USE
+            for snapshot in snapshots
+            if snapshot.location in in_use or snapshot.snapshot_id == rollback
+        }
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
+    dropped = [by_id[each.snapshot_id] for each in decision.dropped if each.snapshot_id not in needed]
+    return [snapshot for snapshot in dropped if is_owned_by_stream(snapshot)]
 
 
 def discard(
@@ -217,20 +229,24 @@ def _apply_terminal_retention(
     deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     interrupted = [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
     drop_live = deletes_live_directory(state, cleanup)
-    if snapshots_to_keep_at(state, cleanup):
-        report = discard(stream, interrupted, reason="deletion that was cut off", lease=lease)
-        kept = tuple(f"{describe_snapshot(snapshot)}: {cleanup.name} at {state.value}" for snapshot in checkpoints)
-        report = report.and_then(RetentionReport(kept=kept))
-    else:
-        guarded = [] if drop_live else _still_needed(stream, checkpoints)
-        doomed = [*interrupted, *(snapshot for snapshot in checkpoints if snapshot not in guarded)]
-        report = discard(stream, doomed, reason=f"{cleanup.name} at {state.value}", lease=lease)
-        kept = tuple(
-            f"{describe_snapshot(snapshot)}: the live directory is not whole, or an upgrade is not over: a start may "
-            "need it"
-            for snapshot in guarded
-        )
-        report = report.and_then(RetentionReport(kept=kept))
+    queue = [retained(snapshot) for snapshot in checkpoints]
+    policy, context = KeepAtEnd(cleanup), RetentionContext(stream.catalog.now_ms(), ended_as=state)
+    decision = decide_retention(policy, queue, context, needed={})
+    if decision.dropped and not drop_live:
+        decision = decide_retention(policy, queue, context, needed=_still_needed(stream))
+    because = {
+        KeptBecause.POLICY: f"{cleanup.name} at {state.value}",
+        KeptBecause.NEWEST: "the live directory is not whole: a start may need it",
+        KeptBecause.IN_USE: "an upgrade is not over: a start may need it",
+    }
+    kept = tuple(
+        f"{describe_snapshot(snapshot)}: {because[decision.kept[snapshot.snapshot_id]]}"
+        for snapshot in checkpoints
+        if snapshot.snapshot_id in decision.kept
+    )
+    doomed = [snapshot for snapshot in checkpoints if snapshot.snapshot_id not in decision.kept]
+    report = discard(stream, [*interrupted, *doomed], reason=f"{cleanup.name} at {state.value}", lease=lease)
+    report = report.and_then(RetentionReport(kept=kept))
     # If something remains, the execution stays unsettled, so that the next pass looks at it again.
     is_over = not report.failed and not report.held
     gone = delete_live_directories(stream, acquired, lease) if drop_live and is_over else None
@@ -377,21 +393,18 @@ def _completed(stream: StreamHandle) -> list[SnapshotRecord]:
     return list(stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.COMPLETED))
 
 
-def _still_needed(stream: StreamHandle, checkpoints: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
-    rollback_snapshot = _rollback_snapshot(stream)
-    needed = [snapshot for snapshot in checkpoints if snapshot.snapshot_id == rollback_snapshot]
-    record = stream.catalog.streams.get(stream.stream_id)
-    if record.live_directory is None:
-        return needed
-    if inspect_live_directory(LiveDirectory(record.live_directory)).status in (
-        LiveStatus.GOOD,
-        LiveStatus.EMPTY,
-    ):
-        return needed
-    restorable = stream.catalog.snapshots.restorable(stream.stream_id)
-    newest = restorable[0] if restorable else None
-    newest_id = newest.snapshot_id if newest is not None else None
-    return [snapshot for snapshot in checkpoints if snapshot.snapshot_id in (newest_id, rollback_snapshot)]
+def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
+    """The snapshots that a start may need although the stream has ended."""
+    needed: dict[str, KeptBecause] = {}
+    live = stream.catalog.streams.get(stream.stream_id).live_directory
+    is_whole = live is None or inspect_live_directory(LiveDirectory(live)).status in (LiveStatus.GOOD, LiveStatus.EMPTY)
+    restorable = [] if is_whole else stream.catalog.snapshots.restorable(stream.stream_id)
+    if restorable:
+        needed[restorable[0].snapshot_id] = KeptBecause.NEWEST
+    rollback = _rollback_snapshot(stream)
+    if rollback is not None:
+        needed[rollback] = KeptBecause.IN_USE
+    return needed
 
 
 def _rollback_snapshot(stream: StreamHandle) -> str | None:

@@ -23,6 +23,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Discard,
     Event,
     FailQuery,
+    Progressed,
     QueryStarted,
     QueryStopped,
     Refuse,
@@ -95,6 +96,7 @@ class Supervisor:
         predecessor_ended: bool,
         wall_clock: Clock,
     ) -> None:
+        self._wall_clock = wall_clock
         self._stream_id = stream.stream_id
         self._stall_timeout_ms = stream.stall_timeout_ms
         self._catalog = stream.catalog
@@ -180,6 +182,7 @@ class Supervisor:
             if isinstance(event, AttemptCompleted):
                 for cleaning in self._attempts.subsume_checkpoints():
                     self._handle(cleaning)
+        self._handle(Progressed(monotonic_ms(), self._wall_clock(), self._log.batches, self._log.total_rows))
         deadline_ms = self._coordinator.next_deadline_ms
         if deadline_ms is not None and monotonic_ms() >= deadline_ms:
             self._handle(Tick(monotonic_ms()))

@@ -11,7 +11,8 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, Snapsho
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
-from dagster_ckpt.policies.retention import Retained, RetainedKind, snapshot_to_recover_from
+from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
+from dagster_ckpt.policies.retention_guard import snapshot_to_recover_from
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom, is_location
@@ -32,15 +33,29 @@ def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoin
         snapshots: Restorable snapshots, newest first.
         prefer_checkpoint: Skip savepoints if a checkpoint exists.
     """
-    oldest_first = [Retained(snapshot.snapshot_id, retained_kind(snapshot)) for snapshot in reversed(snapshots)]
+    oldest_first = [retained(snapshot) for snapshot in reversed(snapshots)]
     chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
     return next(
         (snapshot for snapshot in snapshots if chosen is not None and snapshot.snapshot_id == chosen.snapshot_id), None
     )
 
 
-def retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
-    """How the rules of retention and recovery classify a snapshot."""
+def retained(snapshot: SnapshotRecord) -> RetainedSnapshot:
+    """What the policies of retention and recovery know of a snapshot."""
+    return RetainedSnapshot(
+        snapshot.snapshot_id,
+        _retained_kind(snapshot),
+        taken_at_ms=snapshot.completed_at_ms or 0,
+        number=snapshot.number or 0,
+        batch_id=snapshot.batch_id,
+        full_bytes=snapshot.full_bytes or 0,
+        new_bytes=snapshot.incremental_bytes or 0,
+        is_verified=snapshot.verified_at_ms is not None and snapshot.verified_problem is None,
+        label=snapshot.label,
+    )
+
+
+def _retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
     if is_owned_by_stream(snapshot):
         return RetainedKind.CHECKPOINT
     return RetainedKind.STOP_WITH_SAVEPOINT if snapshot.trigger is SnapshotTrigger.STOP else RetainedKind.SAVEPOINT

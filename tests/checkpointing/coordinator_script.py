@@ -23,6 +23,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Triggered,
 )
 from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 
 _REQUESTS = {
     "checkpoint": (TriggerKind.CHECKPOINT, TriggerOrigin.USER),
@@ -39,15 +40,18 @@ _NUMBERED: dict[str, Callable[[int, int], Event]] = {
 
 
 class FixedDelay(Random):
-    """Draws the same first delay of the timer every time."""
+    """Draws the same first delay of the periodic trigger every time."""
 
-    def __init__(self, delay_ms: int) -> None:
+    def __init__(self, delay_ms: int, options: CheckpointOptions) -> None:
         super().__init__(0)
-        self._delay_ms = delay_ms
+        pause_ms = options.effective_min_pause_ms
+        period_ms = max(options.interval_ms or 0, pause_ms)
+        # Without a case's own delay, of a stream without an interval too, the first one is due at the earliest time.
+        assert delay_ms == 0 or pause_ms <= delay_ms <= period_ms, f"{delay_ms} is not within {pause_ms}..{period_ms}"
+        self._share = max(0, delay_ms - pause_ms + 0.5) / (period_ms - pause_ms + 1)
 
-    def randint(self, a: int, b: int) -> int:
-        assert a <= self._delay_ms <= b, f"a first delay of {self._delay_ms} is not within {a}..{b}"
-        return self._delay_ms
+    def random(self) -> float:
+        return self._share
 
 
 def event(at_ms: int, line: str) -> Event:

@@ -26,10 +26,9 @@ def test_contract(case: dict[str, Any]) -> None:
     values = dict(case.get("options", {}))
     if "mode" in values:
         values["mode"] = CheckpointingMode[values["mode"]]
+    options = CheckpointOptions(**values)
     coordinator = CheckpointCoordinator(
-        CheckpointOptions(**values),
-        first_number=case.get("first_number", 1),
-        random=FixedDelay(case.get("first_delay", 0)),
+        options, first_number=case.get("first_number", 1), random=FixedDelay(case.get("first_delay", 0), options)
     )
     for step in case["steps"]:
         for round_ in range(step.get("repeat", 1)):

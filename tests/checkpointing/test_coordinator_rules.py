@@ -24,7 +24,7 @@ COUNTED = {
     CheckpointFailureReason.CHECKPOINT_EXPIRED,
     CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
 }
-IDLE = Load(now_ms=0, triggering=False, pending=0, cleaning=0, last_completion_ms=None)
+IDLE = Load(now_ms=0, triggering=False, pending=0, cleaning=0, pause_ends_ms=0)
 
 
 @pytest.mark.parametrize("reason", CheckpointFailureReason)
@@ -80,8 +80,8 @@ def test_options_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_forced_savepoint_starts_with_all_slots_taken_and_a_checkpoint_does_not() -> None:
-    busy = Load(now_ms=0, triggering=False, pending=1, cleaning=0, last_completion_ms=None)
-    decider = RequestDecider(max_concurrent=1, min_pause_ms=0, force_savepoints=True)
+    busy = Load(now_ms=0, triggering=False, pending=1, cleaning=0, pause_ends_ms=0)
+    decider = RequestDecider(max_concurrent=1, force_savepoints=True)
     checkpoint = TriggerRequest("c", TriggerKind.CHECKPOINT, TriggerOrigin.USER)
     savepoint = TriggerRequest("s", TriggerKind.SAVEPOINT, TriggerOrigin.USER)
     decider.submit(checkpoint)
@@ -94,7 +94,7 @@ def test_a_forced_savepoint_starts_with_all_slots_taken_and_a_checkpoint_does_no
 
 
 def test_a_full_queue_of_periodic_requests_keeps_the_older_ones() -> None:
-    decider = RequestDecider(max_concurrent=1, min_pause_ms=0, force_savepoints=True, max_queued=2)
+    decider = RequestDecider(max_concurrent=1, force_savepoints=True, max_queued=2)
     requests = [TriggerRequest(f"p-{i}", TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC) for i in range(3)]
     assert [decider.submit(request) for request in requests] == [None, None, requests[2]]
     assert decider.waiting == tuple(requests[:2])

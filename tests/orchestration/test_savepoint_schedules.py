@@ -15,7 +15,8 @@ from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.policies.savepoint_history import Blackout, SavepointHistory
+from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.policies.trigger import Blackout
 
 
 def evaluate(schedule: dg.ScheduleDefinition, at: str, **resources: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.savepoint_history import Blackout, blackout_ends_at_ms
+from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
 
 CASES = yaml.safe_load((Path(__file__).parent / "blackouts.yaml").read_text(encoding="utf-8"))
 

@@ -14,7 +14,8 @@ from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.jobs.schedules import build_savepoint_schedule
 from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledSavepoint, leaving_history
+from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, SavepointHistory
+from dagster_ckpt.policies.retention_guard import decide_retention, needed_of_history
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -65,13 +66,16 @@ def test_a_schedule_of_savepoints_takes_an_expression_or_refuses_it_at_once(case
 
 @pytest.mark.parametrize("case", cases("history"))
 def test_a_history_of_savepoints_makes_room(case: dict[str, Any]) -> None:
-    taken = [ScheduledSavepoint(str(at_ms), at_ms) for at_ms in case["taken_at"]]
+    taken = [RetainedSnapshot(str(at_ms), RetainedKind.SAVEPOINT, at_ms) for at_ms in case["taken_at"]]
 
-    leaving = leaving_history(
-        taken, SavepointHistory(**{"max_count": None, **case["history"]}), now_ms=taken[-1].taken_at_ms
+    decision = decide_retention(
+        SavepointHistory(**{"max_count": None, **case["history"]}),
+        taken,
+        RetentionContext(taken[-1].taken_at_ms),
+        needed=needed_of_history(taken, ()),
     )
 
-    assert [int(savepoint.snapshot_id) for savepoint in leaving] == case["leave"]
+    assert [int(savepoint.snapshot_id) for savepoint in decision.dropped] == case["leave"]
 
 
 @pytest.mark.parametrize("case", cases("absent"))

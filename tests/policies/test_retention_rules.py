@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies.retention import (
-    Retained,
+    KeepAtEnd,
+    Latest,
     RetainedKind,
+    RetainedSnapshot,
+    RetentionContext,
     deletes_live_directory,
-    snapshot_to_recover_from,
-    snapshots_to_keep_at,
-    subsumed,
 )
+from dagster_ckpt.policies.retention_guard import decide_retention, needed_for_recovery, snapshot_to_recover_from
 
 HERE = Path(__file__).parent
 RETENTION = yaml.safe_load((HERE / "retention.yaml").read_text())
@@ -29,15 +30,25 @@ KINDS = {
 }
 
 
-def queue(names: list[str]) -> list[Retained]:
-    return [Retained(name, KINDS[name.rstrip("0123456789")]) for name in names]
+def queue(names: list[str]) -> list[RetainedSnapshot]:
+    return [RetainedSnapshot(name, KINDS[name.rstrip("0123456789")]) for name in names]
+
+
+def subsumed(snapshots: list[RetainedSnapshot], num_retained: int) -> list[RetainedSnapshot]:
+    needed = needed_for_recovery(snapshots)
+    return list(decide_retention(Latest(num_retained), snapshots, RetentionContext(0), needed=needed).dropped)
+
+
+def keeps_checkpoints(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
+    checkpoint = RetainedSnapshot("cp1")
+    return list(KeepAtEnd(cleanup).keep([checkpoint], RetentionContext(0, ended_as=state))) == [checkpoint]
 
 
 @pytest.mark.parametrize("case", RETENTION, ids=lambda case: f"{case['cleanup']}-{case['state']}")
 def test_what_is_kept_at_the_end_follows_the_policy(case: dict[str, Any]) -> None:
     state = TerminalState(case["state"])
     cleanup = ExternalizedCheckpointCleanup[case["cleanup"]]
-    assert snapshots_to_keep_at(state, cleanup) is case["keeps"]
+    assert keeps_checkpoints(state, cleanup) is case["keeps"]
     assert deletes_live_directory(state, cleanup) is case["live_directory_deleted"]
 
 
@@ -49,12 +60,12 @@ def test_the_retention_table_is_complete() -> None:
 def test_a_live_directory_is_never_deleted_where_its_snapshots_are_kept() -> None:
     for state in TerminalState:
         for cleanup in ExternalizedCheckpointCleanup:
-            assert not (snapshots_to_keep_at(state, cleanup) and deletes_live_directory(state, cleanup))
+            assert not (keeps_checkpoints(state, cleanup) and deletes_live_directory(state, cleanup))
 
 
 @pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "leaves" in c], ids=lambda case: case["says"])
 def test_a_new_snapshot_takes_the_place_of_old_ones(case: dict[str, Any]) -> None:
-    leaves = subsumed(queue(case["snapshots"]), case["num_retained"], count_savepoints=True)
+    leaves = subsumed(queue(case["snapshots"]), case["num_retained"])
     assert [snapshot.snapshot_id for snapshot in leaves] == case["leaves"]
 
 
@@ -62,12 +73,18 @@ def test_a_new_snapshot_takes_the_place_of_old_ones(case: dict[str, Any]) -> Non
     kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=12),
     num_retained=st.integers(1, 5),
 )
-def test_savepoints_push_no_checkpoint_out_unless_they_are_counted(kinds: list[str], num_retained: int) -> None:
+def test_the_latest_checkpoints_stay_and_no_snapshot_that_a_recovery_takes_leaves(
+    kinds: list[str], num_retained: int
+) -> None:
     snapshots = queue([f"{kind}{number}" for number, kind in enumerate(kinds)])
     checkpoints = [snapshot for snapshot in snapshots if snapshot.kind is RetainedKind.CHECKPOINT]
 
-    assert subsumed(snapshots, num_retained) == checkpoints[:-num_retained]
-    assert subsumed(checkpoints, num_retained, count_savepoints=True) == checkpoints[:-num_retained]
+    assert subsumed(checkpoints, num_retained) == checkpoints[:-num_retained]
+    leaving = subsumed(snapshots, num_retained)
+    assert snapshot_to_recover_from(snapshots, prefer_checkpoint=False) not in leaving
+    # As in Flink, where as many leave as are in excess, and never the newest checkpoint before a stop.
+    excess = max(0, len(snapshots) - num_retained)
+    assert len(leaving) <= excess
 
 
 @pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "rejects" in c], ids=lambda case: case["says"])

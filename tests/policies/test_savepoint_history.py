@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledSavepoint, leaving_history
+from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, SavepointHistory
+from dagster_ckpt.policies.retention_guard import KeptBecause, decide_retention, needed_of_history
 
 CASES = yaml.safe_load((Path(__file__).parent / "savepoint_history.yaml").read_text(encoding="utf-8"))
 HOUR_MS = 3_600_000
@@ -19,16 +20,17 @@ NOW_MS = 10_000 * HOUR_MS
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
 def test_what_a_history_has_no_room_for_leaves(case: dict[str, Any]) -> None:
     taken = [
-        ScheduledSavepoint(name.rstrip("*"), NOW_MS - age * HOUR_MS, "it is preferred" if name.endswith("*") else None)
+        RetainedSnapshot(name.rstrip("*"), RetainedKind.SAVEPOINT, NOW_MS - age * HOUR_MS)
         for name, age in case["taken"].items()
     ]
+    held = {name.rstrip("*") for name in case["taken"] if name.endswith("*")}
     hours = case.get("max_age_hours")
     history = SavepointHistory(case.get("max_count"), hours * HOUR_MS if hours else None)
 
-    left = leaving_history(taken, history, now_ms=NOW_MS)
+    decision = decide_retention(history, taken, RetentionContext(NOW_MS), needed=needed_of_history(taken, held))
 
-    assert [leaving.snapshot_id for leaving in left] == list(case["leaves"])
-    assert all(leaving.reason.startswith(case["leaves"][leaving.snapshot_id]) for leaving in left)
+    assert [snapshot.snapshot_id for snapshot in decision.dropped] == case["leaves"]
+    assert {decision.kept[snapshot_id] for snapshot_id in held} <= {KeptBecause.IN_USE}
 
 
 @pytest.mark.parametrize("limits", [{"max_count": 0}, {"max_age_ms": 0}, {"max_count": -1}])

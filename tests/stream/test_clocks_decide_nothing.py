@@ -19,7 +19,7 @@ from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.operations.preflight import SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
 from dagster_ckpt.operations.sink_cleaning import clean_sinks
-from dagster_ckpt.policies.savepoint_history import SavepointHistory
+from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.recovery.retention import discard, housekeeping, subsume
 from dagster_ckpt.stream.lease import acquire
 from dagster_ckpt.stream.liveness import this_holder

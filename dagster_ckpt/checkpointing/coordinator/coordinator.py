@@ -19,6 +19,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Event,
     FailQuery,
     FailureSide,
+    Progressed,
     QueryStarted,
     QueryStopped,
     Refuse,
@@ -30,6 +31,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
 )
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason as Reason
 from dagster_ckpt.checkpointing.coordinator.pending_attempts import PendingAttempts, expired_at, subsumed_by
+from dagster_ckpt.checkpointing.coordinator.periodic_trigger import PeriodicTrigger
 from dagster_ckpt.checkpointing.coordinator.requests import (
     TIMER_REQUEST,
     Load,
@@ -106,59 +108,6 @@ def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
             return False
 
 
-class PeriodicTimer:
-    """A fixed-rate timer with a random first delay, as in Flink's `CheckpointCoordinator`.
-
-    The effective period is the longer of interval and pause. The first delay is drawn uniformly
-    between the pause and the period, so that streams that start together do not all checkpoint at
-    the same time.
-
-    Args:
-        interval_ms: The checkpoint interval; None for a timer that never fires.
-        min_pause_ms: The minimum pause between checkpoints.
-        random: Source of randomness for the first delay.
-    """
-
-    def __init__(self, *, interval_ms: int | None, min_pause_ms: int, random: Random) -> None:
-        self._period_ms = None if interval_ms is None else max(interval_ms, min_pause_ms)
-        self._min_pause_ms = min_pause_ms
-        self._random = random
-        self._due_at_ms: int | None = None
-
-    @property
-    def due_at_ms(self) -> int | None:
-        """When it fires next; None while it is off."""
-        return self._due_at_ms
-
-    def start(self, now_ms: int) -> None:
-        """Turn the timer on, after a random first delay."""
-        if self._period_ms is not None:
-            self._due_at_ms = now_ms + self._random.randint(self._min_pause_ms, self._period_ms)
-
-    def stop(self) -> None:
-        """Turn the timer off."""
-        self._due_at_ms = None
-
-    def postpone(self, due_at_ms: int) -> None:
-        """Fire next at this time, then at the fixed rate."""
-        self._due_at_ms = due_at_ms
-
-    def fires(self, now_ms: int) -> bool:
-        """Return whether the timer is due, and if so advance it to the next time after now.
-
-        Missed periods are skipped: catching up would take the same snapshot again.
-        """
-        if self._period_ms is None or self._due_at_ms is None or now_ms < self._due_at_ms:
-            return False
-        missed = (now_ms - self._due_at_ms) // self._period_ms
-        self._due_at_ms += (missed + 1) * self._period_ms
-        return True
-
-
-MAX_PAUSE_MS = 365 * 24 * 3_600_000
-"""A longer minimum pause is taken for this one, as in Flink: one year."""
-
-
 class CheckpointCoordinator:
     """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
 
@@ -180,27 +129,23 @@ class CheckpointCoordinator:
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
         options = options.in_effect()
-        min_pause_ms = min(options.min_pause_ms, MAX_PAUSE_MS)
         self._options = options
         self._next_number = first_number
-        self._decider = RequestDecider(
-            max_concurrent=options.max_concurrent,
-            min_pause_ms=min_pause_ms,
-            force_savepoints=not options.unaligned,
+        self._decider = RequestDecider(max_concurrent=options.max_concurrent, force_savepoints=not options.unaligned)
+        self._timer = PeriodicTrigger(
+            options.trigger_policy, min_pause_ms=options.effective_min_pause_ms, random=random
         )
-        self._timer = PeriodicTimer(interval_ms=options.interval_ms, min_pause_ms=min_pause_ms, random=random)
         self._failures = FailureCounter(options.tolerable_failures)
         self._pending = PendingAttempts()
         self._is_running = False
         self._stop_request: TriggerRequest | None = None
         self._cleaning = 0
-        self._last_completion_ms: int | None = None
         self._now_ms = 0
 
     @property
     def next_deadline_ms(self) -> int | None:
         """Monotonic time at which a `Tick` is due; None if nothing waits for time to pass."""
-        deadlines = (self._timer.due_at_ms, self._pending.next_expiry_ms)
+        deadlines = (self._timer.due_at_ms(self._now_ms), self._pending.next_expiry_ms)
         return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
 
     @property
@@ -244,6 +189,8 @@ class CheckpointCoordinator:
             case Tick():
                 yield from self._expire()
                 yield from self._fire_timer()
+            case Progressed(wall_ms=wall_ms, batches=batches, rows=rows):
+                self._timer.progressed(self._now_ms, wall_ms=wall_ms, batches=batches, rows=rows)
             case Triggered(request=request):
                 yield from self._triggered(request)
             case CutTaken(number=number):
@@ -347,7 +294,7 @@ class CheckpointCoordinator:
         if attempt is None:
             return
         self._failures.succeeded(number)
-        self._last_completion_ms = self._now_ms
+        self._timer.completed(self._now_ms)
         yield from self._abort(subsumed_by(attempt), Reason.CHECKPOINT_SUBSUMED)
         if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             yield from self._end_query(StopQuery(number))
@@ -403,7 +350,7 @@ class CheckpointCoordinator:
             triggering=self._pending.is_triggering,
             pending=len(self._pending),
             cleaning=self._cleaning,
-            last_completion_ms=self._last_completion_ms,
+            pause_ends_ms=self._timer.pause_ends_ms(self._now_ms),
         )
 
     def _start(self, request: TriggerRequest) -> StartAttempt:

@@ -260,6 +260,23 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class Progressed:
+    """The query has made progress, or time has passed: what a trigger policy may depend on.
+
+    Attributes:
+        at_ms: Monotonic time.
+        wall_ms: The same moment in ms since the epoch.
+        batches: Batches committed since the query started.
+        rows: Their input rows.
+    """
+
+    at_ms: int
+    wall_ms: int
+    batches: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class Triggered:
     """A snapshot was requested."""
 
@@ -314,4 +331,14 @@ class CleaningChanged:
     pending: int
 
 
-Event = QueryStarted | QueryStopped | Tick | Triggered | CutTaken | AttemptCompleted | AttemptFailed | CleaningChanged
+Event = (
+    QueryStarted
+    | QueryStopped
+    | Tick
+    | Progressed
+    | Triggered
+    | CutTaken
+    | AttemptCompleted
+    | AttemptFailed
+    | CleaningChanged
+)

@@ -69,14 +69,14 @@ class Load:
         triggering: Whether an attempt is in its triggering phase.
         pending: Pending attempts, including savepoints.
         cleaning: Snapshots being deleted.
-        last_completion_ms: When a snapshot was last completed; None if none ever was.
+        pause_ends_ms: When the minimum pause after the last completed snapshot ends.
     """
 
     now_ms: int
     triggering: bool
     pending: int
     cleaning: int
-    last_completion_ms: int | None
+    pause_ends_ms: int
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ class RequestDecider:
 
     Args:
         max_concurrent: Attempts that may be pending at once.
-        min_pause_ms: Pause between a completion and the next periodic attempt.
         force_savepoints: Whether savepoints are forced. Flink forces them unless checkpoints are
             unaligned.
         max_queued: Requests that may be queued.
@@ -121,12 +120,10 @@ class RequestDecider:
         self,
         *,
         max_concurrent: int,
-        min_pause_ms: int,
         force_savepoints: bool,
         max_queued: int = MAX_QUEUED_REQUESTS,
     ) -> None:
         self._max_concurrent = max_concurrent
-        self._min_pause_ms = min_pause_ms
         self._force_savepoints = force_savepoints
         self._max_queued = max_queued
         self._queue: list[TriggerRequest] = []
@@ -157,7 +154,7 @@ class RequestDecider:
         if load.pending >= self._max_concurrent and not self._is_forced(request):
             return Wait()
         del self._queue[0]
-        remaining_ms = self._remaining_pause_ms(load)
+        remaining_ms = load.pause_ends_ms - load.now_ms
         if request.origin is TriggerOrigin.PERIODIC and not self._is_forced(request) and remaining_ms > 0:
             return TooSoon(request, remaining_ms)
         return Start(request)
@@ -170,11 +167,6 @@ class RequestDecider:
 
     def _is_forced(self, request: TriggerRequest) -> bool:
         return self._force_savepoints and request.kind.is_savepoint
-
-    def _remaining_pause_ms(self, load: Load) -> int:
-        if load.last_completion_ms is None:
-            return 0
-        return load.last_completion_ms + self._min_pause_ms - load.now_ms
 
 
 def _rank(request: TriggerRequest) -> tuple[bool, bool]:

@@ -15,7 +15,7 @@ from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, 
 from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
-from dagster_ckpt.policies.savepoint_history import SavepointHistory
+from dagster_ckpt.policies.retention import SavepointHistory
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

@@ -25,7 +25,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
 from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata, preview_metadata
 from dagster_ckpt.orchestration.resources.settings import StartConfig
 from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
-from dagster_ckpt.policies.savepoint_history import SavepointHistory
+from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.stream.handle import StreamHandle
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"

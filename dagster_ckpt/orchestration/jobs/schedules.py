@@ -10,7 +10,8 @@ import pendulum
 from dagster_ckpt.operations.verification import LATEST
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.policies.savepoint_history import Blackout, SavepointHistory, blackout_ends_at_ms
+from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
 
 DEFAULT_HISTORY = SavepointHistory()
 

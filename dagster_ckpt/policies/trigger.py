@@ -1,0 +1,381 @@
+"""Triggers: when the next periodic checkpoint is due, and windows in which nothing is taken.
+
+A policy is a pure function of the stream's progress: it answers with the time at which a checkpoint
+is due, or with None while that is not known. The earliest answer of several is `|`, the latest is
+`&`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol, runtime_checkable
+
+import pendulum
+from pendulum.tz.exceptions import InvalidTimezone
+
+from dagster_ckpt.config.validation import Milliseconds, WholeNumber
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.naming import policy_name
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TriggerProgress:
+    """What a trigger policy knows of the running query. Times are in ms of a monotonic clock.
+
+    Attributes:
+        now_ms: The current time.
+        wall_ms: The same moment in ms since the epoch.
+        started_ms: When the query started.
+        share: A number from 0 up to 1, drawn when the query started, so that streams that start
+            together do not all take checkpoints at the same time.
+        last_due_ms: When the last periodic checkpoint was due; None before the first one.
+        last_triggered_ms: When it was triggered; None before the first one.
+        last_completed_ms: When a snapshot was last completed; None if none was.
+        batches: Batches committed since the last periodic checkpoint was triggered, or since the
+            start.
+        rows: Input rows of these batches.
+    """
+
+    now_ms: int
+    wall_ms: int
+    started_ms: int
+    share: float = 0.0
+    last_due_ms: int | None = None
+    last_triggered_ms: int | None = None
+    last_completed_ms: int | None = None
+    batches: int = 0
+    rows: int = 0
+
+
+@runtime_checkable
+class TriggerPolicy(Protocol):
+    """Decides when the next periodic checkpoint is due. Any object with this method is a policy.
+
+    Example:
+        >>> class WhenIdleFor:
+        ...     def due_at_ms(self, progress):
+        ...         return None if progress.batches == 0 else progress.now_ms
+        >>> policy = Interval(60_000) & WhenIdleFor()
+    """
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """Return when a checkpoint is due.
+
+        Args:
+            progress: The progress of the running query.
+
+        Returns:
+            A time on the clock of `progress.now_ms`: now or earlier if it is due. None if only
+            further progress can tell; the policy is asked again after each.
+        """
+
+
+class _Combinable:
+    """Adds `|` and `&` to a policy; the other side may be a policy of your own."""
+
+    def __or__(self: TriggerPolicy, other: TriggerPolicy) -> AnyOf:
+        return AnyOf(self, other)
+
+    def __ror__(self: TriggerPolicy, other: TriggerPolicy) -> AnyOf:
+        return AnyOf(other, self)
+
+    def __and__(self: TriggerPolicy, other: TriggerPolicy) -> AllOf:
+        return AllOf(self, other)
+
+    def __rand__(self: TriggerPolicy, other: TriggerPolicy) -> AllOf:
+        return AllOf(other, self)
+
+
+INTERVAL = Milliseconds("checkpoint interval", minimum=10)
+FIRST_AFTER = Milliseconds("first_after", minimum=0)
+PAUSE = Milliseconds("min pause between checkpoints", minimum=0)
+BATCHES = WholeNumber("batches", minimum=1)
+ROWS = WholeNumber("rows", minimum=1)
+
+
+@dataclass(frozen=True)
+class Interval(_Combinable):
+    """At a fixed rate, with a random first delay, like the periodic trigger of Flink's coordinator.
+
+    Missed times are skipped: catching up would take the same snapshot again.
+
+    Attributes:
+        interval_ms: Time between two checkpoints, ms or a timedelta, from 10 ms.
+        first_after_ms: The first one is due at a random time between this and the interval.
+
+    Raises:
+        OptionError: The interval is below 10 ms, or the first delay above the interval.
+    """
+
+    interval_ms: int | timedelta
+    first_after_ms: int | timedelta = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "interval_ms", INTERVAL.checked(self.interval_ms))
+        object.__setattr__(self, "first_after_ms", FIRST_AFTER.checked(self.first_after_ms))
+        if FIRST_AFTER.checked(self.first_after_ms) > INTERVAL.checked(self.interval_ms):
+            raise OptionError(
+                f"first_after is {self.first_after_ms} ms, but must be at most the interval, {self.interval_ms} ms."
+            )
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """The first one after the random delay, then at the fixed rate."""
+        period_ms, first_ms = INTERVAL.checked(self.interval_ms), FIRST_AFTER.checked(self.first_after_ms)
+        if progress.last_due_ms is None or progress.last_triggered_ms is None:
+            return progress.started_ms + first_ms + int(progress.share * (period_ms - first_ms + 1))
+        missed = (progress.last_triggered_ms - progress.last_due_ms) // period_ms
+        return progress.last_due_ms + (missed + 1) * period_ms
+
+
+@dataclass(frozen=True)
+class MinPause(_Combinable):
+    """Not before a pause after the last completed snapshot is over. Combine it with `&`.
+
+    Attributes:
+        pause_ms: The pause, ms or a timedelta.
+
+    Raises:
+        OptionError: The pause is negative.
+    """
+
+    pause_ms: int | timedelta
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pause_ms", PAUSE.checked(self.pause_ms))
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """The end of the pause; at once if no snapshot was completed."""
+        if progress.last_completed_ms is None:
+            return progress.started_ms
+        return progress.last_completed_ms + PAUSE.checked(self.pause_ms)
+
+
+@dataclass(frozen=True)
+class EveryBatches(_Combinable):
+    """After a number of committed batches.
+
+    Attributes:
+        batches: The number, from 1.
+
+    Raises:
+        OptionError: The number is below 1.
+    """
+
+    batches: int
+
+    def __post_init__(self) -> None:
+        BATCHES.checked(self.batches)
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """Now, once there are as many."""
+        return progress.now_ms if progress.batches >= self.batches else None
+
+
+@dataclass(frozen=True)
+class EveryRows(_Combinable):
+    """After a number of input rows. Spark reports rows, not bytes.
+
+    Attributes:
+        rows: The number, from 1.
+
+    Raises:
+        OptionError: The number is below 1.
+    """
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        ROWS.checked(self.rows)
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """Now, once there are as many."""
+        return progress.now_ms if progress.rows >= self.rows else None
+
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
+
+
+@dataclass(frozen=True)
+class Blackout:
+    """A window of the day, on all or some days of the week.
+
+    Attributes:
+        begin: Local start time, such as "22:00", inclusive.
+        end: Local end time, exclusive. A time at or before `begin` is on the next day.
+        timezone: Name of the time zone of both. The window follows its daylight saving time.
+        days: Days on which the window begins, "mon" to "sun"; empty means every day.
+
+    Raises:
+        OptionError: A time, day or time zone does not exist.
+
+    Example:
+        >>> Blackout("22:00", "06:00", timezone="Europe/Berlin", days=("fri", "sat"))
+        Blackout(begin='22:00', end='06:00', timezone='Europe/Berlin', days=('fri', 'sat'))
+    """
+
+    begin: str
+    end: str
+    timezone: str = "UTC"
+    days: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("begin", self.begin), ("end", self.end)):
+            if not _TIME.fullmatch(value):
+                raise OptionError(f"{name} of a blackout is {value!r}, but must be a time from 00:00 to 23:59.")
+        object.__setattr__(self, "days", tuple(self.days))
+        unknown = [day for day in self.days if day not in DAYS]
+        if unknown:
+            raise OptionError(f"days of a blackout are {unknown!r}, but must be of {', '.join(DAYS)}.")
+        try:
+            pendulum.timezone(self.timezone)
+        except (InvalidTimezone, ValueError) as error:
+            raise OptionError(
+                f"timezone of a blackout is {self.timezone!r}, but must be a name such as Europe/Berlin."
+            ) from error
+
+    def ends_at_ms(self, at_ms: int) -> int | None:
+        """End of the window that contains a moment, or None if none does; ms since the epoch."""
+        moment = pendulum.from_timestamp(at_ms / 1000, tz=self.timezone)
+        today = moment.start_of("day")
+        # A window that began yesterday may extend into today.
+        for day in (today.subtract(days=1), today):
+            if self.days and DAYS[day.weekday()] not in self.days:
+                continue
+            begin, end = _at(day, self.begin), _at(day, self.end)
+            if end <= begin:
+                end = _at(day.add(days=1), self.end)
+            if begin <= moment < end:
+                return round(end.timestamp() * 1000)
+        return None
+
+
+def blackout_ends_at_ms(blackouts: Iterable[Blackout], at_ms: int) -> int | None:
+    """Latest end of the windows that contain a moment, or None if none does."""
+    return max((end for blackout in blackouts if (end := blackout.ends_at_ms(at_ms)) is not None), default=None)
+
+
+def _at(day: pendulum.DateTime, time: str) -> pendulum.DateTime:
+    hour, minute = time.split(":")
+    return day.at(int(hour), int(minute))
+
+
+@dataclass(frozen=True, init=False)
+class OutsideBlackouts(_Combinable):
+    """Not during a blackout. Combine it with `&`.
+
+    The wall clock decides, so a checkpoint that falls into a window is taken at its end.
+    Savepoints and checkpoints that a user requests are taken at any time.
+
+    Attributes:
+        blackouts: The windows.
+    """
+
+    blackouts: tuple[Blackout, ...]
+
+    def __init__(self, *blackouts: Blackout) -> None:
+        if not blackouts or not all(isinstance(each, Blackout) for each in blackouts):
+            raise OptionTypeError(f"blackouts is {blackouts!r}, but must be one Blackout('22:00', '06:00') or more.")
+        object.__setattr__(self, "blackouts", blackouts)
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """The end of the window; at once outside of all windows."""
+        over_ms = blackout_ends_at_ms(self.blackouts, progress.wall_ms)
+        return progress.started_ms if over_ms is None else progress.now_ms + over_ms - progress.wall_ms
+
+    def __repr__(self) -> str:
+        return f"OutsideBlackouts({', '.join(map(repr, self.blackouts))})"
+
+
+@dataclass(frozen=True, init=False)
+class AnyOf(_Combinable):
+    """As soon as one policy says so: `first | second`."""
+
+    policies: tuple[TriggerPolicy, ...]
+
+    def __init__(self, *policies: TriggerPolicy) -> None:
+        object.__setattr__(self, "policies", _checked_members(policies))
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """The earliest time that is known."""
+        times = [policy.due_at_ms(progress) for policy in self.policies]
+        return min((time for time in times if time is not None), default=None)
+
+    def __repr__(self) -> str:
+        return " | ".join(map(policy_name, self.policies)).join("()")
+
+
+@dataclass(frozen=True, init=False)
+class AllOf(_Combinable):
+    """Once every policy says so: `first & second`."""
+
+    policies: tuple[TriggerPolicy, ...]
+
+    def __init__(self, *policies: TriggerPolicy) -> None:
+        object.__setattr__(self, "policies", _checked_members(policies))
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """The latest time, if all are known."""
+        times = [policy.due_at_ms(progress) for policy in self.policies]
+        known = [time for time in times if time is not None]
+        return max(known) if len(known) == len(times) else None
+
+    def __repr__(self) -> str:
+        return " & ".join(map(policy_name, self.policies)).join("()")
+
+
+FALLBACK = Interval(60_000)
+"""What applies while a policy fails: checkpoints that nobody asked for cost less than state that nobody saved."""
+
+
+class GuardedTrigger:
+    """A policy that always answers: one that raises, or gives no time, is replaced by `FALLBACK` for that answer.
+
+    Args:
+        policy: The policy.
+    """
+
+    def __init__(self, policy: TriggerPolicy) -> None:
+        self._policy = policy
+        self._logged: str | None = None
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """The policy's answer, or that of the fallback."""
+        try:
+            answer: object = self._policy.due_at_ms(progress)
+            problem = f"it answers with {answer!r}, which is neither a time in ms nor None"
+        except Exception as error:  # noqa: BLE001 - a policy is a user's code: whatever it raises must not end the query
+            answer, problem = "", f"{type(error).__name__}: {error}"
+        if answer is None or (isinstance(answer, int) and not isinstance(answer, bool)):
+            self._logged = None
+            return answer
+        if problem != self._logged:
+            self._logged = problem
+            logger.warning("Trigger policy %s failed, so %s applies: %s", policy_name(self._policy), FALLBACK, problem)
+        return FALLBACK.due_at_ms(progress)
+
+
+def checked_trigger(policy: object) -> TriggerPolicy:
+    """Return a value if it is a trigger policy.
+
+    Raises:
+        OptionTypeError: It has no method `due_at_ms`.
+    """
+    if not isinstance(policy, TriggerPolicy) or isinstance(policy, type):
+        raise OptionTypeError(
+            f"trigger is {policy!r} ({type(policy).__name__}), but must be a policy such as Interval(60_000) | "
+            "EveryBatches(100), or an object of your own with a method due_at_ms(progress)."
+        )
+    return policy
+
+
+def _checked_members(policies: Sequence[object]) -> tuple[TriggerPolicy, ...]:
+    if not policies:
+        raise OptionError("policies is (), but must hold one policy or more.")
+    return tuple(map(checked_trigger, policies))

@@ -245,7 +245,8 @@ def _apply_terminal_retention(
         if snapshot.snapshot_id in decision.kept
     )
     doomed = [snapshot for snapshot in checkpoints if snapshot.snapshot_id not in decision.kept]
-    report = discard(stream, [*interrupted, *doomed], reason=f"{cleanup.name} at {state.value}", lease=lease)
+    report = discard(stream, interrupted, reason="deletion that was cut off", lease=lease)
+    report = report.and_then(discard(stream, doomed, reason=f"{cleanup.name} at {state.value}", lease=lease))
     report = report.and_then(RetentionReport(kept=kept))
     # If something remains, the execution stays unsettled, so that the next pass looks at it again.
     is_over = not report.failed and not report.held

@@ -21,6 +21,8 @@ from dagster_ckpt.config.rocksdb_options import RocksDBOptions
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.policies.retention import Latest, NewestPer
+from dagster_ckpt.policies.trigger import EveryBatches
 
 PAGE = Path(__file__).with_name("options.md")
 
@@ -41,6 +43,8 @@ METHODS = {
     "prefer_checkpoint_for_recovery": "prefer_checkpoint",
     "recovery_depth": "recovery_depth",
     "storage": "checkpoint_storage",
+    "retention": "retention_policy",
+    "trigger": "trigger_policy",
 }
 RANGES: dict[str, Any] = {
     "mode": ranges.MODE,
@@ -57,6 +61,17 @@ RANGES: dict[str, Any] = {
     "count_savepoints": ranges.COUNT_SAVEPOINTS,
     "prefer_checkpoint_for_recovery": ranges.PREFER_CHECKPOINT,
     "recovery_depth": ranges.RECOVERY_DEPTH,
+}
+OBJECTS = {
+    "storage": "a `CheckpointStorage`, or the URL of a directory",
+    "retention": "a [retention policy](policies.md#retention), or the same as data",
+    "trigger": "a [trigger policy](policies.md#triggers), or the same as data",
+}
+DEFAULTS = {
+    "interval": "off",
+    "storage": "the deployment's",
+    "retention": "`num_retained`",
+    "trigger": "`interval`",
 }
 # What `describe` calls an option to the field of RocksDBOptions that documents it.
 ROCKSDB_FIELDS = {
@@ -91,6 +106,7 @@ CONFIGURATIONS = (
     ),
     options.CheckpointConfig(interval=60_000, unaligned=True),
     options.CheckpointConfig(mode="AT_LEAST_ONCE", unaligned=True),
+    options.CheckpointConfig(retention=Latest(3) | NewestPer("day", 7), trigger=EveryBatches(100)),
 )
 STORAGES = (
     options.FileSystemCheckpointStorage("file:///data/checkpoints"),
@@ -163,8 +179,8 @@ def _checkpoint_config() -> list[str]:
     rows = []
     for name, parameter in parameters.items():
         methods = [method for method in _public(options.CheckpointConfig) if re.search(METHODS[name], method)]
-        allowed = RANGES[name].allowed if name in RANGES else "a `CheckpointStorage`, or the URL of a directory"
-        default = "off" if name == "interval" else "the deployment's" if name == "storage" else _code(parameter.default)
+        allowed = RANGES[name].allowed if name in RANGES else OBJECTS[name]
+        default = DEFAULTS.get(name) or _code(parameter.default)
         rows.append(
             (
                 f"`{name}`",

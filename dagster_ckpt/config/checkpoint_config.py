@@ -1,5 +1,6 @@
 """`CheckpointConfig`: the checkpointing options of a stream, as keywords and as PyFlink's setters."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ from dagster_ckpt.config.validation import INT_MAX, Choice, Switch
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.trigger import TriggerPolicy
+from dagster_ckpt.policies.written import Written, read_retention, read_trigger
 
 __all__ = ["CheckpointConfig", "CheckpointOptions"]
 
@@ -55,9 +57,11 @@ class CheckpointConfig:
             directory, from 1. None tries all of them.
         storage: A CheckpointStorage, or the URL of a directory.
         retention: Which completed checkpoints to keep, instead of `num_retained`, such as
-            `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`.
+            `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`; or the
+            same as data (`dagster_ckpt.policies.written`).
         trigger: When the next periodic checkpoint is due, instead of `interval`, such as
-            `Interval(60_000) | EveryBatches(100)` or an object of your own with `due_at_ms`.
+            `Interval(60_000) | EveryBatches(100)` or an object of your own with `due_at_ms`; or the
+            same as data.
 
     Raises:
         OptionError: A value is out of range.
@@ -97,8 +101,8 @@ class CheckpointConfig:
         prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
         recovery_depth: int | None = CheckpointOptions.recovery_depth,
         storage: CheckpointStorage | str | None = None,
-        retention: RetentionPolicy | None = None,
-        trigger: TriggerPolicy | None = None,
+        retention: RetentionPolicy | Written | None = None,
+        trigger: TriggerPolicy | Written | None = None,
     ) -> None:
         self._asked = CheckpointOptions(
             mode=allowed.MODE.named(mode),
@@ -116,8 +120,8 @@ class CheckpointConfig:
             prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
             recovery_depth=recovery_depth,
             storage=None if storage is None else _storage(storage),
-            retention=retention,
-            trigger=trigger,
+            retention=read_retention(retention) if isinstance(retention, Mapping) else retention,
+            trigger=read_trigger(trigger) if isinstance(trigger, Mapping) else trigger,
         )
         self._is_tolerance_set = tolerable_failures != CheckpointOptions.tolerable_failures
 

@@ -128,7 +128,9 @@ def run_stream(
             catalog=opened,
             query_name=stream_id,
             options=options,
-            restart=effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None),
+            restart=effective_restart_strategy(
+                restart_strategy, checkpointing_enabled=options.is_checkpointing_enabled
+            ),
             backend=state_backend,
             savepoint_url=None,
             code_version=code_version,

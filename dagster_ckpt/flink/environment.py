@@ -299,7 +299,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             catalog=catalog,
             query_name=f"{job_name}: {name}",
             options=options,
-            restart=effective_restart_strategy(self._restart, checkpointing_enabled=options.interval_ms is not None),
+            restart=effective_restart_strategy(self._restart, checkpointing_enabled=options.is_checkpointing_enabled),
             backend=self._backend,
             savepoint_url=None if self._savepoints is None else self._savepoints[0],
         )

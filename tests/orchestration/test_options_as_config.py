@@ -27,9 +27,11 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, overridden
 from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.retention import Latest, NewestPer
+from dagster_ckpt.policies.trigger import EveryBatches, Interval
 
 ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "mode": "AT_LEAST_ONCE",
@@ -47,6 +49,11 @@ ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "prefer_checkpoint_for_recovery": True,
     "recovery_depth": 5,
     "storage": "file:///data/checkpoints",
+}
+# Instead of num_retained and interval.
+POLICIES: dict[str, Any] = {
+    "retention": {"any_of": [{"latest": 3}, {"newest_per": {"period": "day", "count": 7}}]},
+    "trigger": {"any_of": [{"interval": 60_000}, {"every_batches": 100}]},
 }
 
 
@@ -79,11 +86,11 @@ def test_the_config_offers_every_checkpointing_option_with_the_same_default() ->
         for name, parameter in inspect.signature(CheckpointConfig.__init__).parameters.items()
         if name != "self"
     }
-    assert set(CheckpointSettings.model_fields) == set(keywords) == set(ALL_CHECKPOINT_OPTIONS)
+    assert set(CheckpointSettings.model_fields) == set(keywords) == set(ALL_CHECKPOINT_OPTIONS | POLICIES)
     assert CheckpointSettings().checkpoint_config() == CheckpointConfig()
 
 
-@pytest.mark.parametrize("given", [{}, ALL_CHECKPOINT_OPTIONS], ids=["defaults", "every option"])
+@pytest.mark.parametrize("given", [{}, ALL_CHECKPOINT_OPTIONS, POLICIES], ids=["defaults", "every option", "policies"])
 def test_checkpointing_options_are_equal_in_both_spellings(given: dict[str, Any]) -> None:
     wanted = CheckpointConfig(**given)
     assert through_dagster(CheckpointSettings, given).checkpoint_config() == wanted
@@ -119,6 +126,33 @@ def test_checkpointing_options_are_equal_in_both_spellings(given: dict[str, Any]
 def test_restart_strategies_are_equal_in_both_spellings(given: dict[str, Any], wanted: Any) -> None:
     assert through_dagster(RestartSettings, given).restart_strategy() == wanted
     assert RestartSettings.model_validate(given).restart_strategy() == wanted
+
+
+def test_policies_are_objects_in_either_spelling() -> None:
+    options = through_dagster(CheckpointSettings, POLICIES).checkpoint_config().options
+    assert options.retention_policy == Latest(3) | NewestPer("day", 7)
+    assert options.trigger_policy == Interval(60_000) | EveryBatches(100)
+    assert options.is_checkpointing_enabled
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trigger": {"every_batches": 10}, "interval": 60_000}, "interval is 60000 ms, but must be left out"),
+        ({"retention": {"latest": 3}, "num_retained": 2}, "num_retained is 2, but must be left out"),
+    ],
+)
+def test_a_policy_and_the_option_that_it_replaces_are_never_both_set(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        _ = CheckpointSettings(**given).checkpoint_config().options
+
+
+def test_a_run_may_replace_a_policy_by_an_option_and_the_other_way_round() -> None:
+    by_number = CheckpointConfig(interval=60_000, num_retained=2).options
+    by_policy = overridden(by_number, POLICIES)
+    assert (by_policy.interval_ms, by_policy.retention_policy) == (None, Latest(3) | NewestPer("day", 7))
+    again = overridden(by_policy, {"interval": 60_000, "num_retained": 2})
+    assert again == by_number
 
 
 def test_a_streaming_asset_takes_either_spelling() -> None:

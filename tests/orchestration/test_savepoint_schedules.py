@@ -10,12 +10,13 @@ import pytest
 from orchestration_catalog import take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import HistoryConfigSchema, build_operator_jobs
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.policies.retention import Latest, NewestPer, SavepointHistory
 from dagster_ckpt.policies.trigger import Blackout
 
 
@@ -40,6 +41,18 @@ def schedule_of(orders: StreamingAsset, **options: Any) -> tuple[dg.ScheduleDefi
             {"name": "nightly", "history": SavepointHistory(max_count=None, max_age_ms=5000)},
             {"schedule": "nightly", "max_age_ms": 5000},
         ),
+        (
+            {"history": Latest(3) | NewestPer("day", 7)},
+            {
+                "schedule": "orders_savepoint_schedule",
+                "keep": {
+                    "any_of": [
+                        {"latest": {"count": 3}},
+                        {"newest_per": {"period": "day", "count": 7, "timezone": "UTC"}},
+                    ]
+                },
+            },
+        ),
     ],
 )
 def test_a_schedule_asks_with_its_name_and_its_history(
@@ -52,6 +65,22 @@ def test_a_schedule_asks_with_its_name_and_its_history(
     config = request.run_config["ops"]["trigger_savepoint"]["config"]
     assert config == {"stream_id": "orders", "label": "scheduled-2026-03-10T22-00", "history": history}
     assert dg.validate_run_config(job, request.run_config)
+
+
+def test_a_history_that_no_run_config_can_name_is_refused_when_the_schedule_is_built(orders: StreamingAsset) -> None:
+    class OfThisTest:
+        def keep(self, snapshots: Any, context: Any) -> Any:
+            return snapshots
+
+    with pytest.raises(OptionError, match=r"OfThisTest\(\), which cannot be written as data"):
+        schedule_of(orders, history=OfThisTest())
+
+
+def test_a_config_with_a_policy_and_a_limit_is_refused() -> None:
+    assert HistoryConfigSchema(schedule="nightly", keep={"latest": 2}).policy() == Latest(2)
+    assert HistoryConfigSchema(schedule="nightly", max_count=2).policy() == SavepointHistory(2)
+    with pytest.raises(OptionError, match="max_count or max_age_ms is set too"):
+        HistoryConfigSchema(schedule="nightly", keep={"latest": 2}, max_count=2).policy()
 
 
 def test_no_savepoint_is_taken_in_a_blackout_and_the_tick_says_until_when(orders: StreamingAsset) -> None:

@@ -73,18 +73,16 @@ def test_a_new_snapshot_takes_the_place_of_old_ones(case: dict[str, Any]) -> Non
     kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=12),
     num_retained=st.integers(1, 5),
 )
-def test_the_latest_checkpoints_stay_and_no_snapshot_that_a_recovery_takes_leaves(
-    kinds: list[str], num_retained: int
-) -> None:
+def test_savepoints_push_no_checkpoint_out_unless_they_are_counted(kinds: list[str], num_retained: int) -> None:
     snapshots = queue([f"{kind}{number}" for number, kind in enumerate(kinds)])
     checkpoints = [snapshot for snapshot in snapshots if snapshot.kind is RetainedKind.CHECKPOINT]
 
+    # A policy is shown savepoints only if they count.
     assert subsumed(checkpoints, num_retained) == checkpoints[:-num_retained]
-    leaving = subsumed(snapshots, num_retained)
-    assert snapshot_to_recover_from(snapshots, prefer_checkpoint=False) not in leaving
-    # As in Flink, where as many leave as are in excess, and never the newest checkpoint before a stop.
-    excess = max(0, len(snapshots) - num_retained)
-    assert len(leaving) <= excess
+    counted = subsumed(snapshots, num_retained)
+    assert snapshot_to_recover_from(snapshots, prefer_checkpoint=False) not in counted
+    # As in Flink, at most as many leave as are in excess.
+    assert len(counted) <= max(0, len(snapshots) - num_retained)
 
 
 @pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "rejects" in c], ids=lambda case: case["says"])

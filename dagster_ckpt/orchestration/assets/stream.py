@@ -15,6 +15,7 @@ from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.policies.naming import policy_name
 from dagster_ckpt.policies.restart import DecidingRestartStrategy, RestartStrategyConfiguration
 from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UpgradePolicy
@@ -98,7 +99,7 @@ class StreamSpec:
         if isinstance(restart_strategy, RestartSettings):
             restart_strategy = restart_strategy.restart_strategy()
         options = (checkpointing or CheckpointConfig()).options
-        restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None)
+        restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.is_checkpointing_enabled)
         policy = upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy()
         return StreamSpec(stream_id, options, restart, desired_state, policy, stall_timeout_ms)
 
@@ -108,9 +109,12 @@ class StreamSpec:
         return {
             "dagster_ckpt/stream_id": self.stream_id,
             "dagster_ckpt/interval_ms": options.interval_ms if options.interval_ms is not None else "off",
+            **({"dagster_ckpt/trigger": policy_name(options.trigger)} if options.trigger is not None else {}),
             "dagster_ckpt/mode": options.mode.name,
             "dagster_ckpt/cleanup": options.cleanup.name,
-            "dagster_ckpt/retained": options.num_retained,
+            "dagster_ckpt/retained": (
+                options.num_retained if options.retention is None else policy_name(options.retention)
+            ),
             "dagster_ckpt/restart_strategy": self.restart.get_description(),
         }
 

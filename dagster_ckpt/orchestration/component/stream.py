@@ -16,6 +16,7 @@ from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, 
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.policies.written import read_retention
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -48,14 +49,29 @@ class Savepoints(dg.Model):
     execution_timezone: str = Field(default="UTC", description="Time zone of the cron expression.")
     max_count: int | None = Field(default=10, description="How many are kept; null for any number.")
     max_age_ms: int | None = Field(default=None, description="How old they get. Default: any age.")
+    keep: dict[str, Any] | None = Field(
+        default=None,
+        description="Another retention policy instead of the two limits, by its name and arguments, such as "
+        "{newest_per: {period: day, count: 14}}.",
+    )
     running: bool = Field(default=True, description="Whether the schedule runs from the start.")
+
+    @model_validator(mode="after")
+    def _one_history(self) -> Self:
+        if self.keep is not None:
+            if self.model_fields_set & {"max_count", "max_age_ms"}:
+                raise ValueError("savepoints: give either keep or max_count and max_age_ms.")
+            read_retention(self.keep)
+        return self
 
     def periodic(self) -> PeriodicSavepoints:
         """The schedule for `stream_definitions`."""
         return PeriodicSavepoints(
             self.cron_schedule,
             self.execution_timezone,
-            history=SavepointHistory(self.max_count, self.max_age_ms),
+            history=(
+                SavepointHistory(self.max_count, self.max_age_ms) if self.keep is None else read_retention(self.keep)
+            ),
             default_status=dg.DefaultScheduleStatus.RUNNING if self.running else dg.DefaultScheduleStatus.STOPPED,
         )
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
@@ -25,7 +27,8 @@ from dagster_ckpt.orchestration.jobs.ops import (
 from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata, preview_metadata
 from dagster_ckpt.orchestration.resources.settings import StartConfig
 from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
-from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
+from dagster_ckpt.policies.written import read_retention
 from dagster_ckpt.stream.handle import StreamHandle
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"
@@ -59,6 +62,26 @@ class HistoryConfigSchema(dg.Config):
     max_age_ms: int | None = Field(
         default=None, ge=1, description="Maximum age of a kept savepoint in ms. Default: no limit."
     )
+    keep: dict[str, Any] | None = Field(
+        default=None,
+        description="Another retention policy instead of the two limits, by its name and arguments, such as "
+        "{newest_per: {period: day, count: 14}}.",
+    )
+
+    def policy(self) -> RetentionPolicy:
+        """The policy that decides which savepoints of the schedule are kept.
+
+        Raises:
+            OptionError: A value is not valid, or both a policy and a limit are given.
+        """
+        if self.keep is None:
+            return SavepointHistory(self.max_count, self.max_age_ms)
+        if self.max_count is not None or self.max_age_ms is not None:
+            raise OptionError(
+                f"keep is {self.keep!r}, and max_count or max_age_ms is set too: give one policy, such as "
+                "{all_of: [{latest: 10}, {younger_than: 86400000}]}."
+            )
+        return read_retention(self.keep)
 
 
 class TriggerSavepointConfigSchema(SavepointConfigSchema):
@@ -119,8 +142,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 timeout_s=config.timeout_seconds,
             )
             if config.history is not None:
-                limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
-                history_report = apply_savepoint_history(handle, config.history.schedule, limits)
+                history_report = apply_savepoint_history(handle, config.history.schedule, config.history.policy())
                 # Housekeeping retries failed deletions: the savepoint itself succeeded.
                 for message in history_report.messages(unlogged=True):
                     context.log.info(message)

@@ -10,8 +10,9 @@ import pendulum
 from dagster_ckpt.operations.verification import LATEST
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
+from dagster_ckpt.policies.written import write_retention
 
 DEFAULT_HISTORY = SavepointHistory()
 
@@ -23,7 +24,7 @@ class PeriodicSavepoints:
     Attributes:
         cron_schedule: The cron expression.
         execution_timezone: Time zone of the cron expression and of the labels.
-        history: Which of them are kept; None keeps all.
+        history: Which of them are kept: limits, or any retention policy. None keeps all.
         blackouts: Windows in which no savepoint is taken; it is skipped, not postponed.
         name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this
             name.
@@ -32,7 +33,7 @@ class PeriodicSavepoints:
 
     cron_schedule: str
     execution_timezone: str = "UTC"
-    history: SavepointHistory | None = DEFAULT_HISTORY
+    history: RetentionPolicy | None = DEFAULT_HISTORY
     blackouts: tuple[Blackout, ...] = ()
     name: str | None = None
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED
@@ -44,7 +45,7 @@ def build_savepoint_schedule(
     *,
     cron_schedule: str,
     execution_timezone: str = "UTC",
-    history: SavepointHistory | None = DEFAULT_HISTORY,
+    history: RetentionPolicy | None = DEFAULT_HISTORY,
     blackouts: Sequence[Blackout] = (),
     name: str | None = None,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
@@ -58,13 +59,19 @@ def build_savepoint_schedule(
         savepoint_job: `trigger_savepoint_job` of `build_operator_jobs`.
         cron_schedule: Cron expression.
         execution_timezone: Time zone of the cron expression and of the label.
-        history: Which of its savepoints are kept; default: the newest 10. None keeps all.
+        history: Which of its savepoints are kept: limits, or any retention policy; default: the
+            newest 10. None keeps all.
         blackouts: Windows in which no savepoint is taken; it is skipped, not postponed.
         name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this
             name.
         default_status: Whether the schedule is on by default.
+
+    Raises:
+        OptionError: The history is a policy of your own that cannot be written in a run's config:
+            its class has no import path, or arguments that are no plain values.
     """
     schedule_name = name or f"{stream.name}_savepoint_schedule"
+    kept = _in_config(history)
 
     @dg.schedule(
         name=schedule_name,
@@ -81,14 +88,22 @@ def build_savepoint_schedule(
             until = pendulum.from_timestamp(over_at_ms / 1000, tz=execution_timezone)
             return dg.SkipReason(f"no savepoint in a blackout; it lasts until {until.to_datetime_string()}")
         label = f"scheduled-{due.in_timezone(execution_timezone).format('YYYY-MM-DDTHH-mm')}"
-        limits = {"max_count": history.max_count, "max_age_ms": history.max_age_ms} if history is not None else {}
-        set_limits = {limit: value for limit, value in limits.items() if value is not None}
-        config = {"stream_id": stream.stream_id, "label": label, "history": {"schedule": schedule_name, **set_limits}}
+        config = {"stream_id": stream.stream_id, "label": label, "history": {"schedule": schedule_name, **kept}}
         return dg.RunRequest(
             run_key=f"{stream.stream_id}-{label}", run_config={"ops": {"trigger_savepoint": {"config": config}}}
         )
 
     return savepoint_schedule
+
+
+def _in_config(history: RetentionPolicy | None) -> dict[str, Any]:
+    """A history as fields of `HistoryConfigSchema`."""
+    if history is None:
+        return {}
+    if isinstance(history, SavepointHistory):
+        limits = {"max_count": history.max_count, "max_age_ms": history.max_age_ms}
+        return {limit: value for limit, value in limits.items() if value is not None}
+    return {"keep": write_retention(history)}
 
 
 def build_housekeeping_schedule(

@@ -143,6 +143,16 @@ class CheckpointSettings(dg.Config):
         default=None,
         description="URL of a directory for the snapshots of this stream. Default: the deployment's storage.",
     )
+    retention: dict[str, Any] | None = Field(
+        default=None,
+        description="Which completed checkpoints to keep, instead of num_retained: a policy by its name and arguments, "
+        "such as {any_of: [{latest: 3}, {newest_per: {period: day, count: 7}}]}. Default: num_retained.",
+    )
+    trigger: dict[str, Any] | None = Field(
+        default=None,
+        description="When the next periodic checkpoint is due, instead of interval: a policy by its name and "
+        "arguments, such as {any_of: [{interval: 60000}, {every_batches: 100}]}. Default: interval.",
+    )
 
     def checkpoint_config(self) -> CheckpointConfig:
         """The options as a `CheckpointConfig`.
@@ -150,7 +160,11 @@ class CheckpointSettings(dg.Config):
         Raises:
             OptionError: A value is out of range.
         """
-        return CheckpointConfig(**{name: getattr(self, name) for name in type(self).model_fields})
+        options = {name: getattr(self, name) for name in type(self).model_fields}
+        if self.trigger is not None and "interval" not in self.model_fields_set:
+            # A subclass may have an interval by default.
+            del options["interval"]
+        return CheckpointConfig(**options)
 
 
 _EACH_UNSET: dict[str, Any] = {
@@ -179,7 +193,17 @@ def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> Checkpoi
     set_here = {name: value for name, value in given.items() if value is not None}
     checked = CheckpointConfig(**set_here).asked
     fields = [name if hasattr(checked, name) else f"{name}_ms" for name in set_here]
-    return replace(options, **{field: getattr(checked, field) for field in fields}).in_effect()
+    # A policy and the option that it replaces are never both set: a run's choice replaces either.
+    unset = {replaced: getattr(CheckpointOptions, replaced) for name, replaced in _INSTEAD.items() if name in set_here}
+    return replace(options, **unset | {field: getattr(checked, field) for field in fields}).in_effect()
+
+
+_INSTEAD = {
+    "interval": "trigger",
+    "trigger": "interval_ms",
+    "num_retained": "retention",
+    "retention": "num_retained",
+}
 
 
 class RestartStrategyKind(Enum):

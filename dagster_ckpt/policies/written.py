@@ -1,0 +1,220 @@
+"""Policies as data: in YAML, on the launchpad, and in the run config of a schedule.
+
+A policy is written as a mapping with one entry, its name and its arguments:
+`{"any_of": [{"latest": 3}, {"newest_per": {"period": "day", "count": 7}}]}`. A policy of your own is
+written with its import path: `{"own": "company.policies:NewestVerified"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from importlib import import_module
+from typing import Generic, TypeVar
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.policies import retention, trigger
+from dagster_ckpt.policies.naming import policy_name
+from dagster_ckpt.policies.retention import RetentionPolicy, checked_retention
+from dagster_ckpt.policies.trigger import Blackout, OutsideBlackouts, TriggerPolicy, checked_trigger
+
+Policy = TypeVar("Policy")
+
+Written = Mapping[str, object]
+"""A policy as data."""
+
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class _Vocabulary(Generic[Policy]):
+    """The names of one kind of policy.
+
+    Attributes:
+        option: Name of the option, for messages.
+        rules: The class of each name.
+        combinators: The class of each name that takes a list of policies.
+        checked: Refuses what is no policy of this kind.
+    """
+
+    option: str
+    rules: Mapping[str, Callable[..., Policy]]
+    combinators: Mapping[str, Callable[..., Policy]]
+    checked: Callable[[object], Policy]
+
+    def read(self, written: object) -> Policy:
+        """Create the policy that the data describes."""
+        if not isinstance(written, Mapping) or len(written) != 1:
+            raise OptionError(
+                f"{self.option} is {written!r}, but must be one name with its arguments, such as {{latest: 3}}. "
+                f"Combine several with any_of or all_of. The names are {self._names()}."
+            )
+        [(name, arguments)] = written.items()
+        if name == OWN:
+            return self.checked(_own(self.option, arguments))
+        if name in self.combinators:
+            members = arguments if isinstance(arguments, Sequence) and not isinstance(arguments, str) else [arguments]
+            return self.combinators[name](*(self.read(member) for member in members))
+        if name not in self.rules:
+            raise OptionError(f"{self.option} is {written!r}, but must be one of {self._names()}.")
+        return _made(f"{self.option} {name}", self.rules[name], arguments)
+
+    def write(self, policy: Policy) -> Written:
+        """Describe a policy as data."""
+        for name, kind in self.combinators.items():
+            if type(policy) is kind:
+                return {name: [self.write(member) for member in getattr(policy, "policies", ())]}
+        for name, kind in self.rules.items():
+            if type(policy) is kind:
+                return {name: _arguments(policy)}
+        return {OWN: _path_of(self.option, policy)}
+
+    def _names(self) -> str:
+        return ", ".join([*self.rules, *self.combinators, OWN])
+
+
+def _outside_blackouts(*windows: Mapping[str, object]) -> OutsideBlackouts:
+    return OutsideBlackouts(*(_made("blackout", Blackout, window) for window in windows))
+
+
+_RETENTION: _Vocabulary[RetentionPolicy] = _Vocabulary(
+    "retention",
+    {
+        "latest": retention.Latest,
+        "younger_than": retention.YoungerThan,
+        "every": retention.Every,
+        "newest_per": retention.NewestPer,
+        "savepoint_history": retention.SavepointHistory,
+    },
+    {"any_of": retention.AnyOf, "all_of": retention.AllOf},
+    checked_retention,
+)
+_TRIGGER: _Vocabulary[TriggerPolicy] = _Vocabulary(
+    "trigger",
+    {
+        "interval": trigger.Interval,
+        "min_pause": trigger.MinPause,
+        "every_batches": trigger.EveryBatches,
+        "every_rows": trigger.EveryRows,
+        "outside_blackouts": _outside_blackouts,
+    },
+    {"any_of": trigger.AnyOf, "all_of": trigger.AllOf},
+    checked_trigger,
+)
+
+
+def read_retention(written: object) -> RetentionPolicy:
+    """Create a retention policy from data.
+
+    Raises:
+        OptionError: A name or an argument is not valid, or an import path cannot be imported.
+        OptionTypeError: A value has the wrong type, or what is imported is no policy.
+
+    Example:
+        >>> read_retention({"any_of": [{"latest": 3}, {"younger_than": 3_600_000}]})
+        (Latest(count=3) | YoungerThan(max_age_ms=3600000))
+    """
+    return _RETENTION.read(written)
+
+
+def write_retention(policy: RetentionPolicy) -> Written:
+    """Describe a retention policy as data, from which `read_retention` creates it again.
+
+    Raises:
+        OptionError: It is an object of your own that no import path leads to.
+
+    Example:
+        >>> write_retention(retention.Latest(3))
+        {'latest': {'count': 3}}
+    """
+    return _RETENTION.write(policy)
+
+
+def read_trigger(written: object) -> TriggerPolicy:
+    """Create a trigger policy from data.
+
+    Raises:
+        OptionError: A name or an argument is not valid, or an import path cannot be imported.
+        OptionTypeError: A value has the wrong type, or what is imported is no policy.
+
+    Example:
+        >>> read_trigger({"all_of": [{"interval": 60_000}, {"every_batches": 10}]})
+        (Interval(interval_ms=60000, first_after_ms=0) & EveryBatches(batches=10))
+    """
+    return _TRIGGER.read(written)
+
+
+def own_policy(option: str, written: object) -> object:
+    """Import an object of a user, and create it if it is a class.
+
+    Args:
+        option: The option that holds the path, for messages.
+        written: An import path such as company.policies:NewestVerified, or a mapping of `path` and
+            `arguments`.
+
+    Raises:
+        OptionError: It cannot be imported or created.
+    """
+    return _own(option, written)
+
+
+def _own(option: str, written: object) -> object:
+    path, arguments = written, None
+    if isinstance(written, Mapping):
+        path, arguments = written.get("path"), written.get("arguments")
+    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"{option} is {path!r}, which cannot be imported: {error}. Give module:name of a policy in a module that "
+            "the code location can import."
+        ) from error
+    if isinstance(found, type):
+        return _made(f"{option} {path}", found, arguments)
+    return found
+
+
+def _made(option: str, kind: Callable[..., Policy], arguments: object) -> Policy:
+    try:
+        if arguments is None:
+            return kind()
+        if isinstance(arguments, Mapping):
+            return kind(**arguments)
+        if isinstance(arguments, Sequence) and not isinstance(arguments, str):
+            return kind(*arguments)
+        return kind(arguments)
+    except OptionError:
+        raise
+    except TypeError as error:
+        raise OptionError(f"{option} has the arguments {arguments!r}, which it does not accept: {error}.") from error
+
+
+def _arguments(policy: object) -> dict[str, object]:
+    if not is_dataclass(policy):
+        return {}
+    return {field.name: _plain(getattr(policy, field.name)) for field in fields(policy) if field.init}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _path_of(option: str, policy: object) -> Written:
+    """The import path of a user's policy, if creating it again gives the same."""
+    kind = type(policy)
+    path, arguments = f"{kind.__module__}:{kind.__qualname__}", _arguments(policy)
+    written: Written = {"path": path, "arguments": arguments} if arguments else {"path": path}
+    try:
+        again = _own(option, written)
+    except OptionError as error:
+        again = error
+    if type(again) is not kind or _arguments(again) != arguments:
+        raise OptionError(
+            f"{option} is {policy_name(policy)}, which cannot be written as data. Define its class in a module, and "
+            "make it a dataclass with plain values or a class without arguments."
+        )
+    return written

@@ -1,4 +1,4 @@
-"""The coordinator's periodic trigger: what a trigger policy is told, and when it fires."""
+"""The coordinator's periodic trigger: what a trigger policy sees, and when it fires."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PeriodicTrigger:
         self._random = random
         self._progress: TriggerProgress | None = None
         self._before_firing: TriggerProgress | None = None
-        # The policy is told of batches and rows since the last firing; these are since the query started.
+        # The policy sees batches and rows since the last firing; these are since the query started.
         self._batches = self._rows = self._batches_before = self._rows_before = 0
         self._not_before_ms = 0
         self._last_completed_ms: int | None = None

@@ -9,9 +9,8 @@ from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.rewind import retained_batches
 from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id

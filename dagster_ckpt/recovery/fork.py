@@ -22,10 +22,9 @@ from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.sinks.parquet import fork_output
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry, StillMine, own_past
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, own_past
+from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.output import same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.fencing import fence_predecessor

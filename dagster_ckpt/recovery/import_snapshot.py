@@ -18,8 +18,8 @@ from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import sink_logs_of_snapshot
 from dagster_ckpt.sinks.parquet import strange_file
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id
 from dagster_ckpt.spark.query.output import folders_overlap, same_folder
 from dagster_ckpt.spark.query.sinks import sink_place
 from dagster_ckpt.stream.handle import StreamHandle

@@ -11,8 +11,8 @@ from dagster_ckpt.catalog.records import LeaseRecord, StreamRecord
 from dagster_ckpt.config.state_backend import PinnedState, backend_change
 from dagster_ckpt.errors import PlanChangedError, StateBackendChangeError
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.spark.checkpoint_dir.inspect import check_pinned_provider, pinned_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.pinned_state import check_pinned_provider, pinned_state
 from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot

@@ -17,8 +17,8 @@ from dagster_ckpt.sinks.forecast import forecast
 from dagster_ckpt.sinks.in_flight import carries_state, forecast_in_flight, keeps_state
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id
 from dagster_ckpt.spark.query.output import NamedOutput, same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance

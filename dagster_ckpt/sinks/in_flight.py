@@ -21,11 +21,10 @@ from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.delta import read_delta_memory
 from dagster_ckpt.sinks.effect import SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.cut import cut, state_after
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import StillMine
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import StillMine, roll_back_to_own_past
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry, parse_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
-from dagster_ckpt.spark.checkpoint_dir.rewind import roll_back_to_own_past
 from dagster_ckpt.spark.query.output import logged_batch
 from dagster_ckpt.spark.query.sinks import file_sink_path
 

@@ -17,10 +17,9 @@ from dagster_ckpt.errors import CkptError, RestoreError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG, SinkEntry, StillMine, roll_back
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG, SinkEntry, StillMine, own_past, roll_back
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.checkpoint_dir.rewind import own_past
 from dagster_ckpt.spark.query.output import same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 

@@ -11,10 +11,9 @@ from urllib.parse import unquote
 
 from dagster_ckpt.errors import SinkRollbackError
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG, own_past
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.checkpoint_dir.rewind import own_past
 
 # `ManifestFileCommitProtocol`: every file name contains a uuid, so the bare name identifies the
 # file.

@@ -14,8 +14,8 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus
+from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.pinned_state import pinned_partitions
 
 pytestmark = pytest.mark.spark
 

@@ -16,12 +16,11 @@ from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.sinks.part_files import read_sink_log
 from dagster_ckpt.snapshot.reader import extract
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import capture
-from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import capture, own_past
+from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, live_query_id, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id, own_past, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
 from dagster_ckpt.spark.checkpoint_dir.state.zip_member import read_member
 from dagster_ckpt.spark.doctor.diagnosis import diagnose

@@ -26,9 +26,9 @@ from pyspark.sql import SparkSession
 from spark_scenarios import HEAP, ROCKSDB_V2, Workload, aggregation, run_to_the_end
 
 from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back_to_own_past
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.rewind import roll_back_to_own_past
 from dagster_ckpt.spark.doctor.checksums import crc32c
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import ADVICE, Code, Severity

@@ -33,9 +33,9 @@ from dagster_ckpt.sinks.in_flight import (
     forecast_in_flight,
     settle_in_flight,
 )
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back_to_own_past
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, roll_back_to_own_past
+from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.output import begin_log, empty_log

@@ -22,10 +22,10 @@ from spark_scenarios import (
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.errors import IncompleteCutError
 from dagster_ckpt.sinks.part_files import delete_part_files, part_files, read_sink_log
-from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import own_past, roll_back_to_own_past
+from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.rewind import own_past, retained_batches, roll_back_to_own_past
 from dagster_ckpt.spark.versions import Feature
 from tests.support.needs import needs
 

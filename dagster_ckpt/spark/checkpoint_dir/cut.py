@@ -23,8 +23,11 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     OFFSETS,
     SOURCES,
     LiveDirectory,
+    NeededFile,
     Positions,
     batch_ids,
+    read_needed,
+    read_versioned,
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     CommitEntry,
@@ -33,7 +36,6 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_offset_entry,
     parse_query_id,
 )
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed, read_versioned
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_since, layout_of

@@ -17,8 +17,8 @@ from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAc
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.query.sinks import file_sink_path
 
 LOG = "_spark_metadata"
@@ -131,6 +131,54 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
             "start again: "
             "the roll-back goes on where it stopped. Do not start the query before, it would skip batches."
         ) from error
+
+
+def own_past(sinks: Sequence[str], batch_id: int) -> list[CapturedSink]:
+    """Read the logs of file sinks up to a batch from the sinks themselves.
+
+    Args:
+        sinks: The query's sinks, as its progress names them.
+        batch_id: The batch to go back to.
+
+    Raises:
+        SinkRollbackError: A log no longer reaches back that far.
+        IncompleteCutError: An entry of a log is missing.
+        StorageAccessError: A log cannot be read.
+    """
+    captured = capture(sinks, batch_id)
+    for sink in captured:
+        first = sink.files[0].source.rsplit("/", 1)[-1] if sink.files else "0"
+        if first != "0" and not first.endswith(COMPACT):
+            raise SinkRollbackError(
+                f"{sink.path}/{LOG} begins with entry {first}, and what came before is only in later compact "
+                f"entries: the sink cannot be brought back to batch {batch_id}. Go back to a snapshot, which carries "
+                "this log."
+            )
+    return captured
+
+
+def roll_back_to_own_past(sinks: Sequence[str], batch_id: int, *, still_mine: StillMine) -> list[str]:
+    """Roll file sinks back to a batch by their own logs; can be interrupted at any point and repeated.
+
+    Args:
+        sinks: The query's sinks, as its progress names them.
+        batch_id: The batch to go back to.
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
+
+    Returns:
+        The folders that were rolled back.
+
+    Raises:
+        SinkRollbackError: A sink cannot be rolled back.
+        IncompleteCutError: An entry of a log is missing.
+        StorageAccessError: A log cannot be read.
+    """
+    captured = own_past(sinks, batch_id)
+    for sink in captured:
+        entries = [SinkEntry(file.source.rsplit("/", 1)[-1], file.folder.read(file.source)) for file in sink.files]
+        roll_back(sink.path, batch_id, entries, still_mine=still_mine)
+    return [sink.path for sink in captured]
 
 
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:

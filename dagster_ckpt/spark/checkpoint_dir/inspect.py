@@ -1,14 +1,29 @@
-"""Check whether Spark can resume in a live directory, with the same checks as a cut."""
+"""Inspect a live directory: whether Spark can resume in it, with the same checks as a cut, and what it pins."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from dagster_ckpt.config.state_backend import PinnedState
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, STATE, LiveDirectory, Positions
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.layout import (
+    COMMITS,
+    METADATA,
+    OFFSETS,
+    STATE,
+    LiveDirectory,
+    Positions,
+    batch_ids,
+)
+from dagster_ckpt.spark.checkpoint_dir.logs import (
+    INTERNAL_PARTITIONS,
+    SHUFFLE_PARTITIONS,
+    parse_offset_entry,
+    parse_query_id,
+)
 
 
 class LiveStatus(StrEnum):
@@ -69,6 +84,83 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
     replay = f", and batch {whole.in_flight} will be replayed" if whole.in_flight is not None else ""
     reason = f"{live.url} is whole after batch {whole.batch_id}{replay}."
     return LiveState(LiveStatus.GOOD, reason, whole.batch_id, whole.in_flight, live.fenced_at())
+
+
+def retained_batches(live: LiveDirectory) -> list[int]:
+    """Committed batches to which the logs of a live directory can be rewound, ascending.
+
+    Only a cut shows whether the state of a batch is complete too.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
+    offsets = set(batch_ids(live.folder, OFFSETS))
+    # To start after batch N, Spark needs the offsets of N and of the batch before it.
+    return [
+        batch for batch in batch_ids(live.folder, COMMITS) if batch in offsets and (batch == 0 or batch - 1 in offsets)
+    ]
+
+
+def live_query_id(live: LiveDirectory) -> str | None:
+    """Id of the query of a live directory; None if it cannot be read.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
+    try:
+        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+    except (FileNotFoundError, LiveDirectoryError):
+        return None
+
+
+def pinned_state(live: LiveDirectory) -> PinnedState:
+    """Return the backend and settings of the query in a live directory; empty before its first planned batch.
+
+    Raises:
+        LiveDirectoryError: The newest entry of the offset log cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    positions = live.positions()
+    if positions.offset is None:
+        return PinnedState(None)
+    path = f"{OFFSETS}/{positions.offset}"
+    entry = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}")
+    # Spark pins a provider for every query, even if it never opens a store.
+    keeps_no_state = positions.commit is not None and not live.folder.list(STATE)
+    return PinnedState(None if keeps_no_state else entry.provider_class, entry.conf)
+
+
+def check_pinned_provider(live: LiveDirectory) -> None:
+    """Check that the newest two entries of the offset log name the same provider, which Spark never changes.
+
+    Raises:
+        LiveDirectoryError: They differ, so one of them is damaged.
+        StorageAccessError: The directory cannot be reached.
+    """
+    newest = live.positions().offset
+    named: dict[str, str | None] = {}
+    for number in (newest, newest - 1 if newest is not None else None):
+        path = f"{OFFSETS}/{number}"
+        with suppress(FileNotFoundError):
+            named[path] = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}").provider_class
+    if len(set(named.values())) > 1:
+        told = ", ".join(f"{path} names {provider}" for path, provider in named.items())
+        raise LiveDirectoryError(
+            f"{live.url}: {told}. Spark never changes the state store provider of a query, so one of these entries is "
+            "damaged. Restore a snapshot."
+        )
+
+
+def pinned_partitions(live: LiveDirectory) -> int | None:
+    """Return the number of state partitions of the query in a live directory; None if it keeps no state.
+
+    Raises:
+        LiveDirectoryError: The newest entry of the offset log cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    settings = pinned_state(live).settings
+    number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
+    return int(number) if number else None
 
 
 def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveState:

@@ -16,9 +16,16 @@ from pydantic import BaseModel, Field
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.layout import DEFAULT_STORE, OFFSETS, STATE, batch_ids, store_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import (
+    DEFAULT_STORE,
+    OFFSETS,
+    STATE,
+    NeededFile,
+    batch_ids,
+    read_needed,
+    store_directory,
+)
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFile
 
 _SCHEMAS = "_stateSchema"

@@ -18,9 +18,15 @@ from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEn
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.hard_links import Linker
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, FORK_NOT_STARTED, METADATA, OFFSETS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import (
+    COMMITS,
+    FORK_NOT_STARTED,
+    METADATA,
+    OFFSETS,
+    LiveDirectory,
+    NeededFile,
+)
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
 
@@ -165,6 +171,16 @@ def clone(
             return replace(made, carries_state=staged.cut.carries_state)
 
     return until_not_overtaken(attempt)
+
+
+def give_query_id(live: LiveDirectory, query_id: str) -> None:
+    """Change the query id of a live directory that is not in use yet.
+
+    Raises:
+        StorageAccessError: It cannot be written.
+    """
+    # A new file replaces the old one, which may be a hard link shared with the original directory.
+    live.folder.write(METADATA, [json.dumps({"id": query_id}, separators=(",", ":")).encode()])
 
 
 class Filler:

@@ -28,11 +28,11 @@ from dagster_ckpt.io.local import LocalFileIO, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import Base, Source
 from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.needed import (
+from dagster_ckpt.spark.checkpoint_dir.layout import (
     HELD_IN_MEMORY_BYTES,
     HELD_IN_MEMORY_FILES,
     READ_WHOLE_BYTES,
+    LiveDirectory,
     NeededFile,
 )
 

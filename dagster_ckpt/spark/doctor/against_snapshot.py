@@ -9,8 +9,7 @@ from blake3 import blake3
 
 from dagster_ckpt.foreign import number_in
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, NeededFile
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error
 from dagster_ckpt.spark.doctor.subject import Subject
 

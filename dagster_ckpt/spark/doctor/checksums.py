@@ -12,8 +12,7 @@ from dataclasses import replace
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, decompress_block
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
 from dagster_ckpt.spark.doctor.subject import Subject

@@ -10,9 +10,8 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.doctor.against_snapshot import KnownSnapshot, examine_against_snapshot
 from dagster_ckpt.spark.doctor.checksums import examine_content, examine_contents, examine_log_contents
 from dagster_ckpt.spark.doctor.file_sink_logs import examine_file_sinks

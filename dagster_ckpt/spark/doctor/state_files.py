@@ -12,9 +12,15 @@ from pathlib import Path
 from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.foreign import from_json, number_in, reading
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, STATE, LiveDirectory, batch_ids, store_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import (
+    OFFSETS,
+    STATE,
+    LiveDirectory,
+    NeededFile,
+    batch_ids,
+    store_directory,
+)
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 from dagster_ckpt.spark.checkpoint_dir.state import hdfs, rocksdb, rocksdb_v2
 from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import CkptError, LiveDirectoryError
+from dagster_ckpt.spark.checkpoint_dir.inspect import retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, retained_batches
+from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.query import SupervisedQuery
 
 if TYPE_CHECKING:

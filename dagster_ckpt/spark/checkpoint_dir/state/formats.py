@@ -11,9 +11,8 @@ from typing import NamedTuple
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
-from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, store_directory
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.checkpoint_dir.state import hdfs, rocksdb, rocksdb_v2
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory

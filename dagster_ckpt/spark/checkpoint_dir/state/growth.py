@@ -16,8 +16,8 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import Base
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS
-from dagster_ckpt.spark.checkpoint_dir.needed import (
+from dagster_ckpt.spark.checkpoint_dir.layout import (
+    COMMITS,
     HELD_IN_MEMORY_BYTES,
     HELD_IN_MEMORY_FILES,
     READ_WHOLE_BYTES,

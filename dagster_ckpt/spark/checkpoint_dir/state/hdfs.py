@@ -6,7 +6,7 @@ is empty.
 
 from __future__ import annotations
 
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import LARGEST_LONG, reading
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import check_version
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.zip_member import read_member

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import from_json, reading
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
 from dagster_ckpt.spark.checkpoint_dir.state.rocksdb import snapshot_files
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory

@@ -8,7 +8,7 @@ from functools import cached_property
 from dagster_ckpt.errors import IncompleteCutError
 from dagster_ckpt.foreign import number_in
 from dagster_ckpt.io.file_io import FileIO, Listing
-from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, read_needed
 
 _COUNTED_DOWN = 10_000
 

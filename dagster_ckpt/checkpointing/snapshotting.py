@@ -137,11 +137,11 @@ def _take(
 
         runner = executors_above(stream.executor_copy_bytes) if stream.executor_copy_bytes is not None else None
 
-        def pin(files: list[Source]) -> list[Source]:
+        def stage(files: list[Source]) -> list[Source]:
             size = sum(file.size for file in files)
             # Executors cannot reach files pinned on this machine; they read what Spark has not
             # purged in the meantime.
-            held = files if runner is not None and runner.takes(size) else staged.pin(files)
+            held = files if runner is not None and runner.takes(size) else staged.stage(files)
             on_cut(taken.batch_id)
             return held
 
@@ -165,7 +165,7 @@ def _take(
                 staged.hand_over(),
                 base=base,
                 extends=taken.extends,
-                pin=pin,
+                stage=stage,
                 should_abort=should_abort,
                 runner=runner,
             )
@@ -175,7 +175,7 @@ def _take(
                 staged.hand_over(),
                 target_directory=order.target_directory,
                 base=order.base,
-                pin=pin,
+                stage=stage,
                 should_abort=should_abort,
                 runner=runner,
             )

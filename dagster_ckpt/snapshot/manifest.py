@@ -1,26 +1,23 @@
-"""The manifest of a snapshot: its header, and where each of its bytes is stored (docs/snapshot-format.md, section 3).
-
-A snapshot may have a hundred thousand files, so a manifest keeps each as its encoded line. A
-snapshot that shares a file with the previous one reuses the line without parsing or encoding it
-again.
-"""
+"""The manifest of a snapshot: its header and its files (docs/snapshot-format.md, section 3)."""
 
 from __future__ import annotations
 
 import posixpath
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
+from functools import cached_property
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.foreign import LARGEST_LONG
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.snapshot.entries import FileEntry, parse_line, quoted
-from dagster_ckpt.snapshot.packed_lines import path_of_start
-from dagster_ckpt.snapshot.segment import ObjectUse, Segment, merged_uses
+from dagster_ckpt.snapshot.entries import Block, FileEntry, ObjectUse, merge_uses
+
+_last_of = attrgetter("last")
 
 
 def object_name(directory: str, reference: str) -> str:
@@ -64,42 +61,37 @@ class SnapshotHeader(BaseModel):
     properties: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Manifest:
     """Header and files of a snapshot.
 
     Attributes:
         header: The header.
-        stable: Segments of files that the next snapshots will probably share, oldest first.
-        rest: The other files.
+        blocks: The files, the oldest blocks first.
     """
 
     header: SnapshotHeader
-    stable: tuple[Segment, ...] = ()
-    rest: Segment = field(default_factory=Segment)
-
-    @classmethod
-    def of(cls, header: SnapshotHeader, entries: Iterable[FileEntry]) -> Manifest:
-        """A manifest of the given entries, none of them stable."""
-        manifest = cls(header)
-        for entry in entries:
-            manifest.rest.add(entry)
-        return manifest
+    blocks: tuple[Block, ...] = ()
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        """All segments."""
-        return (*self.stable, self.rest)
+    def stable_blocks(self) -> tuple[Block, ...]:
+        """Blocks of files that the next snapshot will probably contain too."""
+        return tuple(block for block in self.blocks if block.stable)
+
+    @property
+    def other_blocks(self) -> tuple[Block, ...]:
+        """The other blocks."""
+        return tuple(block for block in self.blocks if not block.stable)
 
     @property
     def uses(self) -> dict[str, ObjectUse]:
         """The data objects that it uses, relative to its directory."""
-        return merged_uses(self.segments)
+        return merge_uses(self.blocks)
 
     @property
     def objects(self) -> frozenset[str]:
         """Names of the data objects that it refers to, relative to its directory."""
-        return frozenset(name for segment in self.segments for name in segment.uses)
+        return frozenset(name for block in self.blocks for name in block.uses)
 
     def unusable_objects(self, space: FileIO, directory: str) -> list[str]:
         """Problems with its data objects, from one listing: missing ones and truncated ones.
@@ -122,40 +114,53 @@ class Manifest:
     @property
     def file_count(self) -> int:
         """Number of files."""
-        return sum(segment.file_count for segment in self.segments)
+        return sum(block.file_count for block in self.blocks)
 
     @property
     def full_bytes(self) -> int:
         """Number of bytes that a restore writes."""
-        return sum(segment.full_bytes for segment in self.segments)
+        return sum(block.full_bytes for block in self.blocks)
 
     @property
     def inline_length(self) -> int:
         """End offset of the last inlined file."""
-        return max(segment.inline_length for segment in self.segments)
+        return max((block.inline_length for block in self.blocks), default=0)
 
     @property
     def files(self) -> Iterator[FileEntry]:
         """All files."""
-        return chain.from_iterable(segment.files for segment in self.segments)
-
-    @property
-    def lines(self) -> Iterator[bytes]:
-        """All files, as lines."""
-        for segment in self.segments:
-            yield from segment.lines
+        for block in self.blocks:
+            yield from block.entries.values()
 
     def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
-        """The entry of a file. Files that are not `stable` are searched in a small set only."""
-        line = self.find_line(path, stable=stable)
-        return parse_line(line) if line is not None else None
+        """The entry of a file.
 
-    def find_line(self, path: str, *, stable: bool = True) -> bytes | None:
-        """Like `find`, as a line."""
-        begin = f"{quoted(path)},".encode()
-        directory = path_of_start(begin).rpartition(b"/")[0]
-        for segment in reversed(self.segments if stable else (self.rest,)):
-            line = segment.find(begin, directory)
-            if line is not None:
-                return line
+        Args:
+            path: Its path.
+            stable: Search the stable files too, not only the others, which are few.
+        """
+        for run in self._other_runs + (self._stable_runs if stable else []):
+            at = bisect_left(run, path, key=_last_of)
+            entry = run[at].entries.get(path) if at < len(run) and run[at].first <= path else None
+            if entry is not None:
+                return entry
         return None
+
+    @cached_property
+    def _stable_runs(self) -> list[list[Block]]:
+        return _runs(self.stable_blocks)
+
+    @cached_property
+    def _other_runs(self) -> list[list[Block]]:
+        return _runs(self.other_blocks)
+
+
+def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
+    """Group blocks into runs of ascending paths, newest first: a path is in at most one block of each."""
+    runs: list[list[Block]] = []
+    for block in blocks:
+        if runs and runs[-1][-1].last < block.first:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs[::-1]

@@ -20,7 +20,6 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import normalised
-from dagster_ckpt.snapshot.container import Metadata
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.garbage_collection import (
     INCOMPLETE_NAME,
@@ -35,15 +34,16 @@ from dagster_ckpt.snapshot.garbage_collection import (
     storage_time_ms,
 )
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
+from dagster_ckpt.snapshot.metadata_file import Metadata
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
-from dagster_ckpt.snapshot.reuse import Base, Source
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import (
     INLINE_LIMIT_BYTES,
     METADATA_NAME,
     PACK_TARGET_BYTES,
-    Pin,
+    Stage,
     WriteOptions,
     WrittenSnapshot,
     write_snapshot,
@@ -110,20 +110,20 @@ class ObjectSnapshotStore:
         header: SnapshotHeader,
         files: Iterable[Source],
         *,
-        base: str | Base | None = None,
+        base: str | BaseSnapshot | None = None,
         extends: bool = False,
-        pin: Pin = list,
+        stage: Stage = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
         """Write a checkpoint as `chk-<n>`, sharing bytes with the snapshot at `base`."""
         if header.number is None:
             raise OptionError(f"The checkpoint of stream {header.stream_id!r} has no number. Give it one.")
-        shared = base if isinstance(base, Base) else self.base(base)
+        shared = base if isinstance(base, BaseSnapshot) else self.base(base)
         if self._layout.max_bytes is not None:
             files = list(files)
-            taken = shared.metadata.manifest.stable if shared is not None and extends else ()
-            size = sum(file.size for file in files) + sum(segment.full_bytes for segment in taken)
+            extended = shared.manifest.stable_blocks if shared is not None and extends else ()
+            size = sum(file.size for file in files) + sum(block.full_bytes for block in extended)
             self._check_size(header, size, self._layout.max_bytes)
         directory = f"chk-{header.number}"
         location = f"{self._stream_space.url}/{directory}"
@@ -135,11 +135,11 @@ class ObjectSnapshotStore:
             options=self._options(SHARED_PREFIX),
             base=shared,
             extends=extends,
-            pin=pin,
+            stage=stage,
             should_abort=should_abort,
             runner=runner or self._threads,
         )
-        self._remember(location, Metadata(written.manifest, written.inline))
+        self._remember(location, written.metadata)
         return self._stored(location, written)
 
     def write_savepoint(
@@ -149,7 +149,7 @@ class ObjectSnapshotStore:
         *,
         target_directory: str | None = None,
         base: str | None = None,
-        pin: Pin = list,
+        stage: Stage = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
@@ -179,7 +179,7 @@ class ObjectSnapshotStore:
                 files,
                 options=self._options(""),
                 base=self._foreign(base),
-                pin=pin,
+                stage=stage,
                 should_abort=should_abort,
                 runner=runner or self._threads,
             )
@@ -193,7 +193,7 @@ class ObjectSnapshotStore:
             space.delete(mark)
         return self._stored(f"{space.url}/{directory}", written)
 
-    def base(self, location: str | None) -> Base | None:
+    def base(self, location: str | None) -> BaseSnapshot | None:
         """An earlier snapshot to share with, of this stream or another; None if it is missing or broken."""
         if location is None:
             return None
@@ -204,7 +204,7 @@ class ObjectSnapshotStore:
         except (SnapshotNotFoundError, SnapshotCorruptError):
             # The snapshot is then written in full, which is always correct.
             return None
-        return Base(metadata, space, directory, is_beside=space.url == self._stream_space.url)
+        return BaseSnapshot(metadata, space, directory, same_folder=space.url == self._stream_space.url)
 
     def manifest(self, location: str) -> Manifest:
         """The manifest of a snapshot."""
@@ -294,9 +294,9 @@ class ObjectSnapshotStore:
                 "because it keeps them in memory. Raise max_state_size, or use a FileSystemCheckpointStorage."
             )
 
-    def _foreign(self, location: str | None) -> Base | None:
+    def _foreign(self, location: str | None) -> BaseSnapshot | None:
         base = self.base(location)
-        return replace(base, is_beside=False) if base is not None else None
+        return replace(base, same_folder=False) if base is not None else None
 
     def _remember(self, folder: str, metadata: Metadata) -> Metadata:
         with self._lock:
@@ -317,9 +317,9 @@ class ObjectSnapshotStore:
     def _stored(self, location: str, written: WrittenSnapshot) -> StoredSnapshot:
         return StoredSnapshot(
             location,
-            full_bytes=written.manifest.full_bytes,
+            full_bytes=written.metadata.manifest.full_bytes,
             incremental_bytes=written.incremental_bytes,
-            file_count=written.manifest.file_count,
+            file_count=written.metadata.manifest.file_count,
         )
 
     def _at(self, location: str) -> tuple[FileIO, str]:

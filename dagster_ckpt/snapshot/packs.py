@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Protocol
 
 from blake3 import blake3
 
 from dagster_ckpt.errors import CutOvertakenError
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
-from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
 from dagster_ckpt.snapshot.reuse import Source
 
 # Reading and hashing in smaller pieces costs more than it saves; files up to this size are read in
@@ -30,6 +30,8 @@ _REMEMBERED_DIGESTS = 1_024
 # Below this size a second thread costs more than it saves.
 BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
 
+# Name of a data object, and an offset in it.
+Place = tuple[str, int]
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
 
 
@@ -53,54 +55,73 @@ def run_now(work: Callable[[], None]) -> None:
     work()
 
 
-KnownContent = Callable[[str, Source], FileEntry | None]
-
-
 @dataclass(frozen=True)
-class Checks:
-    """Callbacks of a worker while it writes.
+class PackCallbacks:
+    """What a worker calls while it writes.
 
     Attributes:
-        known: The entry for content that is already stored, by digest and file.
-        is_likely_known: Whether to read a large file for its digest first.
-        check_aborted: Called at short intervals; raises SnapshotAbortedError if the snapshot is aborted.
-        made: Called with the name of each data object before it is created, so that a partial
+        stored_at: Called with a file and the digest of its content; returns the data object that
+            contains it already, and its offset there, or None.
+        is_likely_unchanged: Whether to read a large file for its digest first.
+        check_aborted: Called at short intervals; raises SnapshotAbortedError if the snapshot is
+            aborted.
+        creating: Called with the name of each data object before it is created, so that a partial
             object can be removed.
-        wrote: Called with files and their entries; from several threads if several write.
         complete: Called with a function that completes the last data object of a task and must run
             before the snapshot is finished.
     """
 
-    known: KnownContent
-    is_likely_known: Callable[[Source], bool]
+    stored_at: Callable[[Source, str], Place | None]
+    is_likely_unchanged: Callable[[Source], bool]
     check_aborted: Callable[[], None]
-    made: Callable[[str], None]
-    wrote: Callable[[Sequence[Source], Sequence[FileEntry]], None]
+    creating: Callable[[str], None]
     complete: Callable[[Callable[[], None]], object] = run_now
 
 
-def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
-    """Write the files of a task; returns the number of bytes written.
+@dataclass(frozen=True)
+class Packed:
+    """Files that were written into data objects.
+
+    Attributes:
+        entries: Their entries.
+        written: Number of bytes written.
+    """
+
+    entries: BlockBuilder = field(default_factory=BlockBuilder)
+    written: int = 0
+
+    @staticmethod
+    def joined(parts: Iterable[Packed]) -> Packed:
+        """The files of several tasks, which must be given in order."""
+        entries, written = BlockBuilder(), 0
+        for part in parts:
+            entries.add_all(part.entries)
+            written += part.written
+        return Packed(entries, written)
+
+
+def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Packed:
+    """Write the files of a task.
 
     Args:
         task: The task.
         create: Opens a new data object by name.
-        checks: Callbacks.
+        callbacks: What to call while writing.
 
     Raises:
         SnapshotAbortedError: The snapshot was aborted.
         CutOvertakenError: A file vanished or has another length than expected.
         StorageAccessError: A data object could not be written.
     """
-    with _PackWriter(task, create, checks) as writer:
+    with _PackWriter(task, create, callbacks) as writer:
         while task.files:
-            checks.check_aborted()
+            callbacks.check_aborted()
             some = _next_small(task.files)
             if some:
                 writer.add_small(some)
             else:
                 writer.add_large(task.files.popleft())
-    return writer.written
+    return Packed(writer.entries, writer.written)
 
 
 def pack_names(task: PackTask) -> list[str]:
@@ -120,13 +141,13 @@ class PackRunner(Protocol):
         """Number of tasks to create for this many bytes."""
         ...
 
-    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
-        """Write every task; returns the number of bytes written.
+    def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
+        """Write every task.
 
         Args:
-            tasks: The tasks.
+            tasks: The tasks; their files are in order of path within a task and from task to task.
             create: Opens a new data object by name.
-            checks: Callbacks.
+            callbacks: What to call while writing.
 
         Raises:
             SnapshotAbortedError: The snapshot was aborted.
@@ -150,20 +171,20 @@ class Threads:
         """Number of tasks to create for this many bytes."""
         return max(1, min(self.count, total_bytes // BYTES_WORTH_A_THREAD))
 
-    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
-        """Write every task; returns the number of bytes written."""
+    def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
+        """Write every task."""
 
-        def work(task: PackTask, check_canceled: CancelCheck) -> int:
-            def both() -> None:
+        def work(task: PackTask, check_canceled: CancelCheck) -> Packed:
+            def check_aborted() -> None:
                 check_canceled()
-                checks.check_aborted()
+                callbacks.check_aborted()
 
             # With several tasks, the next one reuses the thread, so the buffers of the previous one
             # must be released first.
-            complete = checks.complete if len(tasks) == 1 else run_now
-            return write_packs(task, create, replace(checks, check_aborted=both, complete=complete))
+            complete = callbacks.complete if len(tasks) == 1 else run_now
+            return write_packs(task, create, replace(callbacks, check_aborted=check_aborted, complete=complete))
 
-        return sum(in_threads(self.count, tasks, work))
+        return Packed.joined(in_threads(self.count, tasks, work))
 
 
 def read_small(file: Source) -> bytes:
@@ -189,17 +210,18 @@ def vanished(file: Source) -> CutOvertakenError:
 
 
 class _PackWriter:
-    def __init__(self, task: PackTask, create: Create, checks: Checks) -> None:
+    def __init__(self, task: PackTask, create: Create, callbacks: PackCallbacks) -> None:
         self._task = task
         self._create = create
-        self._checks = checks
+        self._callbacks = callbacks
         self._open = contextlib.ExitStack()
         self._stream: BinaryIO | None = None
         self._length = 0
         # Data object and offset of stored content, by digest.
-        self._places: dict[str, tuple[str, int]] = {}
+        self._places: dict[str, Place] = {}
         self._packs: list[str] = []
         self._pending: list[bytes] = []
+        self.entries = BlockBuilder()
         self.written = 0
 
     def __enter__(self) -> _PackWriter:
@@ -207,7 +229,7 @@ class _PackWriter:
 
     def __exit__(self, *details: object) -> None:
         if details[0] is None:
-            self._checks.complete(self._open.close)
+            self._callbacks.complete(self._open.close)
             return
         with contextlib.suppress(Exception):
             self._open.close()
@@ -216,29 +238,20 @@ class _PackWriter:
         """Add files that fit into memory together."""
         contents = list(map(read_small, files))
         digests = [blake3(data).hexdigest() for data in contents]
-        entries = []
         for file, data, digest in zip(files, contents, digests, strict=True):
-            entry = self._checks.known(digest, file)
-            if entry is None:
-                place = self._places.get(digest)
-                if place is None:
-                    place = self._new_place(file.size)
-                    self._remember(digest, place)
-                    self._pending.append(data)
-                entry = FileEntry(digest, file.path, file.size, file.identity, file.token, *place)
-            entries.append(entry)
+            if not self._is_stored(file, digest):
+                place = self._new_place(file.size)
+                self._pending.append(data)
+                self._add(file, digest, place)
         self._flush()
-        self._checks.wrote(files, entries)
 
     def add_large(self, file: Source) -> None:
         """Add a file piece by piece."""
-        if self._checks.is_likely_known(file):
+        if self._callbacks.is_likely_unchanged(file):
             read = blake3()
             for chunk in _chunks(file):
                 read.update(chunk)
-            entry = self._checks.known(read.hexdigest(), file)
-            if entry is not None:
-                self._checks.wrote([file], [entry])
+            if self._is_stored(file, read.hexdigest()):
                 return
         place = self._new_place(file.size)
         digest = blake3()
@@ -246,27 +259,35 @@ class _PackWriter:
             digest.update(chunk)
             self._pending.append(chunk)
             self._flush()
-        entry = FileEntry(digest.hexdigest(), file.path, file.size, file.identity, file.token, *place)
-        self._remember(entry.digest, place)
-        self._checks.wrote([file], [entry])
+        self._add(file, digest.hexdigest(), place)
 
-    def _new_place(self, size: int) -> tuple[str, int]:
+    def _is_stored(self, file: Source, digest: str) -> bool:
+        """Whether the content of a file is stored already; if it is, the file is added."""
+        place = self._callbacks.stored_at(file, digest) or self._places.get(digest)
+        if place is None:
+            return False
+        self._add(file, digest, place)
+        return True
+
+    def _add(self, file: Source, digest: str, place: Place) -> None:
+        if len(self._places) < _REMEMBERED_DIGESTS:
+            self._places[digest] = place
+        entry = FileEntry(digest, file.path, file.size, file.identity, file.token, *place)
+        self.entries.add(entry, stable=file.stable)
+
+    def _new_place(self, size: int) -> Place:
         """Reserve space in the open data object, which may be a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._flush()
             self._open.close()
             name = _pack_name(self._task, len(self._packs))
-            self._checks.made(name)
+            self._callbacks.creating(name)
             self._packs.append(name)
             self._stream = self._open.enter_context(self._create(name))
             self._length = 0
         place = self._packs[-1], self._length
         self._length += size
         return place
-
-    def _remember(self, digest: str, place: tuple[str, int]) -> None:
-        if len(self._places) < _REMEMBERED_DIGESTS:
-            self._places[digest] = place
 
     def _flush(self) -> None:
         """Write the buffered bytes."""

@@ -13,9 +13,9 @@ from blake3 import blake3
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
-from dagster_ckpt.snapshot.container import Metadata, referred_objects, unpack_files, unpack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import object_name
+from dagster_ckpt.snapshot.metadata_file import Metadata, decode_metadata, decode_references
 from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
@@ -36,7 +36,7 @@ def read_metadata(space: FileIO, directory: str, name: str = METADATA_NAME) -> M
         SnapshotNotFoundError: There is no snapshot.
         SnapshotCorruptError: It is truncated or modified.
     """
-    return unpack_metadata(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+    return decode_metadata(_read(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
 
 
 def read_references(space: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
@@ -51,11 +51,11 @@ def read_references(space: FileIO, directory: str, name: str = METADATA_NAME) ->
         SnapshotNotFoundError: There is no snapshot.
         SnapshotCorruptError: It is truncated or modified.
     """
-    references = referred_objects(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+    references = decode_references(_read(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
 
 
-def _metadata(space: FileIO, directory: str, name: str) -> bytes:
+def _read(space: FileIO, directory: str, name: str) -> bytes:
     try:
         return space.read(posixpath.join(directory, name))
     except FileNotFoundError as error:
@@ -90,14 +90,26 @@ def extract(
         SnapshotNotFoundError: There is no snapshot.
         SnapshotCorruptError: Data is missing or was modified.
     """
-    data = _metadata(space, directory, METADATA_NAME)
-    contents = unpack_files(data, f"{space.url}/{directory}/{METADATA_NAME}")
-    wanted = (entry for entry in contents.files if only(entry.path))
+    metadata = read_metadata(space, directory)
+    _extract(space, directory, metadata, write, only=only, missing=missing, threads=threads)
+
+
+def _extract(
+    space: FileIO,
+    directory: str,
+    metadata: Metadata,
+    write: WriteEntry,
+    *,
+    only: Callable[[str], bool] = lambda _path: True,
+    missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
+    threads: int = 1,
+) -> None:
+    wanted = (entry for entry in metadata.manifest.files if only(entry.path))
     entries = sorted(missing(wanted), key=lambda entry: (entry.object or "", entry.offset))
 
     def hand_out(share: Sequence[FileEntry], check_canceled: CancelCheck) -> None:
         part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
-        with _opened(space, directory, share[0].object, contents.inline, part) as stream:
+        with _opened(space, directory, share[0].object, metadata.inline, part) as stream:
             for entry in share:
                 check_canceled()
                 write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
@@ -133,8 +145,8 @@ def verify_snapshot(space: FileIO, directory: str, *, deep: bool = True) -> list
             problems.append(str(error))
 
     try:
-        extract(space, directory, check)
-    except (SnapshotNotFoundError, SnapshotCorruptError) as error:
+        _extract(space, directory, metadata, check)
+    except SnapshotCorruptError as error:
         problems.append(str(error))
     return problems
 

@@ -11,8 +11,8 @@ from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner
 from dagster_ckpt.snapshot.reader import WriteEntry
-from dagster_ckpt.snapshot.reuse import Base, Source
-from dagster_ckpt.snapshot.writer import Pin
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
+from dagster_ckpt.snapshot.writer import Stage
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class SnapshotStore(Protocol):
         header: SnapshotHeader,
         files: Iterable[Source],
         *,
-        base: str | Base | None = None,
+        base: str | BaseSnapshot | None = None,
         extends: bool = False,
-        pin: Pin = list,
+        stage: Stage = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
@@ -62,8 +62,8 @@ class SnapshotStore(Protocol):
             base: A snapshot or its location, which must exist until this returns; or None.
             extends: The checkpoint contains all stable files of the base in addition to `files`;
                 requires that the base `can_be_extended`.
-            pin: Called with the files to read, before any of them is read; returns them in the
-                form to read.
+            stage: Called with the files to read, before any of them is read; returns them
+                protected from deletion, in the form to read.
             should_abort: Called at short intervals.
             runner: Writes the data objects; None means threads of this process.
 
@@ -80,7 +80,7 @@ class SnapshotStore(Protocol):
         *,
         target_directory: str | None = None,
         base: str | None = None,
-        pin: Pin = list,
+        stage: Stage = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
@@ -92,8 +92,8 @@ class SnapshotStore(Protocol):
             target_directory: Target folder, if not the configured one.
             base: Location of a snapshot whose bytes can be linked or copied by the storage, or
                 None.
-            pin: Called with the files to read, before any of them is read; returns them in the
-                form to read.
+            stage: Called with the files to read, before any of them is read; returns them
+                protected from deletion, in the form to read.
             should_abort: Called at short intervals.
             runner: Writes the data objects; None means threads of this process.
 
@@ -102,7 +102,7 @@ class SnapshotStore(Protocol):
         """
         ...
 
-    def base(self, location: str | None) -> Base | None:
+    def base(self, location: str | None) -> BaseSnapshot | None:
         """An earlier snapshot to share with; None if it is missing or if this store does not share."""
         ...
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import BinaryIO
 
 from blake3 import blake3
@@ -17,22 +17,22 @@ from blake3 import blake3
 from dagster_ckpt.errors import CkptError, SnapshotAbortedError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import start_in_thread
-from dagster_ckpt.snapshot.container import pack_metadata
-from dagster_ckpt.snapshot.entries import FileEntry, parse_line, place_of
+from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, object_name
-from dagster_ckpt.snapshot.packs import Checks, PackRunner, PackTask, Threads, read_small
-from dagster_ckpt.snapshot.reuse import Base, Reusable, Source
-from dagster_ckpt.snapshot.segment import Segment
+from dagster_ckpt.snapshot.metadata_file import Metadata, encode_metadata
+from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Threads, read_small
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 
 METADATA_NAME = "_metadata"
-# Called with the files to read; returns them in the form to read.
-Pin = Callable[[list[Source]], Sequence[Source]]
+# Called with the files to read; returns them protected from deletion, in the form to read.
+Stage = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_PER_SNAPSHOT = 64
 # Inlined bytes are written again with every snapshot: beyond this size an object that snapshots
 # share is cheaper.
 INLINE_LIMIT_BYTES = 256 * 1024
 ONE_THREAD = Threads(1)
+_path_of = attrgetter("path")
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,12 @@ class WrittenSnapshot:
     """A written snapshot.
 
     Attributes:
-        manifest: Its manifest.
-        inline: The bytes of the inlined files.
+        metadata: Its metadata.
         incremental_bytes: Number of bytes written for it, including metadata.
         new_objects: Names of the data objects created for it, relative to its directory.
     """
 
-    manifest: Manifest
-    inline: bytes
+    metadata: Metadata
     incremental_bytes: int
     new_objects: tuple[str, ...]
 
@@ -83,9 +81,9 @@ def write_snapshot(
     files: Iterable[Source],
     *,
     options: WriteOptions,
-    base: Base | None = None,
+    base: BaseSnapshot | None = None,
     extends: bool = False,
-    pin: Pin = list,
+    stage: Stage = list,
     should_abort: Callable[[], bool] = lambda: False,
     runner: PackRunner = ONE_THREAD,
 ) -> WrittenSnapshot:
@@ -104,8 +102,8 @@ def write_snapshot(
         base: An earlier snapshot whose data objects may be shared.
         extends: The snapshot contains all stable files of the base, which `can_be_extended`, in
             addition to `files`. The cost then depends only on the new files.
-        pin: Called with the files to read, before any of them is read; returns them in the form to
-            read.
+        stage: Called with the files to read, before any of them is read; returns them protected
+            from deletion, in the form to read.
         should_abort: Called at short intervals.
         runner: Writes the data objects.
 
@@ -127,7 +125,7 @@ def write_snapshot(
 
     try:
         # No list of all files outlives the next step: a snapshot may have a hundred thousand.
-        inline, packed = writer.split(pin(writer.share(files)))
+        inline, packed = writer.split(stage(writer.share(files)))
         for file in inline:
             check_aborted()
             writer.inline(file)
@@ -145,52 +143,55 @@ class _Writer:
         directory: str,
         header: SnapshotHeader,
         options: WriteOptions,
-        base: Base | None,
+        base: BaseSnapshot | None,
         *,
         extends: bool,
     ) -> None:
         self._space = space
         self._directory = directory
+        self._header = header
         self._options = options
         self._base = base
         self._extends = extends
-        self._known = Reusable(base, self._take, is_extended=extends)
-        taken = base.metadata if base is not None and extends else None
-        self._stable = Segment()
-        self._manifest = Manifest(header, (*(taken.manifest.stable if taken else ()), self._stable))
+        self._reuse = Reuse(base, self._share_object, extends=extends)
+        self._entries = BlockBuilder()
+        extended = base.metadata if base is not None and extends else None
+        self._stable_blocks = extended.manifest.stable_blocks if extended is not None else ()
         # Extending the stable files includes their inlined bytes, with a few bytes of files that no
         # longer exist, until the next snapshot that does not extend one.
-        self._inline = bytearray(taken.inline if taken else b"")
+        self._inline = bytearray(extended.inline if extended is not None else b"")
         # Digests of inlined files, so that logs that are read again need not be written again.
-        others = taken.manifest.rest.files if taken else ()
-        self._inlined = {entry.digest: entry.offset for entry in others if entry.object is None}
+        others = extended.manifest.other_blocks if extended is not None else ()
+        self._inlined = {
+            entry.digest: entry.offset for block in others for entry in block.entries.values() if entry.object is None
+        }
         # Unique per write: a retry of the same snapshot must not touch the objects of an earlier
         # attempt.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
-        self._made: list[str] = []
+        self._created: list[str] = []
         # Completing the last data object on the disk or in the store overlaps with encoding the
         # metadata.
         self._completing: list[Future[None]] = []
-        self._taken = 0
+        self._adopted = 0
         self._written = 0
         self._publishing = False
 
     def share(self, files: Iterable[Source]) -> list[Source]:
-        """Share files that are certainly unchanged; returns the rest."""
+        """Share files that are certainly unchanged; returns the rest, in the order of their paths."""
         rest = []
-        for file in files:
-            # When extending a base, a stable file in `files` is not among its stable files.
-            line = None if self._extends and file.stable else self._known.unchanged(file)
-            if line is None:
+        # From the end, so that each file is released at once.
+        left = sorted(files, key=_path_of, reverse=True)
+        while left:
+            file = left.pop()
+            entry = self._reuse.unchanged(file)
+            if entry is None:
                 rest.append(file)
-                continue
-            reference, offset = place_of(line)
             # When extending a base, all its inlined bytes are included at the same offsets.
-            if reference is not None or self._extends:
-                self._segment(file).add_line(file.size, reference, offset, line)
-            elif self._may_inline(file.size):
-                data = self._known.inline[offset : offset + file.size]
-                self._segment(file).add(parse_line(line)._replace(offset=len(self._inline)))
+            elif entry.object is not None or self._extends:
+                self._entries.add(entry, stable=file.stable)
+            elif self._may_inline(file.size) and self._base is not None:
+                data = self._base.metadata.inline[entry.offset : entry.offset + file.size]
+                self._entries.add(entry._replace(offset=len(self._inline)), stable=file.stable)
                 self._inline += data
             else:
                 rest.append(file)
@@ -222,60 +223,50 @@ class _Writer:
         if offset == len(self._inline):
             self._inline += data
         entry = FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset)
-        self._segment(file).add(entry)
+        self._entries.add(entry, stable=file.stable)
 
     def pack(self, files: list[Source], runner: PackRunner, check_aborted: Callable[[], None]) -> None:
         """Store files in data objects."""
         if not files:
             return
-        lock = threading.Lock()
-
-        def wrote(files: Sequence[Source], entries: Sequence[FileEntry]) -> None:
-            stable = [entry for file, entry in zip(files, entries, strict=True) if file.stable]
-            others = [entry for file, entry in zip(files, entries, strict=True) if not file.stable]
-            with lock:
-                self._stable.add_all(stable)
-                self._manifest.rest.add_all(others)
-
-        checks = Checks(
-            self._known.same_content,
-            self._known.is_likely,
+        callbacks = PackCallbacks(
+            self._reuse.stored_at,
+            self._reuse.is_likely_unchanged,
             check_aborted,
-            self._made.append,
-            wrote,
-            self._complete_beside,
+            self._created.append,
+            self._complete_in_thread,
         )
-        create = _Objects(self._space, self._directory)
         tasks = self._tasks(files, runner)
         files.clear()
-        self._written += runner.run(tasks, create, checks)
+        packed = runner.run(tasks, _Objects(self._space, self._directory), callbacks)
+        self._entries.add_all(packed.entries)
+        self._written += packed.written
 
     def finish(self) -> WrittenSnapshot:
         """Make the snapshot visible."""
-        if not self._stable.file_count:
-            self._manifest.stable = self._manifest.stable[:-1]
-        inline = bytes(self._inline)
-        metadata = pack_metadata(self._manifest, inline)
+        manifest = Manifest(self._header, (*self._stable_blocks, *self._entries.finish()))
+        metadata = Metadata(manifest, bytes(self._inline))
+        encoded = encode_metadata(metadata)
         name = posixpath.join(self._directory, METADATA_NAME)
-        self._space.write(name, [metadata], before_visible=self._complete)
-        return WrittenSnapshot(self._manifest, inline, self._written + len(metadata), tuple(self._made))
+        self._space.write(name, [encoded], before_visible=lambda: self._complete(manifest))
+        return WrittenSnapshot(metadata, self._written + len(encoded), tuple(self._created))
 
-    def _complete_beside(self, work: Callable[[], None]) -> None:
+    def _complete_in_thread(self, work: Callable[[], None]) -> None:
         try:
             self._completing.append(start_in_thread(work))
         except RuntimeError:
             # The system cannot start another thread; run it in this one.
             work()
 
-    def _complete(self) -> None:
+    def _complete(self, manifest: Manifest) -> None:
         """Wait until the data objects are complete; only then may the snapshot become visible."""
         for completing in self._completing:
             completing.result()
-        if self._taken:
+        if self._adopted:
             self._space.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
         # Check again, including objects that existed when the attempt began: another process may
         # have deleted one.
-        problems = self._manifest.unusable_objects(self._space, self._directory) if self._manifest.objects else []
+        problems = manifest.unusable_objects(self._space, self._directory) if manifest.objects else []
         if problems:
             raise StorageAccessError(
                 f"{self._space.url}/{self._directory} is not finished, because data objects that it needs went away "
@@ -289,7 +280,7 @@ class _Writer:
         if self._may_be_published():
             return
         wait(self._completing)
-        for name in self._made:
+        for name in self._created:
             # Garbage collection removes what cannot be removed now; the original error is the one
             # to raise.
             with contextlib.suppress(CkptError, OSError):
@@ -308,21 +299,18 @@ class _Writer:
         except (CkptError, OSError):
             return True
 
-    def _take(self, reference: str) -> str | None:
+    def _share_object(self, reference: str) -> str | None:
         """Make an object of the base available to this snapshot."""
         base = self._base
-        if base is None or base.is_beside:
+        if base is None or base.same_folder:
             return reference
         # Adopted objects get a unique name too: another snapshot that adopted the same object may
         # be deleted or aborted concurrently.
-        self._taken += 1
-        name = f"{self._options.object_prefix}{self._write_id}-taken-{self._taken}.pack"
-        self._made.append(name)
+        self._adopted += 1
+        name = f"{self._options.object_prefix}{self._write_id}-adopted-{self._adopted}.pack"
+        self._created.append(name)
         source = object_name(base.directory, reference)
         return name if self._space.adopt(object_name(self._directory, name), base.space, source) else None
-
-    def _segment(self, file: Source) -> Segment:
-        return self._stable if file.stable else self._manifest.rest
 
     def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold

@@ -166,11 +166,11 @@ class CheckpointStorageContract:
         savepoint = stream.savepoint(1, FILES)
         first = stream.checkpoint(2, FILES, base=savepoint)
 
-        def pin(files: list[Source]) -> Sequence[Source]:
+        def stage(files: list[Source]) -> Sequence[Source]:
             stream.store.discard(first, protected=[savepoint])
             return files
 
-        second = stream.stored(3, FILES, base=savepoint, pin=pin).location
+        second = stream.stored(3, FILES, base=savepoint, stage=stage).location
         assert stream.restored(second) == FILES
 
     # Several at once
@@ -187,12 +187,12 @@ class CheckpointStorageContract:
         savepoint = stream.savepoint(1, FILES)
         made: list[str] = []
 
-        def pin(_: list[Source]) -> Sequence[Source]:
+        def stage(_: list[Source]) -> Sequence[Source]:
             made.append(stream.checkpoint(3, FILES, base=savepoint))
             raise SnapshotAbortedError
 
         with pytest.raises(SnapshotAbortedError):
-            stream.stored(2, FILES, base=savepoint, pin=pin)
+            stream.stored(2, FILES, base=savepoint, stage=stage)
         assert stream.restored(made[0]) == FILES
 
     # Whole or not at all

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.snapshot.packs import Checks, Create, PackTask, Threads
+from dagster_ckpt.snapshot.packs import Create, PackCallbacks, Packed, PackTask, Threads
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.testing.trial_snapshots import TRIAL_STREAM, TrialStream, sources
 
@@ -80,8 +80,8 @@ class _DiesWhenDone(Threads):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
-        super().run(tasks, create, checks)
+    def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
+        super().run(tasks, create, callbacks)
         os._exit(DIED)
 
 

@@ -18,9 +18,9 @@ from blake3 import blake3
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.operations.verification import layout_problems
-from dagster_ckpt.snapshot.container import unpack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import Manifest
+from dagster_ckpt.snapshot.metadata_file import decode_metadata
 from dagster_ckpt.snapshot.reader import extract, read_references, verify_snapshot
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -69,7 +69,7 @@ def check(case: Case, scratch: Path) -> None:
     for other, data in (golden()[snapshot] | {name: case.data}).items():
         space.write(other, [data])
     references = _or_refusal(lambda: read_references(space, directory))
-    metadata = _or_refusal(lambda: unpack_metadata(space.read(f"{directory}/_metadata"), directory))
+    metadata = _or_refusal(lambda: decode_metadata(space.read(f"{directory}/_metadata"), directory))
     delivered: dict[str, bytes] = {}
 
     def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
@@ -130,25 +130,23 @@ def _or_refusal(read: Callable[[], Any]) -> Any:
 def _other(rng: random.Random, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         manifest = json.loads(archive.read("manifest.json"))
-        lines = [
-            [json.loads(line) for line in gzip.decompress(part).splitlines()]
-            for part in _parts(archive.read("files.jsonl.gz"), manifest["segments"])
-        ]
+        parts = _parts(archive.read("files.jsonl.gz"), [length for length, _ in manifest["blocks"]])
+        lines = [[json.loads(line) for line in gzip.decompress(part).splitlines()] for part in parts]
         inline = archive.read("inline.bin")
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         kind = rng.random()
-        filled = [segment for segment in lines if segment]
+        filled = [block for block in lines if block]
         if kind < 0.3:
             manifest = mutated_value(rng, manifest)
         elif kind < 0.9 and filled:
-            segment = rng.choice(filled)
-            at = rng.randrange(len(segment))
-            segment[at] = mutated_value(rng, segment[at])
+            block = rng.choice(filled)
+            at = rng.randrange(len(block))
+            block[at] = mutated_value(rng, block[at])
         else:
             inline = mutated_bytes(rng, inline)
-    packed = [gzip.compress(b"".join(dumped(rng, line) + b"\n" for line in segment), 1) for segment in lines]
+    packed = [gzip.compress(b"".join(dumped(rng, line) + b"\n" for line in block), 1) for block in lines]
     if isinstance(manifest, dict) and rng.random() < 0.9:
-        manifest["segments"] = [len(part) for part in packed]
+        manifest["blocks"] = [[len(part), rng.random() < 0.5] for part in packed]
     return container(dumped(rng, manifest), b"".join(packed), inline, compression=rng.choice((0, 0, 0, 0, 8, 14)))
 
 

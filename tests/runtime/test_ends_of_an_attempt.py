@@ -289,8 +289,8 @@ def test_what_went_wrong_has_flinks_name(error: Exception, after_cut: bool, reas
 def test_files_that_cannot_be_stored_after_the_cut_are_the_querys_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(_header: object, _files: object, *, pin: Callable[[list[Any]], object], **_how: object) -> None:
-        pin([])
+    def away(_header: object, _files: object, *, stage: Callable[[list[Any]], object], **_how: object) -> None:
+        stage([])
         raise StorageAccessError("the bucket is away")
 
     monkeypatch.setattr(stage.shelf.stream.store, "write_checkpoint", away)

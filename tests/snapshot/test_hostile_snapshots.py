@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import SnapshotCorruptError
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.snapshot.container import unpack_metadata
-from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.entries import BLOCK_BYTES, BLOCK_FILES, FileEntry
+from dagster_ckpt.snapshot.metadata_file import decode_metadata
 from dagster_ckpt.snapshot.reader import extract, read_references, verify_snapshot
 from tests.fuzz.snapshots import container, sealed
 
@@ -43,7 +43,7 @@ def crafted(
     lines: bytes = b"", *, files: bytes | None = None, text: str | None = None, compression: int = 0, **changed: Any
 ) -> bytes:
     packed = gzip.compress(lines) if files is None else files
-    described = {"format_version": 2, "header": HEADER, "objects": {}, "segments": [len(packed)]} | changed
+    described = {"format_version": 2, "header": HEADER, "objects": {}, "blocks": [[len(packed), True]]} | changed
     return container((text or json.dumps(described)).encode(), packed, b"", compression=compression)
 
 
@@ -86,8 +86,17 @@ CASES: dict[str, Callable[[], bytes]] = {
     "an identity that is no text": lambda: crafted(line("a").replace(b"null", b"{}", 1)),
     "an object that it does not list": lambda: crafted(line("a", 1, "x.pack")),
     "an object that no file lies in": lambda: crafted(line("a"), objects={"x.pack": {}}),
-    "segments of a negative length": lambda: crafted(segments=[-5, 25]),
-    "segments that are no lengths": lambda: crafted(segments=[20.0]),
+    "blocks of a negative length": lambda: crafted(line("a"), blocks=[[-5, True], [25, True]]),
+    "blocks whose lengths are no integers": lambda: crafted(line("a"), blocks=[[20.0, True]]),
+    "blocks without a length": lambda: crafted(line("a"), blocks={"a": 1}),
+    "a block that ends early": lambda: crafted(files=gzip.compress(line("a"))[:-1]),
+    "two blocks said to be one": lambda: crafted(files=gzip.compress(line("a")) + gzip.compress(line("b"))),
+    "a block of no files": lambda: crafted(b""),
+    "a block of too many files": lambda: crafted(b"".join(line(f"{n:05}") for n in range(BLOCK_FILES + 1))),
+    "a block of too many bytes": lambda: crafted(line("a").replace(b"\n", b" " * BLOCK_BYTES + b"\n")),
+    "a block in another order": lambda: crafted(line("b") + line("a")),
+    "two files in one line": lambda: crafted(line("a")[:-1] + line("b")),
+    "a line without an end": lambda: crafted(line("a")[:-1]),
     "a batch that no Spark has": lambda: crafted(header=HEADER | {"batch_id": 10**30}),
 }
 
@@ -109,7 +118,7 @@ def test_a_crafted_snapshot_is_refused_by_every_reader_alike(name: str) -> None:
     data = CASES[name]()
     space = opened(data)
     with pytest.raises(SnapshotCorruptError):
-        unpack_metadata(data, "memory://stream/chk-1/_metadata")
+        decode_metadata(data, "memory://stream/chk-1/_metadata")
     with pytest.raises(SnapshotCorruptError) as refused:
         extract(space, "chk-1", drained)
     str(refused.value).encode()
@@ -129,7 +138,7 @@ def test_a_crafted_snapshot_of_half_a_megabyte_takes_little_memory(name: str) ->
         f"data = t.CASES[{name!r}]()\n"
         "def used(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "before = used()\n"
-        "for read in (lambda: t.unpack_metadata(data, 'x'), lambda: t.extract(t.opened(data), 'chk-1', t.drained)):\n"
+        "for read in (lambda: t.decode_metadata(data, 'x'), lambda: t.extract(t.opened(data), 'chk-1', t.drained)):\n"
         "    try: read()\n"
         "    except t.SnapshotCorruptError: pass\n"
         "print(used() - before)"

@@ -19,13 +19,12 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.snapshot import segment as segment_module
-from dagster_ckpt.snapshot.container import Metadata
+from dagster_ckpt.snapshot import entries as entries_module
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.reader import extract, read_metadata, verify_snapshot
-from dagster_ckpt.snapshot.reuse import Base, SourceFile
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, SourceFile
 from dagster_ckpt.snapshot.writer import WriteOptions, WrittenSnapshot, write_snapshot
 
 MakeHeader = Callable[[int], SnapshotHeader]
@@ -42,14 +41,13 @@ def restored(space: MemoryFileIO, directory: str) -> dict[str, bytes]:
     return files
 
 
-@pytest.fixture(params=[20_000, 0], ids=["lines are kept", "packed lines are kept"], autouse=True)
-def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_module, "_LARGE", request.param)
+@pytest.fixture(params=[1024, 2], ids=["one block", "many blocks"], autouse=True)
+def block_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_module, "BLOCK_FILES", request.param)
 
 
-def base_of(space: MemoryFileIO, written: WrittenSnapshot) -> Base:
-    header = written.manifest.header
-    return Base(Metadata(written.manifest, written.inline), space, f"chk-{header.number}")
+def base_of(space: MemoryFileIO, written: WrittenSnapshot) -> BaseSnapshot:
+    return BaseSnapshot(written.metadata, space, f"chk-{written.metadata.manifest.header.number}")
 
 
 @pytest.fixture
@@ -68,8 +66,8 @@ def test_a_snapshot_gives_back_what_was_put_in(space, write, content) -> None:
     written = write(1, [content(data).file(path) for path, data in files.items()])
     assert restored(space, "chk-1") == files
     assert verify_snapshot(space, "chk-1") == []
-    assert written.manifest.full_bytes == sum(map(len, files.values()))
-    assert read_metadata(space, "chk-1").manifest == written.manifest
+    assert written.metadata.manifest.full_bytes == sum(map(len, files.values()))
+    assert read_metadata(space, "chk-1").manifest == written.metadata.manifest
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -102,14 +100,14 @@ def test_a_file_of_known_identity_is_not_even_opened(write, content) -> None:
     second = write(2, [sst.file("state/1.sst", identity="1-uuid")], first)
     assert sst.opened == opened
     assert second.new_objects == ()
-    assert second.manifest.objects == first.manifest.objects
+    assert second.metadata.manifest.objects == first.metadata.manifest.objects
 
 
 def test_equal_content_is_stored_once_even_under_another_name(write, content) -> None:
     first = write(1, [content(b"v" * 100).file("1.delta")])
     second = write(2, [content(b"v" * 100).file("1.delta"), content(b"v" * 100).file("2.delta")], first)
     assert second.new_objects == ()
-    assert {entry.object for entry in second.manifest.files} == first.manifest.objects
+    assert {entry.object for entry in second.metadata.manifest.files} == first.metadata.manifest.objects
 
 
 def test_a_replaced_file_of_the_same_name_and_size_is_written(space, write, content) -> None:
@@ -128,7 +126,11 @@ def test_an_identity_of_another_size_is_not_believed(space, write, content) -> N
 def test_small_files_need_no_object_until_they_add_up(write, content) -> None:
     options = WriteOptions(inline_threshold=10, inline_limit_bytes=15)
     written = write(1, [content(bytes([n]) * 9).file(str(n)) for n in range(3)], None, options)
-    assert [entry.object is None for entry in written.manifest.files] == [True, False, False]
+    assert {entry.path: entry.object is None for entry in written.metadata.manifest.files} == {
+        "0": True,
+        "1": False,
+        "2": False,
+    }
     assert len(written.new_objects) == 1
 
 
@@ -141,7 +143,7 @@ def test_a_file_above_the_target_is_an_object_of_its_own_and_never_split(write, 
     options = WriteOptions(inline_threshold=0, pack_target_bytes=100)
     sizes = [40, 40, 250, 40, 60]
     written = write(1, [content(bytes([n]) * size).file(str(n)) for n, size in enumerate(sizes)], None, options)
-    packs = [entry.object for entry in written.manifest.files]
+    packs = [entry.object for entry in written.metadata.manifest.files]
     assert packs[0] == packs[1] != packs[2] != packs[3] == packs[4]
     assert len(written.new_objects) == 3
 
@@ -160,9 +162,9 @@ def test_an_object_that_is_hardly_used_any_more_is_given_up(write, content) -> N
     survivor = content(b"s" * 20)
     first = write(1, [survivor.file("a", identity="a"), content(b"x" * 100).file("b")])
     second = write(2, [survivor.file("a", identity="a")], first)
-    assert second.manifest.uses[first.new_objects[0]].used == 20
+    assert second.metadata.manifest.uses[first.new_objects[0]].used == 20
     third = write(3, [survivor.file("a", identity="a")], second)
-    assert not third.manifest.objects & first.manifest.objects
+    assert not third.metadata.manifest.objects & first.metadata.manifest.objects
 
 
 def test_a_snapshot_that_extends_another_has_all_its_stable_files(space, header, content) -> None:
@@ -183,7 +185,7 @@ def test_a_snapshot_that_extends_another_has_all_its_stable_files(space, header,
     assert restored(space, "chk-3") == {"a": b"a" * 100, "b": b"bbb", "d": b"d" * 200, "e": b"eeee"}
     assert third.new_objects == ()
     # Read back from storage it can be extended as well.
-    read = Base(read_metadata(space, "chk-3"), space, "chk-3")
+    read = BaseSnapshot(read_metadata(space, "chk-3"), space, "chk-3")
     assert read.can_be_extended
     write_snapshot(space, "chk-4", header(4), [file("f", 1)], options=SHARED, base=read, extends=True)
     assert restored(space, "chk-4") == restored(space, "chk-3") | {"f": b"f"}
@@ -195,7 +197,7 @@ def test_small_state_lies_beside_large_state_and_logs_in_the_metadata(space, hea
 
     files = [file("offsets", 1, stable=False), file("small", 1, stable=True), file("large", 10, stable=True)]
     mixed = write_snapshot(space, "chk-1", header(1), files, options=SHARED)
-    assert {entry.path for entry in mixed.manifest.files if entry.object is None} == {"offsets"}
+    assert {entry.path for entry in mixed.metadata.manifest.files if entry.object is None} == {"offsets"}
     assert len(mixed.new_objects) == 1
     small = write_snapshot(space, "chk-2", header(2), files[:2], options=SHARED)
     assert small.new_objects == ()
@@ -208,7 +210,7 @@ def test_logs_that_stay_as_they_were_are_inlined_once(space, header, content) ->
     stable = replace(content(b"state").file("state"), stable=True)
     first = write_snapshot(space, "chk-1", header(1), [*logs(), stable], options=SHARED)
     second = write_snapshot(space, "chk-2", header(2), logs(), options=SHARED, base=base_of(space, first), extends=True)
-    assert second.inline == first.inline
+    assert second.metadata.inline == first.metadata.inline
     assert restored(space, "chk-2") == restored(space, "chk-1")
 
 

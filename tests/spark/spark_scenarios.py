@@ -169,7 +169,7 @@ def _take(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None) ->
     sinks = (f"FileSink[file:{output}]",) if output else ()
     with staged_cut(live, carry_in_flight=carry_in_flight, sinks=sinks) as staged:
         files = {}
-        for file in staged.pin(staged.files):
+        for file in staged.stage(staged.files):
             files[file.path] = file.read()
             assert len(files[file.path]) == file.size
         return TakenSnapshot(staged.cut.batch_id, staged.cut.in_flight, files, staged.cut.properties["sinks"])

@@ -290,15 +290,15 @@ class SnapshotLife(RuleBasedStateMachine):
         earlier = store.base(base)
         with staged_cut(self.live, carry_in_flight=carry_in_flight, base=earlier) as staged:
 
-            def pin(files: Sequence[Source]) -> list[Source]:
+            def stage(files: Sequence[Source]) -> list[Source]:
                 meanwhile()
-                return staged.pin(files)
+                return staged.stage(files)
 
             self.number += 1
             header = self.header(SnapshotKind.CHECKPOINT, staged.cut)
             extends = staged.cut.extends
             location = store.write_checkpoint(
-                header, staged.files, base=earlier, extends=extends, pin=pin, should_abort=lambda: aborts
+                header, staged.files, base=earlier, extends=extends, stage=stage, should_abort=lambda: aborts
             ).location
         self.snapshots[location] = (self.position, staged.cut.in_flight is not None)
         return location
@@ -307,7 +307,7 @@ class SnapshotLife(RuleBasedStateMachine):
         with staged_cut(self.live, carry_in_flight=carry_in_flight) as staged:
             self.number += 1
             header = self.header(SnapshotKind.SAVEPOINT, staged.cut)
-            location = store.write_savepoint(header, staged.files, base=base, pin=staged.pin).location
+            location = store.write_savepoint(header, staged.files, base=base, stage=staged.stage).location
         self.snapshots[location] = (self.position, staged.cut.in_flight is not None)
         return location
 

@@ -37,7 +37,7 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def held(staged: StagedCut) -> Sequence[Source]:
-    return staged.pin(staged.files)
+    return staged.stage(staged.files)
 
 
 def contents(files: Sequence[Source]) -> dict[str, bytes]:
@@ -85,7 +85,7 @@ def test_a_file_of_two_names_is_held_for_both(files: LiveFiles, how: str) -> Non
 
 def test_what_is_not_read_is_not_held(files: LiveFiles) -> None:
     with staged_cut(files.live, carry_in_flight=False) as staged:
-        (one,) = staged.pin([file for file in staged.files if file.path == "state/0/0/2.delta"])
+        (one,) = staged.stage([file for file in staged.files if file.path == "state/0/0/2.delta"])
         files.remove("state/0/0/1.delta")
 
         assert one.read() == b"two"
@@ -140,7 +140,7 @@ def test_what_a_killed_process_held_is_let_go_by_the_next(files: LiveFiles, monk
         "from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut\n"
         "staging.HELD_IN_MEMORY_BYTES = staging.HELD_OPEN_FILES = 0\n"
         "with staged_cut(LiveDirectory(sys.argv[1]), carry_in_flight=False) as staged:\n"
-        "    staged.pin(staged.files)\n"
+        "    staged.stage(staged.files)\n"
         "    os._exit(9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(files.root)], check=False)

@@ -68,7 +68,9 @@ class Query:
                 properties=dict(staged.cut.properties),
             )
             extends = staged.cut.extends
-            stored = self.store.write_checkpoint(header, staged.files, base=earlier, extends=extends, pin=staged.pin)
+            stored = self.store.write_checkpoint(
+                header, staged.files, base=earlier, extends=extends, stage=staged.stage
+            )
         self.snapshots.append(stored.location)
         return extends
 

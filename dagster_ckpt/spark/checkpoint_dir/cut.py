@@ -13,7 +13,7 @@ from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.snapshot.reuse import Base, Source
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.description import CutFacts, describe
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import CapturedSink, capture
 from dagster_ckpt.spark.checkpoint_dir.file_source import source_files
@@ -77,7 +77,7 @@ def cut(
     *,
     carry_in_flight: bool,
     sinks: Sequence[str] = (),
-    base: Base | None = None,
+    base: BaseSnapshot | None = None,
     attempts: int = ATTEMPTS,
     at_batch: int | None = None,
     carry_state: bool = False,
@@ -138,7 +138,7 @@ def _cut_at(
     *,
     carry_in_flight: bool,
     sinks: Sequence[str],
-    base: Base | None,
+    base: BaseSnapshot | None,
     carry_state: bool,
     checks_sinks: bool,
 ) -> Cut:
@@ -215,12 +215,12 @@ def state_after(
         return None
 
 
-def _state(committed: CommittedState, base: Base | None) -> tuple[list[NeededFile], int, bool]:
+def _state(committed: CommittedState, base: BaseSnapshot | None) -> tuple[list[NeededFile], int, bool]:
     """State files, the longest chain of changes among them, and whether they are only what a base snapshot lacks."""
     if base is not None and base.can_be_extended:
         grown = grown_since(base, committed)
         if grown is not None:
-            header = base.metadata.manifest.header
+            header = base.manifest.header
             return grown, int(header.properties[CHAIN]) + committed.commit.batch_id - header.batch_id, True
     state = state_files(committed)
     return state.files, state.chain, False

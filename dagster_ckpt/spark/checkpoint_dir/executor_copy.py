@@ -13,9 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
-from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.packs import Checks, Create, PackRunner, PackTask, Threads, pack_names, write_packs
-from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.snapshot.packs import (
+    Create,
+    PackCallbacks,
+    Packed,
+    PackRunner,
+    PackTask,
+    Threads,
+    pack_names,
+    write_packs,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -49,27 +56,25 @@ class ExecutorCopy:
         cores = int(self.context.defaultParallelism)
         return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes)
 
-    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
-        """Write every task; returns the number of bytes written."""
+    def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
+        """Write every task."""
         if not self.takes(sum(file.size for task in tasks for file in task.files)):
-            return self.threads.run(tasks, create, checks)
+            return self.threads.run(tasks, create, callbacks)
         for task in tasks:
             for name in pack_names(task):
                 # Executors cannot report in time which objects they create, so all possible names
                 # are recorded.
-                checks.made(name)
-        written = 0
-        for task, outcome in zip(tasks, self._collect([(task, create) for task in tasks], checks), strict=True):
+                callbacks.creating(name)
+        outcomes = self._collect([(task, create) for task in tasks], callbacks)
+        for outcome in outcomes:
             if isinstance(outcome, CkptError):
                 raise outcome
-            checks.wrote(list(task.files), outcome.entries)
-            written += outcome.written
-        return written
+        return Packed.joined(outcome for outcome in outcomes if isinstance(outcome, Packed))
 
-    def _collect(self, work: Sequence[tuple[PackTask, Create]], checks: Checks) -> list[_Copied | CkptError]:
+    def _collect(self, work: Sequence[tuple[PackTask, Create]], callbacks: PackCallbacks) -> list[Packed | CkptError]:
         group = f"dagster-ckpt-{uuid.uuid4()}"
 
-        def collect() -> list[_Copied | CkptError]:
+        def collect() -> list[Packed | CkptError]:
             self.context.setJobGroup(group, "copy a snapshot", interruptOnCancel=True)
             return self.context.parallelize(work, len(work)).map(_copy).collect()
 
@@ -77,7 +82,7 @@ class ExecutorCopy:
             future = pool.submit(collect)
             try:
                 while not wait([future], timeout=_POLL_S).done:
-                    checks.check_aborted()
+                    callbacks.check_aborted()
             except BaseException:
                 self.context.cancelJobGroup(group)
                 raise
@@ -101,29 +106,20 @@ def executors_above(total_bytes: int) -> ExecutorCopy | None:
     return ExecutorCopy(context, total_bytes) if context is not None else None
 
 
-@dataclass(frozen=True)
-class _Copied:
-    """Result of a task: the entries of its files, and the number of bytes written."""
-
-    entries: list[FileEntry]
-    written: int
-
-
-def _copy(work: tuple[PackTask, Create]) -> _Copied | CkptError:
+def _copy(work: tuple[PackTask, Create]) -> Packed | CkptError:
     task, create = work
-    entries: list[FileEntry] = []
-
-    def wrote(_files: Sequence[Source], told: Sequence[FileEntry]) -> None:
-        entries.extend(told)
-
     try:
-        written = write_packs(task, create, Checks(_no_op, bool, _no_op, _no_op, wrote))
+        # An executor cannot call back: it compares with nothing, and is not aborted by itself.
+        return write_packs(task, create, PackCallbacks(_no_op, _never, _no_op, _no_op))
     except CkptError as error:
         # Returned instead of raised: Spark would retry a hopeless task and lose the type of the
         # error.
         return error
-    return _Copied(entries, written)
 
 
 def _no_op(*_: object) -> None:
-    """Do nothing: an executor has no callbacks to the driver."""
+    """Do nothing."""
+
+
+def _never(_: object) -> bool:
+    return False

@@ -163,7 +163,7 @@ def clone(
 
             def fill(filler: Filler) -> None:
                 rest = [file for file in staged.hand_over() if file.data is not None or not filler.link(file)]
-                for file in staged.pin(rest):
+                for file in staged.stage(rest):
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))
 

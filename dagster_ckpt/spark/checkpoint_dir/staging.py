@@ -26,7 +26,7 @@ from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAc
 from dagster_ckpt.io.file_io import FileVersion
 from dagster_ckpt.io.local import LocalFileIO, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
-from dagster_ckpt.snapshot.reuse import Base, Source
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     HELD_IN_MEMORY_BYTES,
@@ -69,7 +69,7 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as inputs of a snapshot. Call `hold` on the files to read before reading them."""
+        """The files as inputs of a snapshot. Call `stage` on those to read before reading them."""
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:
@@ -77,7 +77,7 @@ class StagedCut:
         while self._needed:
             yield self._needed.popleft()
 
-    def pin(self, files: Sequence[Source]) -> list[Source]:
+    def stage(self, files: Sequence[Source]) -> list[Source]:
         """Protect some of the files until the context exits.
 
         Args:
@@ -144,7 +144,7 @@ def staged_cut(
     *,
     carry_in_flight: bool,
     sinks: Sequence[str] = (),
-    base: Base | None = None,
+    base: BaseSnapshot | None = None,
     at_batch: int | None = None,
     carry_state: bool = False,
 ) -> Iterator[StagedCut]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
-from dagster_ckpt.snapshot.reuse import Base
+from dagster_ckpt.snapshot.reuse import BaseSnapshot
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     HELD_IN_MEMORY_BYTES,
@@ -61,7 +61,7 @@ def layout_of(state: CommittedState) -> list[list[object]]:
     ]
 
 
-def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
+def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:
     """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined.
 
     Args:
@@ -72,7 +72,7 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
         LiveDirectoryError: A changelog cannot be read.
     """
     folder, offsets, commit = state.folder, state.offsets, state.commit
-    header = base.metadata.manifest.header
+    header = base.manifest.header
     chain = header.properties.get(CHAIN)
     grown = commit.batch_id - header.batch_id
     suffix = _SUFFIXES.get(offsets.provider_class or "")
@@ -104,10 +104,10 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
         return None
 
 
-def _is_ancestor(base: Base, folder: FileIO) -> bool:
+def _is_ancestor(base: BaseSnapshot, folder: FileIO) -> bool:
     """Whether the snapshot's commit is still the same file, so that nothing before it was undone."""
-    path = f"{COMMITS}/{base.metadata.manifest.header.batch_id}"
-    entry = base.metadata.manifest.find(path)
+    path = f"{COMMITS}/{base.manifest.header.batch_id}"
+    entry = base.manifest.find(path)
     try:
         return entry is not None and entry.token is not None and folder.version(path).token == entry.token
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def _max_inline_read(versions: int, state: CommittedState) -> int:
     return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
 
 
-def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
+def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
     """Changelogs of checkpoint format v2, whose names the newest one contains; it must descend from the snapshot's."""
     folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
@@ -129,7 +129,7 @@ def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: st
         lineage = {**read_lineage(stream, f"{folder.url}/{newest}"), versions[-1]: newest_id}
     before = versions[0] - 1
     known = f"{path}/{before}_{lineage.get(before)}"
-    if not any(base.metadata.manifest.find(f"{known}{suffix}") for suffix in (".changelog", ".zip")):
+    if not any(base.manifest.find(f"{known}{suffix}") for suffix in (".changelog", ".zip")):
         raise FileNotFoundError(known)
     _check_anchor(base, path, {version: lineage[version] for version in lineage if version <= before})
     for version in versions:
@@ -146,7 +146,7 @@ def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: st
             continue
 
 
-def _check_anchor(base: Base, path: str, lineage: Mapping[int, str]) -> None:
+def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> None:
     """Reject a lineage that begins with a state snapshot that the base does not contain.
 
     A lineage goes back to the state snapshot that was uploaded last when its changelog was written;
@@ -159,5 +159,5 @@ def _check_anchor(base: Base, path: str, lineage: Mapping[int, str]) -> None:
     if 1 in lineage:
         return
     snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]
-    if not any(map(base.metadata.manifest.find, snapshots)):
+    if not any(map(base.manifest.find, snapshots)):
         raise FileNotFoundError(snapshots[-1])

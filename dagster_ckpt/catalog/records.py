@@ -296,6 +296,13 @@ class SnapshotRecord:
     verified_problem: str | None = None
     broken: str | None = None
 
+    def __repr__(self) -> str:
+        kind = f"chk-{self.number}" if self.kind == "CHECKPOINT" else f"savepoint {self.label or self.snapshot_id}"
+        sizes = {"": self.full_bytes, " new": self.incremental_bytes}
+        known = [f"{size / 1e6:,.1f} MB{what}" for what, size in sizes.items() if size is not None]
+        facts = ", ".join([f"{kind} of {self.stream_id} at batch {self.batch_id}", self.status.value, *known])
+        return f"SnapshotRecord({facts})"
+
     @property
     def plan(self) -> dict[str, Any]:
         """The plan that its state belongs to; empty if unknown."""

@@ -50,6 +50,39 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
     return {**arguments, "config_kwargs": {**config, **storage_options.get("config_kwargs", {})}}
 
 
+def location_url(option: str, value: str) -> str:
+    """The URL of a directory that a user of this package's own API names: an absolute path means `file://`.
+
+    The classes with PyFlink's names take URLs only, as Flink does.
+
+    Args:
+        option: Name of the option in messages.
+        value: An absolute path or a URL. A URL is returned unchanged.
+
+    Raises:
+        OptionTypeError: The value is not a string.
+        OptionError: It is a relative path.
+
+    Example:
+        >>> location_url("storage", "/data/checkpoints")
+        'file:///data/checkpoints'
+    """
+    if not isinstance(value, str):
+        raise OptionTypeError(
+            f"{option} is {value!r} ({type(value).__name__}), but must be an absolute path or the URL of a directory."
+        )
+    if value.startswith("/"):
+        return f"file://{value}"
+    scheme, colon, _ = value.partition(":")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        here = posixpath.abspath(posixpath.expanduser(value or "checkpoints"))
+        raise OptionError(
+            f"{option} is {without_secrets(value)!r}, a relative path, which means another directory in each process. "
+            f"Give the absolute path, such as {here}, or a URL such as s3://bucket/checkpoints."
+        )
+    return value
+
+
 # A single letter is a Windows drive, in Flink as well.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+")
 _ALLOWED = "the URL of a directory below the root, for example file:///data/checkpoints or s3://bucket/checkpoints"

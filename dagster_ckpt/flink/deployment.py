@@ -70,6 +70,7 @@ class Deployment:
             live_root=self.live_root,
             backend=backend,
             code_version=code_version,
+            storage=storage,
         )
 
     def open_catalog(self) -> Catalog:

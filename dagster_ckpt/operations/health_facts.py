@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.operations.health import HealthFacts
+from dagster_ckpt.operations.health import Finding, HealthFacts, Verdict, judge, worst
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.source_health import sources_of
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
 from dagster_ckpt.runtime.stall import QueryInactivity
+from dagster_ckpt.stream.handle import StreamHandle
+
+
+@dataclass(frozen=True)
+class StreamHealth:
+    """The health of one stream.
+
+    Attributes:
+        stream_id: The stream.
+        verdict: The worst verdict of its checks.
+        findings: One per check.
+    """
+
+    stream_id: str
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+
+    def messages(self) -> list[str]:
+        """The findings as log messages."""
+        return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
+
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+
+
+def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
+    """Judge one stream by what the catalog knows of it.
+
+    Raises:
+        StreamNotFoundError: It was never started.
+    """
+    catalog, stream_id = stream.catalog, stream.stream_id
+    catalog.streams.get(stream_id)
+    now_ms = catalog.now_ms()
+    facts = health_facts(catalog, {stream_id: settings}, now_ms=now_ms)[stream_id]
+    findings = judge(facts, stream.options, settings, now_ms=now_ms)
+    return StreamHealth(stream_id, worst(findings), tuple(findings))
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:

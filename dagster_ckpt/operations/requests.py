@@ -5,26 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeoutError
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
 
 DEFAULT_TIMEOUT_S = 600.0
 POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class Operator:
-    """Who makes a request.
-
-    Attributes:
-        origin: Shown with the request: a run id, a schedule, a person.
-    """
-
-    origin: str
 
 
 def is_running(stream: StreamHandle) -> bool:
@@ -54,7 +42,8 @@ def ask(
     stream: StreamHandle,
     kind: RequestKind,
     arguments: dict[str, str | None],
-    operator: Operator,
+    *,
+    origin: str,
     timeout_s: float,
 ) -> RequestRecord:
     """Submit a request to a running stream and wait for the answer.
@@ -63,14 +52,24 @@ def ask(
         stream: The stream.
         kind: The kind of request.
         arguments: Further arguments for its process.
-        operator: Who makes the request.
+        origin: Who makes the request, as the catalog shows it.
         timeout_s: How long to wait.
 
     Raises:
         RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
-    request = stream.catalog.requests.submit(stream.stream_id, kind, arguments=arguments, origin=operator.origin)
+    request = stream.catalog.requests.submit(stream.stream_id, kind, arguments=arguments, origin=origin)
+    return await_process(stream, request, timeout_s=timeout_s)
+
+
+def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
+    """Wait until the process that runs a stream has answered a request, as long as that process is alive.
+
+    Raises:
+        RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
+        RequestTimeoutError: No answer in time; the request was withdrawn.
+    """
 
     def nobody_left() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
@@ -146,3 +145,16 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
                 "terminate the run if it hangs. Its snapshots are safe."
             )
         time.sleep(POLL_S)
+
+
+def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
+    """The snapshot that a request was answered with.
+
+    Raises:
+        RequestFailedError: It was answered without one.
+    """
+    if answer.snapshot_id is None:
+        raise RequestFailedError(
+            f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."
+        )
+    return stream.catalog.snapshots.get(answer.snapshot_id)

@@ -113,6 +113,29 @@ def locations_of(stream: StreamHandle, reference: str) -> list[str]:
     return [snapshot.location or "" for snapshot in found]
 
 
+def verify_snapshots(
+    stream: StreamHandle, reference: str, *, deep: bool = True, spark: SparkSession | None = None
+) -> list[SnapshotVerification]:
+    """Prove that snapshots can be restored, and record the results in the catalog.
+
+    Args:
+        stream: The stream.
+        reference: As in `locations_of`.
+        deep: As in `verify_snapshot`.
+        spark: As in `verify_snapshot`.
+
+    Raises:
+        SnapshotNotFoundError: There is none of this name, or the catalog has deleted it meanwhile.
+        StorageAccessError: The storage cannot be reached, which says nothing about the snapshots.
+    """
+    verified = [
+        verify_snapshot(stream, location, deep=deep, spark=spark) for location in locations_of(stream, reference)
+    ]
+    for item in verified:
+        record_verification(stream, item)
+    return verified
+
+
 def verify_snapshot(
     stream: StreamHandle, location: str, *, deep: bool = True, spark: SparkSession | None = None
 ) -> SnapshotVerification:

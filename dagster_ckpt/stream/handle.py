@@ -11,12 +11,14 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.config.stream_id import checked_stream_id
 from dagster_ckpt.policies.restart import DecidingRestartStrategy
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.recorded import RecordedSettings
 
 Clock = Callable[[], int]
 
@@ -78,6 +80,8 @@ class StreamHandle:
             running, so that the restart strategy starts a new one. None: never. See `StallDetector`.
         code_version: Version of the code that defines the query, as its owner names it; snapshots
             record it.
+        storage: The configured storage that `store` was opened from; None if unknown. The catalog
+            records it without credentials.
     """
 
     stream_id: str
@@ -92,6 +96,7 @@ class StreamHandle:
     code_version: str | None = None
     executor_copy_bytes: int | None = None
     stall_timeout_ms: int | None = None
+    storage: CheckpointStorage | None = None
 
     def __post_init__(self) -> None:
         """Refuse locations that must not be stored in the catalog or displayed.
@@ -164,9 +169,18 @@ class StreamHandle:
             self.stream_id,
             name=self.name,
             asset_key=self.asset_key,
-            options=self.options,
-            restart=self.restart,
+            settings=RecordedSettings(
+                options=self.options,
+                restart=self.restart.get_description(),
+                storage=self.storage,
+                is_own_storage=self._names_storage(),
+                live_root=self.live_root,
+            ),
         )
+
+    def _names_storage(self) -> bool:
+        of_backend = self.backend.checkpoint_storage() if self.backend is not None else None
+        return self.options.storage is not None or of_backend is not None
 
 
 def register(
@@ -175,21 +189,10 @@ def register(
     *,
     name: str,
     asset_key: str,
-    options: CheckpointOptions,
-    restart: DecidingRestartStrategy,
+    settings: RecordedSettings,
 ) -> StreamRecord:
     """Register a stream in the catalog, or update its entry, without opening its storage."""
-    return catalog.streams.ensure(
-        stream_id,
-        name=name,
-        asset_key=asset_key,
-        options={
-            "cleanup": options.cleanup.name,
-            "num_retained": options.num_retained,
-            "interval_ms": options.interval_ms,
-            "restart": restart.get_description(),
-        },
-    )
+    return catalog.streams.ensure(stream_id, name=name, asset_key=asset_key, options=settings.as_record())
 
 
 def sinks_written(stream: StreamHandle) -> list[str]:

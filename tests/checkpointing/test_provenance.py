@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.checkpointing.recording import provenance
-from dagster_ckpt.operations.operations import trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.spark.query.guarantees import ExecutionMode
 from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts
@@ -59,7 +58,7 @@ def test_the_first_snapshot_has_no_parent_and_every_other_the_one_before(shelf: 
 def test_a_savepoint_of_a_stopped_stream_names_its_parent_but_no_code(shelf: Shelf) -> None:
     before = shelf.checkpoint()
 
-    savepoint = trigger_savepoint(shelf.stream, Operator("test"))
+    savepoint = trigger_savepoint(shelf.stream, origin="test")
 
     assert savepoint.properties["parent_snapshot_id"] == before.snapshot_id
     # The code that is loaded now need not be what wrote the live directory.

@@ -22,7 +22,7 @@ from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TimeCharact
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsError, StreamFailedError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.application import application_settings
@@ -31,7 +31,7 @@ from tests.support.small_spark import start_jvm
 
 pytestmark = pytest.mark.spark
 
-OPERATOR = operations.Operator(origin="a test")
+ORIGIN = "a test"
 REGISTERED = "java.util.concurrent.atomic.AtomicLong"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 KRYO = "org.apache.spark.serializer.KryoSerializer"
@@ -76,7 +76,7 @@ def seen(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[
         if "conf" not in facts:
             stream = env.stream_handle("counts")
             facts.update(_look(spark))
-            facts["savepoint"] = operations.trigger_savepoint(stream, OPERATOR).location
+            facts["savepoint"] = snapshots.trigger_savepoint(stream, origin=ORIGIN).location
             facts["newest"] = newest
             # What comes now is not in any snapshot yet.
             program.feed(1)
@@ -186,7 +186,8 @@ def test_a_program_that_is_stopped_with_a_savepoint_ends_well(program: Program) 
     def stop() -> str | None:
         while program.checkpoints() == 0:
             time.sleep(0.1)
-        return operations.stop_with_savepoint(env.stream_handle("counts"), OPERATOR).location
+        savepoint = lifecycle.stop_with_savepoint(env.stream_handle("counts"), origin=ORIGIN).savepoint
+        return savepoint.location if savepoint is not None else None
 
     with ThreadPoolExecutor() as threads:
         stopped = threads.submit(stop)

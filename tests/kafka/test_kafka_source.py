@@ -23,7 +23,7 @@ from kafka_program import SHOPS, STREAM, TOPIC
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
@@ -111,12 +111,12 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
 
     with program(folder, kafka, 0, SNAPSHOTTED, "unbounded") as process:
         wait_for(lambda: is_committed(SNAPSHOTTED), process, folder / "log-unbounded")
-        savepoint = operations.trigger_savepoint(stream, operations.Operator(origin="a test"), label="snapshotted")
+        savepoint = snapshots.trigger_savepoint(stream, origin="a test", label="snapshotted")
         (folder / "asked").write_text(json.dumps([SNAPSHOTTED, KILLED]))
         (folder / "asked").rename(folder / "more")
         wait_for(lambda: is_committed(KILLED), process, folder / "log-unbounded")
     (folder / "more").unlink()
-    preview = operations.preview(stream, StartFrom.parse("snapshotted"))
+    preview = lifecycle.preview(stream, StartFrom.parse("snapshotted"))
     entry = f"offsets/{savepoint.batch_id}"
     entries: list[bytes] = []
     stream.store.extract(

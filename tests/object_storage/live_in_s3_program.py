@@ -20,7 +20,7 @@ from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb_options import ROCKSDB
 from dagster_ckpt.flink.deployment import Deployment
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.recovery.fork import fork
@@ -133,7 +133,7 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     """One step after the other, and what came of each."""
     sales.feed(3)
     yield ran(sales, "first run", sales.run())
-    savepoint = operations.trigger_savepoint(sales.stream, operations.Operator("test"))
+    savepoint = snapshots.trigger_savepoint(sales.stream, origin="test")
     sales.feed(2)
     yield ran(sales, "goes on", sales.run())
     yield ran(sales, "back to the savepoint", sales.run(str(savepoint.location)))

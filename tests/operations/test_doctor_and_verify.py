@@ -19,7 +19,7 @@ from dagster_ckpt.catalog.records import Holder, SnapshotRecord, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import NothingCommittedError, SnapshotNotFoundError
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.verification import layout_problems, locations_of, verify_snapshot
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
@@ -72,7 +72,7 @@ class Ward:
         return self.root / "live" / self.stream.stream_id / "live-1-0"
 
     def savepoint(self, label: str) -> SnapshotRecord:
-        return operations.trigger_savepoint(self.stream, operations.Operator("a test"), label=label)
+        return snapshots.trigger_savepoint(self.stream, origin="a test", label=label)
 
     def objects(self, snapshot: SnapshotRecord) -> list[Path]:
         """Its data objects, the largest first."""

@@ -12,8 +12,8 @@ import pytest
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.operations import operations
 from dagster_ckpt.operations import preflight as preflights
+from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.preflight import SCRATCH_FOLDER, preflight
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.query.trial_batch import Trial, describe_trial_error
@@ -113,7 +113,7 @@ def test_without_any_data_it_passes_and_says_that_no_state_was_loaded(history: H
 
 
 def test_where_the_live_directory_is_lost_the_newest_snapshot_is_tried(history: History, spark: PlayedSpark) -> None:
-    operations.trigger_savepoint(history.shelf.stream, operations.Operator("a test"))
+    snapshots.trigger_savepoint(history.shelf.stream, origin="a test")
     shutil.rmtree(history.shelf.live)
     assert tried(history).passed
     assert [(positions, replays) for positions, replays, _ in spark.copies] == [(Positions(LAST, LAST), False)]

@@ -11,8 +11,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations import operations
 from dagster_ckpt.operations import preflight as preflights
+from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime import start as starting
@@ -78,7 +78,7 @@ class Scene:
         writer.executions.heartbeat("its", {"sinks": [f"FileSink[{self.new}]"]})
 
     def lost(self) -> None:
-        operations.trigger_savepoint(self.stream, operations.Operator("a test"))
+        snapshots.trigger_savepoint(self.stream, origin="a test")
         live = self.history.live.url
         as_writer(self.stream.catalog, STREAM).executions.running("first", live_directory=live, recovery={})
         shutil.rmtree(self.history.shelf.live)

@@ -12,9 +12,9 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError
-from dagster_ckpt.operations.operations import preview_start, trigger_savepoint
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rebuild import rebuild
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.facts import recovery_facts, unknown_state
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
@@ -35,7 +35,7 @@ from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
 
-OPERATOR = Operator("a test")
+ORIGIN = "a test"
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def checkpoint(history: History) -> SnapshotRecord:
 
 def test_a_lost_catalog_is_rebuilt_and_the_next_plain_start_goes_on_exactly(history: History) -> None:
     """Seen by a user, 3: the next plain start began empty."""
-    mine = trigger_savepoint(history.shelf.stream, OPERATOR, label="mine")
+    mine = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     history.commit(LAST + 1)
-    newest = trigger_savepoint(history.shelf.stream, OPERATOR, label="newest")
+    newest = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="newest")
     lost = lose_the_catalog(history)
     stream = history.shelf.stream
     with pytest.raises(LiveDirectoryError, match="rebuild_catalog_job"):
@@ -86,7 +86,7 @@ def test_a_lost_catalog_is_rebuilt_and_the_next_plain_start_goes_on_exactly(hist
 
 def test_the_refusal_without_a_catalog_lists_all_that_is_there(history: History) -> None:
     kept = checkpoint(history)
-    savepoint = trigger_savepoint(history.shelf.stream, OPERATOR, label="mine")
+    savepoint = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     live = history.live.url
     lose_the_catalog(history)
 
@@ -101,7 +101,7 @@ def test_the_refusal_without_a_catalog_lists_all_that_is_there(history: History)
 
 
 def test_where_only_savepoints_are_left_nothing_begins_empty_either(history: History) -> None:
-    savepoint = trigger_savepoint(history.shelf.stream, OPERATOR, label="mine")
+    savepoint = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     shutil.rmtree(history.shelf.live)
     lose_the_catalog(history)
 
@@ -121,7 +121,7 @@ def test_the_folder_that_the_query_names_is_listed_where_no_snapshot_tells_it(hi
 
 
 def test_a_new_catalog_takes_over_the_deployment_whose_snapshots_it_registers(history: History) -> None:
-    trigger_savepoint(history.shelf.stream, OPERATOR, label="mine")
+    trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     deployment_id = history.shelf.stream.catalog.deployment_id
     lose_the_catalog(history)
     elsewhere = Catalog(f"sqlite:///{history.shelf.root / 'new-catalog.db'}")
@@ -150,12 +150,12 @@ def test_a_catalog_in_use_does_not_register_the_snapshots_of_another_deployment(
 
 
 def test_snapshots_of_two_deployments_are_not_mixed(history: History) -> None:
-    mine = trigger_savepoint(history.shelf.stream, OPERATOR, label="mine")
+    mine = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     first = history.shelf.stream.catalog.deployment_id
     with history.shelf.stream.catalog.database.writing() as connection:
         connection.exec_driver_sql("UPDATE deployment SET deployment_id = 'another'")
     history.commit(LAST + 1)
-    theirs = trigger_savepoint(history.shelf.stream, OPERATOR, label="theirs")
+    theirs = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="theirs")
     lose_the_catalog(history)
     catalog = history.shelf.stream.catalog
 
@@ -168,7 +168,7 @@ def test_snapshots_of_two_deployments_are_not_mixed(history: History) -> None:
 
 
 def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(history: History) -> None:
-    trigger_savepoint(history.shelf.stream, OPERATOR, label="mine")
+    trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     live = history.shelf.live
     high = live.with_name("live-1-37")
     live.rename(high)
@@ -226,9 +226,9 @@ def test_what_is_registered_again_makes_room_and_is_counted_on(history: History)
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
 def test_without_a_whole_live_directory_the_newest_snapshot_is_restored(history: History, damage: str) -> None:
-    trigger_savepoint(history.shelf.stream, OPERATOR)
+    trigger_savepoint(history.shelf.stream, origin=ORIGIN)
     history.commit(LAST + 1)
-    newest = trigger_savepoint(history.shelf.stream, OPERATOR)
+    newest = trigger_savepoint(history.shelf.stream, origin=ORIGIN)
     history.commit(LAST + 2)
     history.shelf.break_live_directory(damage)
     lost = lose_the_catalog(history)
@@ -243,9 +243,9 @@ def test_without_a_whole_live_directory_the_newest_snapshot_is_restored(history:
 
 
 def test_after_a_rewind_the_newest_directory_counts_and_snapshots_left_behind_do_not(history: History) -> None:
-    kept = trigger_savepoint(history.shelf.stream, OPERATOR, label="kept")
+    kept = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
     history.commit(LAST + 1)
-    left = trigger_savepoint(history.shelf.stream, OPERATOR, label="left")
+    left = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="left")
     history.start("kept", accept_loss=True)
     stands_in = history.live.url
     lost = lose_the_catalog(history)
@@ -279,7 +279,7 @@ def test_a_snapshot_that_cannot_be_read_is_reported_and_skipped(history: History
 
 
 def test_snapshots_of_another_stream_in_the_same_folder_are_none_of_its_business(history: History) -> None:
-    trigger_savepoint(history.shelf.stream, OPERATOR)
+    trigger_savepoint(history.shelf.stream, origin=ORIGIN)
     lost = lose_the_catalog(history)
     other = replace(history.shelf.stream, stream_id="other", live_root=str(history.shelf.root / "other-live"))
 

@@ -12,7 +12,7 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle, requests, snapshots
 from dagster_ckpt.operations.preflight import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.recovery.prepare import prepare
@@ -45,11 +45,11 @@ def test_state_and_sinks_go_back_to_where_the_old_code_had_stopped(history: Hist
     assert row(history).upgrade == after
     assert after.reason == "rolled back to savepoint before at batch 8, because: no batch in time"
     assert (row(history).alert or "").startswith("code version 2: rolled back")
-    assert not operations.is_running(history.shelf.stream)
+    assert not requests.is_running(history.shelf.stream)
 
 
 def test_code_that_had_moved_its_output_goes_back_to_the_folder_before(history: History) -> None:
-    operations.trigger_savepoint(history.shelf.stream, operations.Operator("a test"), label="before")
+    snapshots.trigger_savepoint(history.shelf.stream, origin="a test", label="before")
     old, new = history.sink, history.shelf.root / "moved to"
     savepoint = history.shelf.stream.catalog.snapshots.restorable(STREAM)[0]
     history.sink = new
@@ -66,10 +66,10 @@ def test_code_that_had_moved_its_output_goes_back_to_the_folder_before(history: 
     history.sink = old
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     # The next start, of the code before, goes on there.
-    plan = operations.preview_start(history.shelf.stream, StartFrom())
+    plan = lifecycle.preview_start(history.shelf.stream, StartFrom())
     with keeping(history.shelf.stream.catalog, STREAM) as lease:
         prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(old)))
-    stopped = operations.trigger_savepoint(history.shelf.stream, operations.Operator("a test"), label="after")
+    stopped = snapshots.trigger_savepoint(history.shelf.stream, origin="a test", label="after")
     noted = stopped.properties["sinks"]
     assert isinstance(noted, list)
     assert noted[0]["path"] == f"file:{old}"

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
+from dagster_ckpt.operations.retention import apply_savepoint_history
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.recovery.retention import RetentionReport, housekeeping
 from tests.support.as_writer import as_writer, set_stream

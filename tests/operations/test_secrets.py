@@ -26,8 +26,7 @@ from dagster_ckpt.config.state_backend import CustomStateBackend
 from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
 from dagster_ckpt.io.access import accessing
 from dagster_ckpt.operations.launch import DriverLaunch, launch_driver
-from dagster_ckpt.operations.operations import trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
@@ -103,7 +102,7 @@ def test_the_user_of_a_storage_opens_it_and_is_in_no_snapshot_no_record_and_no_d
     )
     shelf = Shelf.at(tmp_path, storage=storage)
     snapshot = shelf.checkpoint()
-    savepoint = trigger_savepoint(shelf.stream, Operator("a test"))
+    savepoint = trigger_savepoint(shelf.stream, origin="a test")
 
     assert snapshot.location == f"guarded://host/snapshots/{STREAM}/chk-1"
     # It is found again by what is kept.
@@ -143,7 +142,7 @@ def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) 
     "name_it",
     [
         StartFrom.parse,
-        lambda url: trigger_savepoint(None, Operator("a test"), target_directory=url),  # type: ignore[arg-type]
+        lambda url: trigger_savepoint(None, origin="a test", target_directory=url),  # type: ignore[arg-type]
         lambda url: open_store(FileSystemCheckpointStorage("memory://h/snapshots"), STREAM).manifest(url),
         lambda url: StreamHandle(STREAM, STREAM, STREAM, None, None, None, None, url),  # type: ignore[arg-type]
     ],

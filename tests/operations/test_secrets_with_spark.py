@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
@@ -65,7 +65,7 @@ def test_no_output_has_a_secret_that_was_planted(spark: SparkSession, tmp_path: 
             return execute_stream(stream, start)
 
     assert run().end.kind is EndKind.ENDED_BY_ITSELF
-    savepoint = operations.trigger_savepoint(stream, operations.Operator("a test"))
+    savepoint = snapshots.trigger_savepoint(stream, origin="a test")
     fails = True
     lay_file(tmp_path / "landing", 2, [{"k": 1, "at": "2024-01-01T00:00:00Z"}])
     failed = run()

@@ -16,8 +16,8 @@ import pytest
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SinkRollbackError
-from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.sink_cleaning import SinkCleaning, clean_sinks
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import SourceFile
@@ -218,7 +218,7 @@ def test_a_folder_where_another_stream_of_the_catalog_writes_too_is_not_cleaned(
 
 
 def test_a_folder_where_another_query_began_a_log_is_not_cleaned(output: Output) -> None:
-    operations.trigger_savepoint(output.history.shelf.stream, operations.Operator("a test"))
+    trigger_savepoint(output.history.shelf.stream, origin="a test")
     log = output.sink / "_spark_metadata"
     for path in log.iterdir():
         path.unlink()

@@ -12,7 +12,7 @@ from orchestration_catalog import begin_execution
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import RequestKind
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs, preview_metadata
 from dagster_ckpt.orchestration.resources.resources import (
@@ -148,7 +148,7 @@ def test_cleaning_is_a_dry_run_unless_told_otherwise(streams: Streams) -> None:
 def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
     streams: Streams, orders: StreamingAsset, how: dict[str, bool]
 ) -> None:
-    request = operations.request_start(streams.orders, StartFrom.parse("batch-1", **how), operations.Operator("a test"))
+    request = lifecycle.request_start(streams.orders, StartFrom.parse("batch-1", **how), origin="a test")
 
     run = _start_run(orders, request)
 
@@ -159,6 +159,6 @@ def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
 def test_a_name_with_a_bar_does_not_break_a_table(streams: Streams) -> None:
     streams.wrote("foreach(a|b)")
 
-    shown = preview_metadata(operations.preview(streams.orders, StartFrom.parse("batch-3")))
+    shown = preview_metadata(lifecycle.preview(streams.orders, StartFrom.parse("batch-3")))
 
     assert "| foreach(a\\|b) | UNKNOWN |" in str(shown["dagster_ckpt/sinks"].value)

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.errors import PlanChangedError
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
@@ -93,7 +93,7 @@ def place(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for number in range(3):
         place.feed(number)
     assert place.run(counts).end.kind is EndKind.ENDED_BY_ITSELF
-    operations.trigger_savepoint(place.stream, operations.Operator("a test"), label="good")
+    snapshots.trigger_savepoint(place.stream, origin="a test", label="good")
     yield place
     place.stream.catalog.close()
 
@@ -180,9 +180,9 @@ def test_a_change_that_is_meant_is_started_and_from_then_on_it_is_what_there_is(
         return counts(frame, key="device")  # type: ignore[no-any-return]
 
     place.feed(4)
-    operations.set_desired_state(place.stream, None, operations.Operator("a test"))
+    lifecycle.set_desired_state(place.stream, None, origin="a test")
     assert preflight(place.stream, place.describe(by_device)).refused_plan is not None
-    operations.set_desired_state(place.stream, None, operations.Operator("a test"), accept_plan_change=True)
+    lifecycle.set_desired_state(place.stream, None, origin="a test", accept_plan_change=True)
     assert preflight(place.stream, place.describe(by_device)).passed, "exactly this plan was accepted"
     with pytest.raises(PlanChangedError):
         place.run(lambda f: counts(f, key=F.col("v")))

@@ -11,8 +11,7 @@ import pytest
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
-from dagster_ckpt.operations.operations import preview_start, request_start
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.lifecycle import preview_start, request_start
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.snapshot.manifest import SnapshotKind
@@ -137,7 +136,7 @@ def test_a_snapshot_that_the_catalog_does_not_list_cannot_be_claimed(shelf: Shel
 def test_a_request_to_start_carries_the_claim_mode(shelf: Shelf) -> None:
     taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
 
-    request = request_start(shelf.stream, StartFrom.parse("mine", claim_mode="CLAIM"), Operator("test"))
+    request = request_start(shelf.stream, StartFrom.parse("mine", claim_mode="CLAIM"), origin="test")
 
     assert request.arguments["claim_mode"] == "CLAIM"
 

@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
-from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.damage import damage_of
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_backend

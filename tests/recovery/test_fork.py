@@ -19,7 +19,7 @@ from dagster_ckpt.errors import (
     SharedSinkError,
     StreamNotFoundError,
 )
-from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.recovery.fork import Fork, fork
 from dagster_ckpt.recovery.plan import RecoveryKind

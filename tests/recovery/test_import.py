@@ -26,10 +26,9 @@ from dagster_ckpt.errors import (
     SnapshotCorruptError,
     SnapshotNotFoundError,
 )
-from dagster_ckpt.operations import operations
-from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations import snapshots
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rebuild import rebuild
-from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.import_snapshot import import_snapshot
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -82,7 +81,7 @@ class Deployments:
     def below(root: Path) -> Deployments:
         (root / "production").mkdir()
         production = History(root / "production")
-        savepoint = operations.trigger_savepoint(production.shelf.stream, Operator("a test"), label="for staging")
+        savepoint = snapshots.trigger_savepoint(production.shelf.stream, origin="a test", label="for staging")
         return Deployments(root, production, savepoint, at(root / "staging"))
 
     @property

@@ -13,8 +13,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotRecord, StartCause
 from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
-from dagster_ckpt.operations.operations import preview, request_start
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.lifecycle import preview, request_start
 from dagster_ckpt.operations.verification import SnapshotVerification, record_verification
 from dagster_ckpt.orchestration.jobs.inspection_jobs import started_from
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
@@ -95,7 +94,7 @@ def test_a_start_that_is_asked_for_passes_over_a_damaged_snapshot_as_the_start_i
     ladder.lose_live_directory()
 
     assert preview(ladder.stream, StartFrom()).plan.to_batch == 10
-    assert request_start(ladder.stream, StartFrom(), Operator("a test")).status is RequestStatus.PENDING
+    assert request_start(ladder.stream, StartFrom(), origin="a test").status is RequestStatus.PENDING
     with pytest.raises(SnapshotCorruptError):
         preview(ladder.stream, StartFrom.parse("at 12"))
 

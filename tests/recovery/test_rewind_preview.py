@@ -10,8 +10,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
-from dagster_ckpt.operations import operations
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations import lifecycle
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.sinks.effect import SinkEffect
@@ -21,7 +20,7 @@ from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 
-OPERATOR = Operator("a test")
+ORIGIN = "a test"
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def write_to_delta(history: History, root: Path, *, last: int = LAST) -> str:
 def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_sinks(history: History) -> None:
     snapshots = [history.shelf.checkpoint() for _ in range(5)]
 
-    preview = operations.preview(history.shelf.stream, StartFrom.parse("batch-3"))
+    preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("batch-3"))
 
     assert (preview.plan.from_batch, preview.plan.to_batch, preview.batches) == (LAST, 3, 5)
     assert preview.sources == (SourceDistance("0", "files", 5),)
@@ -62,14 +61,14 @@ def test_rows_come_from_the_snapshots_figures_where_offsets_do_not_count_them(hi
     for _ in range(LAST):
         history.shelf.checkpoint(rows=100)
 
-    at_a_snapshot = operations.preview(history.shelf.stream, StartFrom.parse("batch-3"))
-    between_snapshots = operations.preview(history.shelf.stream, StartFrom.parse("batch-0"))
+    at_a_snapshot = lifecycle.preview(history.shelf.stream, StartFrom.parse("batch-3"))
+    between_snapshots = lifecycle.preview(history.shelf.stream, StartFrom.parse("batch-0"))
 
     assert (str(at_a_snapshot.rows), str(between_snapshots.rows)) == ("500", "at least 700")
 
 
 def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
-    preview = operations.preview(history.shelf.stream, StartFrom.parse("latest"))
+    preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("latest"))
 
     assert (preview.batches, preview.rows.rows, preview.sinks, preview.left) == (0, 0, (), ())
     assert "Nothing that was committed is undone" in preview.downstream
@@ -78,7 +77,7 @@ def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
 def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:
     sink = write_to_delta(history, tmp_path)
 
-    preview = operations.preview(history.shelf.stream, StartFrom.parse("empty", discard_state=True))
+    preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("empty", discard_state=True))
 
     assert {told.sink: told.effect for told in preview.sinks}[sink] is SinkEffect.DUPLICATE
 
@@ -89,9 +88,9 @@ def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(hist
     before = stream.catalog.streams.get(STREAM)
 
     with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*DeltaSink.*version 3.*accept_loss") as refusal:
-        operations.request_start(stream, StartFrom.parse("batch-3"), OPERATOR)
+        lifecycle.request_start(stream, StartFrom.parse("batch-3"), origin=ORIGIN)
     with pytest.raises(RowsAtRiskError, match="accept_loss"):
-        operations.restart(stream, StartFrom.parse("batch-3"), OPERATOR, timeout_s=0)
+        lifecycle.restart(stream, StartFrom.parse("batch-3"), origin=ORIGIN, timeout_s=0)
 
     assert sink in str(refusal.value)
     assert stream.catalog.requests.pending(STREAM) == []
@@ -104,10 +103,10 @@ def test_what_no_test_with_the_real_table_shows_is_not_relied_on_unless_that_is_
     sink = write_to_delta(history, tmp_path, last=3)
     stream = history.shelf.stream
 
-    told = {each.sink: each.effect for each in operations.preview(stream, StartFrom.parse("batch-3")).sinks}
+    told = {each.sink: each.effect for each in lifecycle.preview(stream, StartFrom.parse("batch-3")).sinks}
     with pytest.raises(RowsAtRiskError, match=r"no test with a real table.*accept_loss"):
-        operations.request_start(stream, StartFrom.parse("batch-3"), OPERATOR)
-    operations.request_start(stream, StartFrom.parse("batch-3", accept_loss=True), OPERATOR)
+        lifecycle.request_start(stream, StartFrom.parse("batch-3"), origin=ORIGIN)
+    lifecycle.request_start(stream, StartFrom.parse("batch-3", accept_loss=True), origin=ORIGIN)
 
     assert told[sink] is SinkEffect.UNPROVEN
     assert len(stream.catalog.requests.pending(STREAM)) == 1
@@ -119,7 +118,7 @@ def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
 ) -> None:
     write_to_delta(history, tmp_path)
 
-    operations.request_start(history.shelf.stream, StartFrom.parse("batch-3", **how), OPERATOR)
+    lifecycle.request_start(history.shelf.stream, StartFrom.parse("batch-3", **how), origin=ORIGIN)
 
     (request,) = history.shelf.stream.catalog.requests.pending(STREAM)
     assert request.kind is RequestKind.START
@@ -166,4 +165,4 @@ def test_accepting_a_loss_does_not_help_where_a_sink_cannot_be_rolled_back(histo
     (history.sink / "_spark_metadata/5").unlink()
 
     with pytest.raises(SinkRollbackError, match=r"nothing was changed.*_spark_metadata/5 is missing"):
-        operations.request_start(history.shelf.stream, StartFrom.parse("batch-6", accept_loss=True), OPERATOR)
+        lifecycle.request_start(history.shelf.stream, StartFrom.parse("batch-6", accept_loss=True), origin=ORIGIN)

@@ -11,7 +11,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
-from dagster_ckpt.operations.operations import prefer_savepoint, preview_start
+from dagster_ckpt.operations.lifecycle import preview_start
+from dagster_ckpt.operations.snapshots import prefer_savepoint
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer

@@ -14,8 +14,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError, StateAtRiskError
-from dagster_ckpt.operations.operations import preview_start, request_start, trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.lifecycle import preview_start, request_start
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
@@ -31,7 +31,7 @@ from tests.support.as_writer import keeping
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 
-ME = Operator("a test")
+ME = "a test"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_an_adopted_directory_that_is_lost_is_made_again(history: History) -> No
 
 @pytest.mark.parametrize("how", [lose, empty])
 def test_f19c_a_directory_restored_from_a_listed_savepoint_is_restored_again(history: History, how: Any) -> None:
-    savepoint = trigger_savepoint(history.shelf.stream, ME, label="sp")
+    savepoint = trigger_savepoint(history.shelf.stream, origin=ME, label="sp")
     history.start("sp")
     how(history.live)
 
@@ -127,7 +127,7 @@ def run(stream: StreamHandle, start_from: str) -> LiveDirectory:
 
 
 def test_f19b_a_directory_restored_from_a_location_is_restored_again(history: History, tmp_path: Path) -> None:
-    savepoint = trigger_savepoint(history.shelf.stream, ME, label="sp")
+    savepoint = trigger_savepoint(history.shelf.stream, origin=ME, label="sp")
     copy = tmp_path / "dr" / "savepoint"
     shutil.copytree((savepoint.location or "").removeprefix("file://"), copy)
     stream = elsewhere(history, tmp_path / "dr")
@@ -184,10 +184,10 @@ def test_an_empty_start_is_asked_for_by_name_and_confirmed(history: History) -> 
     with pytest.raises(StateAtRiskError, match="after batch 8"):
         history.start("empty")
     with pytest.raises(StateAtRiskError, match="after batch 8"):
-        request_start(stream, StartFrom.parse("empty"), ME)
+        request_start(stream, StartFrom.parse("empty"), origin=ME)
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
-    asked = request_start(stream, StartFrom.parse("empty", discard_state=True, accept_loss=True), ME)
+    asked = request_start(stream, StartFrom.parse("empty", discard_state=True, accept_loss=True), origin=ME)
     assert asked.arguments["discard_state"] is True
     assert history.start("empty", discard_state=True)[0] is RecoveryKind.START_EMPTY
     origin = stream.catalog.streams.get(STREAM).origin

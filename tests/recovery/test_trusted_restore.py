@@ -12,7 +12,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.operations import verification as snapshot_verification
-from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery import facts as recovery_look
 from dagster_ckpt.recovery.plan import RecoveryKind

@@ -31,7 +31,7 @@ from dagster_ckpt.errors import (
     SnapshotTooLargeError,
     StorageAccessError,
 )
-from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.attempts import NotStored

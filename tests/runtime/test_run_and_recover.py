@@ -29,7 +29,7 @@ from dagster_ckpt.errors import (
     StorageAccessError,
     StreamNotFoundError,
 )
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle, requests, snapshots
 from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
@@ -40,7 +40,7 @@ from tests.support.query_bench import NO_DATA_BATCHES, Bench, Person, make_strea
 from tests.support.small_spark import small_spark
 
 pytestmark = pytest.mark.spark
-OPERATOR = operations.Operator(origin="a test")
+ORIGIN = "a test"
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(be
     person = Person(
         when(
             lambda: bench.committed() >= 1,
-            lambda: operations.trigger_savepoint(bench.stream, OPERATOR, label="before"),
+            lambda: snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="before"),
         )
     )
     bench.run(lambda: person.done)
@@ -129,7 +129,7 @@ def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_b
     bench = Bench(spark, tmp_path, make_stream(tmp_path, num_retained=1))
     bench.feed(3)
     bench.run_to_the_end()
-    savepoint = operations.trigger_savepoint(bench.stream, OPERATOR, label="mine")
+    savepoint = snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="mine")
     place = Path((savepoint.location or "").removeprefix("file://"))
     bench.feed(2)
 
@@ -177,7 +177,7 @@ def test_a_stop_with_savepoint_ends_the_stream_exactly_there(bench: Bench) -> No
     person = Person(
         when(
             lambda: bench.committed() >= 1,
-            lambda: operations.stop_with_savepoint(bench.stream, OPERATOR, label="end"),
+            lambda: lifecycle.stop_with_savepoint(bench.stream, origin=ORIGIN, label="end"),
         )
     )
     outcome = bench.run(lambda: False)
@@ -201,8 +201,8 @@ def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None
     person = Person(
         when(
             lambda: bench.committed() >= 1,
-            lambda: operations.stop_with_savepoint(
-                bench.stream, OPERATOR, target_directory=f"file://{bench.root}/file/savepoints"
+            lambda: lifecycle.stop_with_savepoint(
+                bench.stream, origin=ORIGIN, target_directory=f"file://{bench.root}/file/savepoints"
             ),
         )
     )
@@ -222,10 +222,10 @@ def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None
 def test_a_savepoint_of_a_stopped_stream_is_taken_from_its_quiet_directory(bench: Bench) -> None:
     bench.feed(3)
     bench.run_to_the_end()
-    snapshot = operations.trigger_savepoint(bench.stream, OPERATOR, label="quiet")
+    snapshot = snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="quiet")
     assert snapshot.batch_id == bench.committed()
     with pytest.raises(RequestFailedError, match="does not run"):
-        operations.trigger_checkpoint(bench.stream, OPERATOR)
+        snapshots.trigger_checkpoint(bench.stream, origin=ORIGIN)
 
 
 def test_a_cancel_under_delete_on_cancellation_leaves_nothing_but_savepoints(
@@ -235,7 +235,7 @@ def test_a_cancel_under_delete_on_cancellation_leaves_nothing_but_savepoints(
     bench = Bench(spark, tmp_path, stream)
     bench.feed(2)
     outcome = bench.run(lambda: bool(bench.snapshots()))
-    operations.trigger_savepoint(stream, OPERATOR, label="mine")
+    snapshots.trigger_savepoint(stream, origin=ORIGIN, label="mine")
     apply_terminal_retention(stream, outcome.execution_id, TerminalState.CANCELED)
     assert [snapshot.label for snapshot in bench.snapshots()] == ["mine"]
     assert stream.store.checkpoints() == []
@@ -314,11 +314,11 @@ def test_a_storage_without_rights_is_refused_before_the_query_starts(spark: Spar
 
 def test_a_stream_that_was_never_started_has_nothing_to_save(bench: Bench) -> None:
     with pytest.raises(StreamNotFoundError, match="never started"):
-        operations.trigger_savepoint(bench.stream, OPERATOR)
+        snapshots.trigger_savepoint(bench.stream, origin=ORIGIN)
     bench.stream.register()
     request = bench.stream.catalog.requests.submit("orders", RequestKind.SAVEPOINT, origin="a test")
     with pytest.raises(RequestFailedError, match="was withdrawn"):
-        operations.await_answer(bench.stream, request, timeout_s=120, abort_reason=lambda: "nobody runs")
+        requests.await_answer(bench.stream, request, timeout_s=120, abort_reason=lambda: "nobody runs")
     assert bench.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 
@@ -347,7 +347,7 @@ def test_a_start_from_a_good_savepoint_reads_no_bit_that_flipped_in_the_live_dir
     """Spark does not look whether its offsets are those that it wrote: it would count rows twice without a word."""
     bench.feed(6)
     bench.run(lambda: bench.committed() >= 5 and bench.idle())
-    savepoint = operations.trigger_savepoint(bench.stream, OPERATOR, label="good")
+    savepoint = snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="good")
     offsets = Path(bench.stream.catalog.streams.get("orders").live_directory or "") / f"offsets/{savepoint.batch_id}"
     found, data = offsets.stat(), offsets.read_bytes()
     planned = data.rindex(b'"logOffset":') + len(b'"logOffset":')

@@ -29,7 +29,7 @@ from dagster_ckpt.errors import (
     SharedSinkError,
     StorageAccessError,
 )
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle, requests, snapshots
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime import start_watch, supervision
@@ -44,7 +44,7 @@ from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import HOLDER, Shelf
 
-OPERATOR = operations.Operator("a test")
+ORIGIN = "a test"
 
 
 @pytest.fixture
@@ -208,13 +208,13 @@ def test_a_savepoint_of_a_stream_that_has_not_run_yet_is_refused(stage: Callable
     play.stream.register()
 
     with pytest.raises(NothingCommittedError, match="never ran"):
-        operations.trigger_savepoint(play.stream, OPERATOR)
+        snapshots.trigger_savepoint(play.stream, origin=ORIGIN)
 
     assert play.stream.catalog.snapshots.of_stream("orders") == []
 
 
 @pytest.mark.parametrize(
-    "ask", [operations.stop_with_savepoint, operations.cancel, operations.suspend, operations.trigger_checkpoint]
+    "ask", [lifecycle.stop_with_savepoint, lifecycle.cancel, lifecycle.suspend, snapshots.trigger_checkpoint]
 )
 def test_what_only_a_running_stream_can_do_is_refused_of_one_that_does_not_run(
     stage: Callable[..., Stage], ask: Callable[..., object]
@@ -223,7 +223,7 @@ def test_what_only_a_running_stream_can_do_is_refused_of_one_that_does_not_run(
     play.stream.register()
 
     with pytest.raises(RequestFailedError, match="does not run"):
-        ask(play.stream, OPERATOR)
+        ask(play.stream, origin=ORIGIN)
 
     assert play.stream.catalog.requests.pending("orders") == []
 
@@ -447,23 +447,23 @@ def test_a_stop_with_a_savepoint_that_is_asked_for_during_a_start_is_refused_at_
 def test_a_refusal_that_the_catalog_does_not_take_holds_nothing_up(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = shelf.stream.catalog.requests
-    resolve, left = requests.resolve, [1]
+    recorded = shelf.stream.catalog.requests
+    resolve, left = recorded.resolve, [1]
 
     def away_once(*args: Any, **how: Any) -> bool:
         if left:
             raise CatalogError(f"the database is away, {left.pop()}")
         return resolve(*args, **how)
 
-    monkeypatch.setattr(requests, "resolve", away_once)
+    monkeypatch.setattr(recorded, "resolve", away_once)
     first, second = asked_to_stop(shelf), asked_to_stop(shelf)
 
     outcome = Stage(shelf.stream, [PlayedQuery()]).run()
 
     assert outcome.end.kind is EndKind.FINISHED
-    assert requests.get(first).status is RequestStatus.COMPLETED
+    assert recorded.get(first).status is RequestStatus.COMPLETED
     # There is one stop at a time.
-    assert requests.get(second).status is RequestStatus.FAILED
+    assert recorded.get(second).status is RequestStatus.FAILED
 
 
 def test_what_nobody_waits_for_any_more_is_not_done_later(shelf: Shelf) -> None:
@@ -472,40 +472,40 @@ def test_what_nobody_waits_for_any_more_is_not_done_later(shelf: Shelf) -> None:
 
     request = shelf.stream.catalog.requests.get(asked_to_stop(shelf))
     with pytest.raises(KeyboardInterrupt):
-        operations.await_answer(shelf.stream, request, timeout_s=60, abort_reason=interrupted)
+        requests.await_answer(shelf.stream, request, timeout_s=60, abort_reason=interrupted)
 
     assert shelf.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 
 def test_what_somebody_else_has_taken_back_is_not_waited_for(shelf: Shelf) -> None:
-    requests = shelf.stream.catalog.requests
-    request = requests.get(asked_to_stop(shelf))
-    requests.withdraw(request.request_id)
+    recorded = shelf.stream.catalog.requests
+    request = recorded.get(asked_to_stop(shelf))
+    recorded.withdraw(request.request_id)
 
     with pytest.raises(RequestFailedError, match="somebody has taken it back"):
-        operations.await_answer(shelf.stream, request, timeout_s=60)
+        requests.await_answer(shelf.stream, request, timeout_s=60)
 
 
 @pytest.mark.parametrize("is_done", [True, False], ids=["recorded", "not recorded"])
 def test_a_savepoint_of_a_stopped_stream_is_in_the_catalog_or_not_at_all(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
-    snapshots = shelf.stream.catalog.snapshots
-    complete = snapshots.complete_of_stopped
+    records = shelf.stream.catalog.snapshots
+    complete = records.complete_of_stopped
 
     def cut_off(*args: Any, **facts: Any) -> None:
         if is_done:
             complete(*args, **facts)
         raise CatalogError("the connection broke")
 
-    monkeypatch.setattr(snapshots, "complete_of_stopped", cut_off)
+    monkeypatch.setattr(records, "complete_of_stopped", cut_off)
 
     if is_done:
-        assert operations.trigger_savepoint(shelf.stream, OPERATOR).status is SnapshotStatus.COMPLETED
+        assert snapshots.trigger_savepoint(shelf.stream, origin=ORIGIN).status is SnapshotStatus.COMPLETED
         return
     with pytest.raises(CatalogError, match="the connection broke"):
-        operations.trigger_savepoint(shelf.stream, OPERATOR)
-    assert [snapshot.status for snapshot in snapshots.of_stream("orders")] == [SnapshotStatus.FAILED]
+        snapshots.trigger_savepoint(shelf.stream, origin=ORIGIN)
+    assert [snapshot.status for snapshot in records.of_stream("orders")] == [SnapshotStatus.FAILED]
     assert list((shelf.root / "savepoints").rglob("_metadata")) == []
 
 
@@ -518,7 +518,7 @@ def test_a_savepoint_of_a_stopped_stream_that_is_interrupted_is_not_under_way_fo
     monkeypatch.setattr(shelf.stream.store, "write_savepoint", interrupted)
 
     with pytest.raises(KeyboardInterrupt):
-        operations.trigger_savepoint(shelf.stream, OPERATOR)
+        snapshots.trigger_savepoint(shelf.stream, origin=ORIGIN)
 
     [snapshot] = shelf.stream.catalog.snapshots.of_stream("orders")
     assert (snapshot.status, snapshot.failure_reason) == (SnapshotStatus.FAILED, "KeyboardInterrupt")

@@ -11,8 +11,7 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
-from dagster_ckpt.operations.operations import cancel, suspend
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -20,7 +19,7 @@ from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import STREAM, Shelf
 
-ME = Operator("a person")
+ME = "a person"
 
 
 @pytest.fixture
@@ -39,9 +38,11 @@ def state(shelf: Shelf) -> tuple[ExecutionStatus, bool]:
 def test_known_defect_8_a_cancel_between_two_restarts_ends_it_and_says_so(shelf: Shelf) -> None:
     snapshot = shelf.checkpoint()
 
-    said = cancel(shelf.stream, ME)
+    stopped = cancel(shelf.stream, origin=ME)
 
-    assert "between two restarts" in said
+    assert "between two restarts" in stopped.messages()[0]
+    assert stopped.retention is not None
+    assert not stopped.was_running
     assert state(shelf) == (ExecutionStatus.CANCELED, True)
     # As the clean-up option says for a cancellation.
     assert not shelf.is_whole(snapshot)
@@ -51,20 +52,20 @@ def test_known_defect_8_a_cancel_between_two_restarts_ends_it_and_says_so(shelf:
 def test_a_suspend_between_two_restarts_ends_it_and_keeps_everything(shelf: Shelf) -> None:
     snapshot = shelf.checkpoint()
 
-    said = suspend(shelf.stream, ME)
+    stopped = suspend(shelf.stream, origin=ME)
 
-    assert "everything is kept" in said
+    assert (stopped.was_running, stopped.retention) == (False, None)
     assert state(shelf) == (ExecutionStatus.SUSPENDED, True)
     assert shelf.is_whole(snapshot)
     with pytest.raises(RequestFailedError, match="does not run"):
-        suspend(shelf.stream, ME)
+        suspend(shelf.stream, origin=ME)
 
 
 @pytest.mark.parametrize("stop", [cancel, suspend])
 def test_a_restart_that_was_launched_before_does_not_begin_after_it(
-    shelf: Shelf, stop: Callable[[object, Operator], str]
+    shelf: Shelf, stop: Callable[..., StopResult]
 ) -> None:
-    stop(shelf.stream, ME)
+    stop(shelf.stream, origin=ME)
     stage = Stage(shelf.stream, [PlayedQuery(ends=True)])
 
     with pytest.raises(RestartWithdrawnError, match="by a person between two restarts"):

@@ -15,8 +15,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
-from dagster_ckpt.operations.operations import cancel, suspend
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
 from dagster_ckpt.runtime import start_watch
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -25,7 +24,7 @@ from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
 from tests.support.retention_shelf import STREAM
 
-ME = Operator("a person")
+ME = "a person"
 MANY = 400
 
 
@@ -113,11 +112,11 @@ def test_a_restore_that_takes_for_ever_is_stopped_by_the_verb(
 
         write(SimpleNamespace(path="state/0/0/1.delta"), chunks())
 
-    said: list[str] = []
+    said: list[StopResult] = []
 
     def person() -> None:
         began.wait(60)
-        said.append(stop(ladder.stream, ME, timeout_s=60))
+        said.append(stop(ladder.stream, origin=ME, timeout_s=60))
 
     thread = threading.Thread(target=person)
     thread.start()

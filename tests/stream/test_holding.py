@@ -14,7 +14,7 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, SnapshotNotFoundError
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
@@ -27,7 +27,7 @@ from tests.support.retention_shelf import HOLDER, STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
 
-OPERATOR = operations.Operator("a test")
+ORIGIN = "a test"
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_what_is_being_read_is_deleted_only_afterwards(
     elif reader == "fork":
         assert fork(stream, replace(stream, stream_id="copy"), start_from, origin="a test").batch_id == LAST
     elif reader == "preview":
-        assert operations.preview(stream, start_from).batches == 1
+        assert lifecycle.preview(stream, start_from).batches == 1
     else:
         with holding(stream.catalog, [old], "prepare"):
             history.start(old.snapshot_id)
@@ -107,7 +107,7 @@ def test_a_stale_name_is_told_as_what_it_is_and_never_as_damage(history: History
 
     for read in (
         lambda: verify_snapshot(stream, old.location or ""),
-        lambda: operations.preview(stream, StartFrom.parse(old.snapshot_id)),
+        lambda: lifecycle.preview(stream, StartFrom.parse(old.snapshot_id)),
         lambda: fork(stream, replace(stream, stream_id="copy"), StartFrom.parse(f"chk-{old.number}"), origin="a test"),
     ):
         with pytest.raises(SnapshotNotFoundError, match=f"chk-{new.number}"):
@@ -277,7 +277,7 @@ def test_a_restart_finds_its_checkpoint_however_many_the_stream_has_taken_meanwh
 
     word = {"id": target.snapshot_id, "number": f"chk-{target.number}"}.get(name, name)
     with RunningProcess(history, before_the_stop=takes_two_more) as process:
-        ahead = operations.restart(stream, StartFrom.parse(word, accept_loss=True), OPERATOR, timeout_s=30)
+        ahead = lifecycle.restart(stream, StartFrom.parse(word, accept_loss=True), origin=ORIGIN, timeout_s=30)
 
     assert ahead.plan.snapshot is not None
     assert ahead.plan.snapshot.snapshot_id == target.snapshot_id
@@ -301,7 +301,7 @@ def test_a_restart_that_is_refused_once_the_stream_is_suspended_starts_it_again(
     refused = pytest.raises(LiveDirectoryError, match="cannot go back to batch 5")
     running = RunningProcess(history, before_the_stop=purge)
     with running as process, refused:
-        operations.restart(stream, StartFrom.parse("batch-5"), OPERATOR, timeout_s=30, report=told.append)
+        lifecycle.restart(stream, StartFrom.parse("batch-5"), origin=ORIGIN, timeout_s=30, report=told.append)
 
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
     assert re.search("was refused .* started again from where it stopped", told[-1])

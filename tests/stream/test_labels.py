@@ -8,13 +8,13 @@ import pytest
 
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.operations import stop_with_savepoint, trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.lifecycle import stop_with_savepoint
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import LONGEST_LABEL, StartPoint, checked_label
 from tests.support.rewind_history import History
 
-OPERATOR = Operator("a test")
+ORIGIN = "a test"
 WORDS = [point.value for point in StartPoint if point not in (StartPoint.NAMED, StartPoint.BATCH)]
 REFUSED = [
     *WORDS,
@@ -30,9 +30,9 @@ def test_a_label_that_means_something_else_is_refused_at_every_door(tmp_path: Pa
     """Finding f28: a start from the savepoint `empty` gave up all state and emptied the sink's log."""
     stream = History(tmp_path).shelf.stream
     with pytest.raises(OptionError, match="cannot be the label of a snapshot"):
-        trigger_savepoint(stream, OPERATOR, label=label)
+        trigger_savepoint(stream, origin=ORIGIN, label=label)
     with pytest.raises(OptionError, match="cannot be the label of a snapshot"):
-        stop_with_savepoint(stream, OPERATOR, label=label)
+        stop_with_savepoint(stream, origin=ORIGIN, label=label)
     with pytest.raises(OptionError, match="cannot be the label of a snapshot"):
         SnapshotOrder(SnapshotKind.SAVEPOINT, 1, label=label)
     assert stream.catalog.snapshots.of_stream(stream.stream_id) == []

@@ -22,7 +22,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseLostError
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery import prepare
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
@@ -95,7 +95,7 @@ from tests.support.lost_lease import STREAM, stream_at
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire

@@ -12,9 +12,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.operations.operations import trigger_savepoint
 from dagster_ckpt.operations.rebuild import rebuild
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.retention import delete_live_directories, discard
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
@@ -28,7 +27,7 @@ from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
 
-OPERATOR = Operator("a test")
+ORIGIN = "a test"
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_a_rebuild_goes_on_in_no_live_directory_of_another_deployment(history: H
 
 def test_a_second_environment_registers_its_own_snapshots_in_a_shared_storage(history: History) -> None:
     taken(history.shelf, SnapshotKind.CHECKPOINT)
-    theirs = trigger_savepoint(history.shelf.stream, OPERATOR, label="theirs")
+    theirs = trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="theirs")
     stream = history.shelf.stream
     with stream.catalog.database.writing() as connection:
         connection.exec_driver_sql("DELETE FROM snapshots")

@@ -27,9 +27,8 @@ from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseLostError, SinkRollbackError
-from dagster_ckpt.operations.operations import trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
@@ -51,7 +50,7 @@ from tests.support.retention_shelf import STREAM
 
 def with_savepoint(scene: Scene) -> None:
     """A savepoint at batch 8, three batches since, and what a start left behind long ago."""
-    trigger_savepoint(scene.history.shelf.stream, Operator("me"), label="sp")
+    trigger_savepoint(scene.history.shelf.stream, origin="me", label="sp")
     for batch in (9, 10, 11):
         scene.history.commit(batch)
     scene.history.sinks(f"FileSink[file:{scene.history.sink}]")

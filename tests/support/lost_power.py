@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.operations import preview_start, trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.lifecycle import preview_start
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
@@ -193,7 +193,7 @@ def _make_history(*, with_savepoint: bool) -> Callable[[Path], object]:
     def make(root: Path) -> None:
         history = History(root)
         if with_savepoint:
-            trigger_savepoint(history.shelf.stream, Operator("a test"), label="sp")
+            trigger_savepoint(history.shelf.stream, origin="a test", label="sp")
             history.commit(LAST + 1)
             history.commit(LAST + 2)
             history.sinks(history.file_sink)

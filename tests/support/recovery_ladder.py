@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, StartCause
-from dagster_ckpt.operations.operations import trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import STREAM
@@ -28,7 +27,7 @@ class Ladder:
             if batch > LAST:
                 self.history.commit(batch)
             if batch % 2 == 0:
-                self.snapshots.insert(0, trigger_savepoint(self.stream, Operator("a test"), label=f"at {batch}"))
+                self.snapshots.insert(0, trigger_savepoint(self.stream, origin="a test", label=f"at {batch}"))
         self.first = self.history.live
         self.stage = Stage(self.stream, [])
 

@@ -11,9 +11,8 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import Holder, RequestKind, SnapshotStatus
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.operations.operations import trigger_savepoint
-from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import RunRequest
@@ -64,7 +63,7 @@ def _problems_of_golden(root: Path) -> list[str]:
 
 def _make_history(root: Path) -> None:
     history = History(root)
-    trigger_savepoint(history.shelf.stream, Operator("torture"), label="sp")
+    trigger_savepoint(history.shelf.stream, origin="torture", label="sp")
     history.commit(LAST + 1)
     history.sinks(history.file_sink)
     history.close()
@@ -131,7 +130,7 @@ def _canceling(root: Path) -> History:
 def _make_canceled(root: Path) -> None:
     history = History(root)
     stream = history.shelf.stream
-    trigger_savepoint(stream, Operator("torture"), label="sp")
+    trigger_savepoint(stream, origin="torture", label="sp")
     for batch in (LAST + 1, LAST + 2):
         history.commit(batch)
         with holding(stream.catalog, stream.stream_id) as lease:

@@ -10,19 +10,17 @@ from pydantic import Field
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.config.durations import iso_duration
-from dagster_ckpt.operations.doctor import StreamExamination, examine_live_directory
-from dagster_ckpt.operations.verification import (
-    ALL,
-    LATEST,
-    SnapshotVerification,
-    locations_of,
-    record_verification,
-    verify_snapshot,
-)
+from dagster_ckpt.operations.doctor import StreamExamination
+from dagster_ckpt.operations.verification import ALL, LATEST, SnapshotVerification
 from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
-from dagster_ckpt.orchestration.jobs.ops import RESOURCES, STREAM_ID, errors_as_failure, job_of_op, markdown_table
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.orchestration.jobs.ops import (
+    RESOURCES,
+    STREAM_ID,
+    client_of,
+    errors_as_failure,
+    job_of_op,
+    markdown_table,
+)
 from dagster_ckpt.stream.lease import has_living_holder
 
 if TYPE_CHECKING:
@@ -68,16 +66,13 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         starts Spark.
     """
 
-    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
-        return stream_handle(find_stream(streams, stream_id), context.resources)
-
     @dg.op(required_resource_keys=RESOURCES)
     def doctor(context: dg.OpExecutionContext, config: DoctorConfigSchema) -> dict[str, Any]:
         """Diagnose a stream's live directory: what is wrong, how far back it is intact, which snapshot to use."""
         with errors_as_failure():
-            examination = examine_live_directory(
-                handle_of(context, config.stream_id),
-                url=config.directory,
+            examination = client_of(context, streams).doctor(
+                config.stream_id,
+                directory=config.directory,
                 deep=config.deep,
                 deep_snapshots=config.deep_snapshots,
             )
@@ -93,13 +88,8 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context: dg.OpExecutionContext, config: VerifyConfigSchema, spark: "SparkSession | None" = None
     ) -> list[dict[str, Any]]:
         with errors_as_failure():
-            handle = handle_of(context, config.stream_id)
-            verified = [
-                verify_snapshot(handle, location, deep=config.deep, spark=spark)
-                for location in locations_of(handle, config.snapshot)
-            ]
-            for item in verified:
-                record_verification(handle, item)
+            client = client_of(context, streams)
+            verified = client.verify(config.stream_id, config.snapshot, deep=config.deep, spark=spark)
         metadata = verification_metadata(verified)
         broken = [item for item in verified if not item.passed]
         for item in broken:
@@ -221,9 +211,9 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
     def show_stream(context: dg.OpExecutionContext, config: OverviewConfigSchema) -> None:
         """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
         with errors_as_failure():
-            handle = stream_handle(find_stream(streams, config.stream_id), context.resources)
-            handle.catalog.streams.get(handle.stream_id)
-            metadata = overview_metadata(handle.catalog, handle.stream_id, limit=config.limit)
+            client = client_of(context, streams)
+            stream = find_stream(streams, config.stream_id)
+            metadata = overview_metadata(client.catalog, stream.stream_id, limit=config.limit)
         context.add_output_metadata(metadata)
 
     return job_of_op("show_stream_job", show_stream)

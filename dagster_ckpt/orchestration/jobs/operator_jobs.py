@@ -10,26 +10,21 @@ from pydantic import Field
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations import operations
-from dagster_ckpt.operations.rollback import roll_back
-from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
 from dagster_ckpt.orchestration.assets.downstream import dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
 from dagster_ckpt.orchestration.jobs.ops import (
     RESOURCES,
     STREAM_ID,
+    client_of,
     errors_as_failure,
     job_of_op,
     markdown_table,
-    operator_of,
     report_snapshot,
 )
 from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata, preview_metadata
 from dagster_ckpt.orchestration.resources.settings import StartConfig
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.written import read_retention
-from dagster_ckpt.stream.handle import StreamHandle
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"
 TIMEOUT = "Seconds to wait for an answer of the running stream; after that the request is withdrawn."
@@ -116,33 +111,30 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         `cancel_stream_job`, `restart_stream_job` and `prefer_savepoint_job`.
     """
 
-    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
-        return stream_handle(find_stream(streams, stream_id), context.resources)
-
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_checkpoint(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> str:
         """Take a checkpoint of a running stream now, regardless of the minimum pause."""
         with errors_as_failure():
-            snapshot = operations.trigger_checkpoint(
-                handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
-            )
+            client = client_of(context, streams)
+            snapshot = client.trigger_checkpoint(config.stream_id, timeout_s=config.timeout_seconds)
         return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
         """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
         with errors_as_failure():
-            handle = handle_of(context, config.stream_id)
-            snapshot = operations.trigger_savepoint(
-                handle,
-                operator_of(context),
+            client = client_of(context, streams)
+            snapshot = client.trigger_savepoint(
+                config.stream_id,
                 label=config.label,
                 target_directory=config.target_directory,
                 schedule=config.history.schedule if config.history is not None else None,
                 timeout_s=config.timeout_seconds,
             )
             if config.history is not None:
-                history_report = apply_savepoint_history(handle, config.history.schedule, config.history.policy())
+                history_report = client.apply_savepoint_history(
+                    config.stream_id, schedule=config.history.schedule, history=config.history.policy()
+                )
                 # Housekeeping retries failed deletions: the savepoint itself succeeded.
                 for message in history_report.messages(unlogged=True):
                     context.log.info(message)
@@ -152,33 +144,30 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
         """Stop a stream at a batch boundary with a savepoint of the final state."""
         with errors_as_failure():
-            snapshot = operations.stop_with_savepoint(
-                handle_of(context, config.stream_id),
-                operator_of(context),
+            stopped = client_of(context, streams).stop(
+                config.stream_id,
                 label=config.label,
                 target_directory=config.target_directory,
                 timeout_s=config.timeout_seconds,
             )
-        return report_snapshot(context, snapshot)
+        assert stopped.savepoint is not None
+        return report_snapshot(context, stopped.savepoint)
 
     @dg.op(required_resource_keys=RESOURCES)
     def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
         """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted."""
         with errors_as_failure():
-            done = operations.cancel(
-                handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
-            )
-        context.log.info(f"{config.stream_id}: canceled: {done}")
+            stopped = client_of(context, streams).cancel(config.stream_id, timeout_s=config.timeout_seconds)
+        context.log.info(f"{stopped.stream_id}: canceled: {'; '.join(stopped.messages())}")
 
     @dg.op(required_resource_keys=RESOURCES)
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
         """Start a stream, or stop it and start it from another snapshot. The supervisor sensor launches the run."""
         with errors_as_failure():
             stream = find_stream(streams, config.stream_id)
-            ahead = operations.restart(
-                stream_handle(stream, context.resources),
-                config.parsed(),
-                operator_of(context),
+            ahead = client_of(context, streams).restart(
+                stream.stream_id,
+                start_from=config.parsed(),
                 timeout_s=config.timeout_seconds,
                 report=context.log.info,
             )
@@ -195,7 +184,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:
         """Select the savepoint that start_from=preferred-savepoint refers to."""
         with errors_as_failure():
-            snapshot = operations.prefer_savepoint(handle_of(context, config.stream_id), config.savepoint)
+            snapshot = client_of(context, streams).prefer_savepoint(config.stream_id, config.savepoint)
         return report_snapshot(context, snapshot)
 
     return [
@@ -256,17 +245,13 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
         `set_desired_state_job` and `roll_back_upgrade_job`; the supervisor sensor launches the second.
     """
 
-    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
-        return stream_handle(find_stream(streams, stream_id), context.resources)
-
     @dg.op(required_resource_keys=RESOURCES)
     def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfigSchema) -> None:
         """Set the desired state of a stream. The supervisor sensor, which must be running, reconciles it."""
         with errors_as_failure():
-            row = operations.set_desired_state(
-                handle_of(context, config.stream_id),
+            row = client_of(context, streams).set_desired_state(
+                config.stream_id,
                 config.state.desired,
-                operations.Operator(origin=f"{context.job_name} run {context.run_id}"),
                 retry_refused=config.retry_refused,
                 accept_plan_change=config.accept_plan_change,
             )
@@ -276,12 +261,12 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
     def roll_back_upgrade(context: dg.OpExecutionContext, config: RollBackConfigSchema) -> None:
         """Roll a stream back to the snapshot taken before a failed upgrade. The supervisor sensor launches this job."""
         with errors_as_failure():
-            handle = handle_of(context, config.stream_id)
-            upgrade = roll_back(handle, run_id=context.run_id, report=context.log.info)
+            client = client_of(context, streams)
+            upgrade = client.roll_back_upgrade(config.stream_id, run_id=context.run_id, report=context.log.info)
         if upgrade.phase is UpgradePhase.ROLLBACK_FAILED:
             raise dg.Failure(upgrade.reason, allow_retries=False)
         context.log.warning(upgrade.reason)
-        row = handle.catalog.desired_states.find(handle.stream_id)
+        row = client.desired_state(config.stream_id)
         assert row is not None
         context.add_output_metadata(desired_state_metadata(row))
 

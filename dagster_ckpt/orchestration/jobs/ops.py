@@ -6,9 +6,11 @@ from contextlib import contextmanager
 import dagster as dg
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client import Client
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations import operations
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.resources.stream_resource import DefinedStreams
 from dagster_ckpt.orchestration.runs.run_status import transitions_in_run_log
 from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
 
@@ -41,9 +43,10 @@ def job_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
     return operator_job
 
 
-def operator_of(context: dg.OpExecutionContext) -> operations.Operator:
-    """The origin of the request, as recorded in the catalog."""
-    return operations.Operator(origin=f"{context.job_name} run {context.run_id}")
+def client_of(context: dg.OpExecutionContext, streams: Sequence[Stream]) -> Client:
+    """The client through which an op operates the streams of its code location, in the name of its run."""
+    source = DefinedStreams(streams, context.resources)
+    return Client.of_streams(source, origin=f"{context.job_name} run {context.run_id}")
 
 
 def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:

@@ -1,25 +1,26 @@
 """Ops and jobs for rewinds and forks: preview a rewind, fork or import a stream, clean up after a rewind."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import dagster as dg
 import pendulum
 from pydantic import Field
 
-from dagster_ckpt.operations import operations
-from dagster_ckpt.operations.sink_cleaning import Orphan, SinkCleaning, clean_sinks
+from dagster_ckpt.operations.sink_cleaning import Orphan, SinkCleaning
 from dagster_ckpt.orchestration.assets.downstream import Dependent, dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
-from dagster_ckpt.orchestration.jobs.ops import RESOURCES, STREAM_ID, errors_as_failure, job_of_op, markdown_table
+from dagster_ckpt.orchestration.jobs.ops import (
+    RESOURCES,
+    STREAM_ID,
+    client_of,
+    errors_as_failure,
+    job_of_op,
+    markdown_table,
+)
 from dagster_ckpt.orchestration.resources.settings import NEW_QUERY_ID, START_FROM
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
-from dagster_ckpt.recovery.fork import Fork, fork
-from dagster_ckpt.recovery.import_snapshot import import_snapshot
+from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 
 class PreviewConfigSchema(dg.Config):
@@ -92,19 +93,14 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         `preview_rewind_job`, `fork_stream_job`, `import_stream_job` and `clean_sink_job`.
     """
 
-    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
-        return stream_handle(find_stream(streams, stream_id), context.resources)
-
     @dg.op(required_resource_keys=RESOURCES)
     def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
         """Show what a start would undo and process again, and the effect on each sink. Changes nothing."""
         with errors_as_failure():
-            start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
-            if start_from.point is StartPoint.EMPTY:
-                # A preview discards no state, so it needs no confirmation.
-                start_from = replace(start_from, discard_state=True)
             stream = find_stream(streams, config.stream_id)
-            preview = operations.preview(stream_handle(stream, context.resources), start_from)
+            preview = client_of(context, streams).preview_rewind(
+                stream.stream_id, start_from=config.start_from, new_query_id=config.new_query_id
+            )
         for message in preview.messages():
             context.log.info(message)
         dependents = dependents_of(context, stream, preview)
@@ -114,11 +110,10 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:
         """Fork a stream into another one, an independent query whose next start continues from there."""
         with errors_as_failure():
-            made = fork(
-                handle_of(context, config.stream_id),
-                handle_of(context, config.into_stream_id),
-                StartFrom.parse(config.start_from),
-                origin=f"{context.job_name} run {context.run_id}",
+            made = client_of(context, streams).fork(
+                config.stream_id,
+                into=config.into_stream_id,
+                start_from=config.start_from,
                 outputs=config.outputs,
                 replace_state=config.replace_state,
             )
@@ -129,11 +124,10 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
         """Import a snapshot of another deployment into a stream, whose next start continues from there."""
         with errors_as_failure():
-            made = import_snapshot(
-                handle_of(context, config.into_stream_id),
+            made = client_of(context, streams).import_snapshot(
                 config.location,
+                into=config.into_stream_id,
                 outputs=config.outputs,
-                origin=f"{context.job_name} run {context.run_id}",
                 with_rows=config.with_rows,
                 replace_state=config.replace_state,
             )
@@ -144,8 +138,8 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
         """List, or delete, part files that the log of a rolled-back file sink no longer references."""
         with errors_as_failure():
-            cleaning = clean_sinks(
-                handle_of(context, config.stream_id),
+            cleaning = client_of(context, streams).clean_sinks(
+                config.stream_id,
                 dry_run=config.dry_run,
                 grace_ms=round(config.grace_hours * 3_600_000),
             )

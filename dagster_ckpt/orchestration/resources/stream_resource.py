@@ -1,12 +1,13 @@
 """Streams in your own assets and ops: `StreamResource` runs one, `declare_stream` registers it for the sensors."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import dagster as dg
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec, find_stream
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -188,4 +189,36 @@ def open_stream(
         backend=backend,
         executor_copy_bytes=deployment.executor_copy_bytes,
         stall_timeout_ms=spec.stall_timeout_ms,
+        storage=storage,
     )
+
+
+class DefinedStreams:
+    """The streams of a code location as a client opens them: with the settings of their definitions.
+
+    Args:
+        streams: The streams.
+        resources: Their checkpoint storage, state backend and catalog.
+    """
+
+    def __init__(self, streams: Sequence[Stream], resources: StreamResources | Any) -> None:
+        self._streams = streams
+        self._resources = resources
+        self.catalog: Catalog = resources.checkpoint_catalog.catalog()
+
+    def id_of(self, stream: str) -> str:
+        """The id of a stream.
+
+        Raises:
+            StreamNotFoundError: This code location has no such stream.
+        """
+        return find_stream(self._streams, stream).stream_id
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
+        """Open a stream, whether or not it was ever started.
+
+        Raises:
+            StreamNotFoundError: This code location has no such stream.
+        """
+        del new_like  # its own definition has every setting
+        return stream_handle(find_stream(self._streams, stream), self._resources)

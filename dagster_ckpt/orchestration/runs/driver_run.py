@@ -17,7 +17,7 @@ from pydantic import Field
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
 from dagster_ckpt.config.redaction import cause_to_show
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
-from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import lifecycle, requests
 from dagster_ckpt.operations.launch import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources.settings import StartConfig
@@ -81,7 +81,7 @@ def _find_or_launch(
     asked = context.run.tags.get(START_REQUEST_TAG)
     lease = handle.catalog.leases.current(handle.stream_id)
     driver = driver_on_its_way(handle)
-    is_running = operations.is_running(handle)
+    is_running = requests.is_running(handle)
     if (is_running or driver is not None) and (asked is not None or config["start_from"] != "latest"):
         where = f"run {lease.run_id}, process {lease.pid} on {lease.host}" if lease is not None else "it is starting"
         raise RequestFailedError(
@@ -98,7 +98,7 @@ def _find_or_launch(
         request = handle.catalog.requests.get(asked) if asked is not None else _order(context, handle)
         driver = launch_driver(handle, launch, request, run_id=context.run.run_id)
         context.log.info(f"launched process {driver.record.pid}: {driver.record.command}; log {driver.record.log}")
-    operations.await_answer(
+    requests.await_answer(
         handle, request, timeout_s=launch.start_timeout_s, abort_reason=lambda: _why_not_to_wait(driver, watch)
     )
 
@@ -117,7 +117,7 @@ def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRe
     return handle.catalog.requests.submit(
         handle.stream_id,
         RequestKind.START,
-        arguments={**operations.start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
+        arguments={**lifecycle.start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
         origin=f"{context.job_name} run {context.run.run_id}",
     )
 
@@ -139,7 +139,7 @@ def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunW
             # A temporarily unavailable catalog says nothing about the driver.
             execution = handle.catalog.executions.latest(handle.stream_id)
             if execution is None or execution.settled:
-                if not operations.is_running(handle):
+                if not requests.is_running(handle):
                     break
             elif execution_liveness(handle.catalog, execution) is not Liveness.ALIVE:
                 # Its last update may be newer than what was read before it ended.
@@ -159,10 +159,10 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
             "the job again to follow it, cancel_stream_job or stop_with_savepoint_job to stop it.",
             "DETACHED",
         )
-    operator = operations.Operator(f"{context.job_name} run {context.run.run_id}, which was terminated")
+    operator = f"{context.job_name} run {context.run.run_id}, which was terminated"
     # The stream may have ended in the meantime.
     with suppress(RequestFailedError):
-        operations.cancel(handle, operator)
+        lifecycle.cancel(handle, origin=operator)
     raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
 
 

@@ -29,6 +29,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.stream.handle import register
+from dagster_ckpt.stream.recorded import RecordedSettings
 
 
 def report_terminal_failure(
@@ -174,8 +175,12 @@ def _register(catalog: Catalog, stream: Stream) -> StreamRecord:
         stream.stream_id,
         name=stream.name,
         asset_key=stream.writes,
-        options=stream.options,
-        restart=stream.restart,
+        settings=RecordedSettings(
+            options=stream.options,
+            restart=stream.restart.get_description(),
+            storage=stream.options.storage,
+            is_own_storage=stream.options.storage is not None,
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Operations on a stream, from any process: each one returns a result or raises.
+"""Stop, cancel and start a stream, and preview what a start would do.
 
 A running stream receives a request through a row in the catalog, which its own process answers. A
 stream that is not running is modified directly, under the same lease that a run would take.
@@ -8,128 +8,74 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, SnapshotRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.config.modes import DesiredState, TerminalState
 from dagster_ckpt.config.redaction import refuse_user_info
-from dagster_ckpt.errors import CkptError, LeaseHeldError, RequestFailedError, SnapshotNotFoundError
-from dagster_ckpt.operations.keeping import promote_checkpoint, release_checkpoint, tag_checkpoint
-from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.errors import CkptError, LeaseHeldError, RequestFailedError
 from dagster_ckpt.operations.requests import (
     DEFAULT_TIMEOUT_S,
-    Operator,
     ask,
     await_answer,
     await_stop,
     is_running,
     require_running,
+    snapshot_of,
 )
 from dagster_ckpt.recovery.damage import damage_of
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import settle_execution, stop_before_restart
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.snapshots import holding
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
 
-__all__ = [
-    "Operator",
-    "await_answer",
-    "cancel",
-    "is_running",
-    "prefer_savepoint",
-    "preview",
-    "preview_start",
-    "promote_checkpoint",
-    "rebuild",
-    "release_checkpoint",
-    "request_start",
-    "restart",
-    "set_desired_state",
-    "start_arguments",
-    "stop_with_savepoint",
-    "suspend",
-    "tag_checkpoint",
-    "trigger_checkpoint",
-    "trigger_savepoint",
-]
 
+@dataclass(frozen=True)
+class StopResult:
+    """How a stream was stopped.
 
-def trigger_checkpoint(
-    stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> SnapshotRecord:
-    """Take a checkpoint of a running stream now, regardless of the minimum pause.
-
-    Raises:
-        StreamNotFoundError: The stream was never started.
-        RequestFailedError: The stream is not running, or the attempt failed.
-        RequestTimeoutError: No answer in time; the request was withdrawn.
+    Attributes:
+        stream_id: The stream.
+        was_running: Whether a query was running; otherwise the stream was between two restarts.
+        savepoint: The savepoint that it was stopped with, or None.
+        retention: What the clean-up option deleted and kept, if it was applied here. The process of a
+            running query applies it itself.
     """
-    stream.catalog.streams.get(stream.stream_id)
-    if not is_running(stream):
-        raise RequestFailedError(
-            f"Stream {stream.stream_id!r} does not run, and a checkpoint belongs to a running stream. Take a "
-            "savepoint: "
-            "that works for a stopped stream too."
-        )
-    return _snapshot_of(stream, ask(stream, RequestKind.CHECKPOINT, {}, operator, timeout_s))
 
+    stream_id: str
+    was_running: bool
+    savepoint: SnapshotRecord | None = None
+    retention: RetentionReport | None = None
 
-def trigger_savepoint(
-    stream: StreamHandle,
-    operator: Operator,
-    *,
-    label: str | None = None,
-    target_directory: str | None = None,
-    schedule: str | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> SnapshotRecord:
-    """Take a savepoint of a running, stopped or failed stream.
-
-    Args:
-        stream: The stream.
-        operator: Who requests it.
-        label: A name to start from later.
-        target_directory: Folder for it, instead of the configured one.
-        schedule: Name of the schedule that requests it; its history may delete the savepoint later.
-            None: a user requests it.
-        timeout_s: How long to wait for a running stream's answer.
-
-    Raises:
-        StreamNotFoundError: The stream was never started.
-        NothingCommittedError: The stream has not committed a batch yet.
-        OptionError: The label means another starting point or is not valid, or the folder contains user
-            credentials.
-        RequestFailedError: The attempt failed.
-        RequestTimeoutError: No answer in time; the request was withdrawn.
-    """
-    checked_label(label)
-    refuse_user_info("target_directory", target_directory)
-    stream.catalog.streams.get(stream.stream_id)
-    if is_running(stream):
-        arguments = {"label": label, "target_directory": target_directory, "schedule": schedule}
-        return _snapshot_of(stream, ask(stream, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
-    return savepoint_of_stopped_stream(stream, label=label, target_directory=target_directory, schedule=schedule)
+    def messages(self) -> list[str]:
+        """The result as log messages."""
+        if self.was_running:
+            lines = [f"the running query of {self.stream_id} was stopped"]
+        else:
+            lines = [f"{self.stream_id} was between two restarts, and is not restarted any more"]
+        if self.savepoint is not None:
+            lines.append(f"{describe_snapshot(self.savepoint)}: {self.savepoint.location}")
+        return [*lines, *(self.retention.messages() if self.retention is not None else ())]
 
 
 def stop_with_savepoint(
     stream: StreamHandle,
-    operator: Operator,
     *,
+    origin: str,
     label: str | None = None,
     target_directory: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> SnapshotRecord:
+) -> StopResult:
     """Stop a running stream at a batch boundary and take a savepoint of the final state.
 
     If the savepoint fails, the query continues.
@@ -145,61 +91,56 @@ def stop_with_savepoint(
     refuse_user_info("target_directory", target_directory)
     require_running(stream, "stopped with a savepoint")
     arguments = {"label": label, "target_directory": target_directory}
-    snapshot = _snapshot_of(stream, ask(stream, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))
+    answer = ask(stream, RequestKind.STOP_WITH_SAVEPOINT, arguments, origin=origin, timeout_s=timeout_s)
+    savepoint = snapshot_of(stream, answer)
     await_stop(stream, timeout_s)
-    return snapshot
+    return StopResult(stream.stream_id, was_running=True, savepoint=savepoint)
 
 
-def cancel(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-    """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
-
-    A stream that failed and waits for its restart is not restarted.
-
-    Returns:
-        What was done, in one sentence.
-
-    Raises:
-        StreamNotFoundError: The stream was never started.
-        RequestFailedError: The stream is not running, and no restart is pending.
-        RequestTimeoutError: It did not stop in time.
-    """
-    stopped = _stop_between_restarts(stream, operator, EndKind.CANCEL_REQUESTED)
-    if stopped is not None:
-        report = settle_execution(stream, stopped, TerminalState.CANCELED)
-        return "; ".join(["it was between two restarts, and is not restarted any more", *report.messages()])
-    require_running(stream, "canceled")
-    ask(stream, RequestKind.CANCEL, {}, operator, timeout_s)
-    await_stop(stream, timeout_s)
-    return "the running query was stopped"
-
-
-def suspend(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+def suspend(stream: StreamHandle, *, origin: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> StopResult:
     """Stop a stream and keep everything, so that it can be started again.
 
     A stream that failed and waits for its restart is not restarted.
 
-    Returns:
-        What was done, in one sentence.
+    Raises:
+        StreamNotFoundError: The stream was never started.
+        RequestFailedError: The stream is not running, and no restart is pending.
+        RequestTimeoutError: It did not stop in time.
+    """
+    if _stop_between_restarts(stream, origin, EndKind.SUSPENDED) is not None:
+        return StopResult(stream.stream_id, was_running=False)
+    require_running(stream, "suspended")
+    ask(stream, RequestKind.SUSPEND, {}, origin=origin, timeout_s=timeout_s)
+    await_stop(stream, timeout_s)
+    return StopResult(stream.stream_id, was_running=True)
+
+
+def cancel(stream: StreamHandle, *, origin: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> StopResult:
+    """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
+
+    A stream that failed and waits for its restart is not restarted.
 
     Raises:
         StreamNotFoundError: The stream was never started.
         RequestFailedError: The stream is not running, and no restart is pending.
         RequestTimeoutError: It did not stop in time.
     """
-    if _stop_between_restarts(stream, operator, EndKind.SUSPENDED) is not None:
-        return "it was between two restarts, and is not restarted any more; everything is kept"
-    require_running(stream, "suspended")
-    ask(stream, RequestKind.SUSPEND, {}, operator, timeout_s)
+    stopped = _stop_between_restarts(stream, origin, EndKind.CANCEL_REQUESTED)
+    if stopped is not None:
+        report = settle_execution(stream, stopped, TerminalState.CANCELED)
+        return StopResult(stream.stream_id, was_running=False, retention=report)
+    require_running(stream, "canceled")
+    ask(stream, RequestKind.CANCEL, {}, origin=origin, timeout_s=timeout_s)
     await_stop(stream, timeout_s)
-    return "the running query was stopped; everything is kept"
+    return StopResult(stream.stream_id, was_running=True)
 
 
-def _stop_between_restarts(stream: StreamHandle, operator: Operator, kind: EndKind) -> str | None:
+def _stop_between_restarts(stream: StreamHandle, origin: str, kind: EndKind) -> str | None:
     """Stop a stream whose last execution failed or died and awaits a restart; returns that execution, or None."""
     last = stream.catalog.executions.latest(stream.stream_id)
     if last is None or last.settled or is_running(stream):
         return None
-    holder = this_holder(f"stop-{uuid.uuid4()}", operator.origin, None)
+    holder = this_holder(f"stop-{uuid.uuid4()}", origin, None)
     try:
         # A restart that begins in the meantime holds the lease and gets a request like any running
         # stream.
@@ -207,7 +148,7 @@ def _stop_between_restarts(stream: StreamHandle, operator: Operator, kind: EndKi
     except LeaseHeldError:
         return None
     verb = "canceled" if kind is EndKind.CANCEL_REQUESTED else "suspended"
-    reason = f"{verb} by {operator.origin} between two restarts; it had ended {last.status.value}: {last.reason}"
+    reason = f"{verb} by {origin} between two restarts; it had ended {last.status.value}: {last.reason}"
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         found = stop_before_restart(stream.catalog, lease.record, last.execution_id, QueryEnd(kind, reason))
     return last.execution_id if found else None
@@ -229,8 +170,8 @@ def accept_plan_change(stream: StreamHandle, fingerprint: str) -> None:
 def set_desired_state(
     stream: StreamHandle,
     desired: DesiredState | None,
-    operator: Operator,
     *,
+    origin: str,
     retry_refused: bool = False,
     accept_plan_change: bool = False,
 ) -> DesiredRecord:
@@ -239,7 +180,7 @@ def set_desired_state(
     Args:
         stream: The stream.
         desired: The state; None to use the one in the asset's definition.
-        operator: Who sets it.
+        origin: Who sets it, as the catalog shows it.
         retry_refused: Retry a code version that a preflight refused, or that was rolled back.
         accept_plan_change: Accept the plan that the last preflight refused, and retry it.
 
@@ -258,37 +199,7 @@ def set_desired_state(
             )
         stream.catalog.streams.accept_plan(stream.stream_id, refused)
         retry_refused = True
-    return stream.catalog.desired_states.put(
-        stream.stream_id, desired, origin=operator.origin, retry_refused=retry_refused
-    )
-
-
-def prefer_savepoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
-    """Select the savepoint that `preferred-savepoint` starts from.
-
-    Args:
-        stream: The stream.
-        reference: Snapshot id, label or location of one of its savepoints.
-
-    Raises:
-        SnapshotNotFoundError: The stream has no savepoint of this name.
-    """
-    plan = preview_start(stream, StartFrom(StartPoint.NAMED, reference))
-    snapshot = plan.snapshot
-    if snapshot is None or snapshot.kind != SnapshotKind.SAVEPOINT.value:
-        raise SnapshotNotFoundError(
-            f"{reference!r} of stream {stream.stream_id!r} is not a savepoint: checkpoints belong to the system and "
-            "may be "
-            "subsumed at any time. Take a savepoint and prefer that."
-        )
-    if _listed(stream, snapshot) is None:
-        raise SnapshotNotFoundError(
-            f"The catalog of stream {stream.stream_id!r} does not list a savepoint at {reference!r}, so it would not "
-            "be found "
-            "there later. Start from its location, or prefer one that is listed."
-        )
-    stream.catalog.streams.prefer_savepoint(stream.stream_id, snapshot.snapshot_id)
-    return snapshot
+    return stream.catalog.desired_states.put(stream.stream_id, desired, origin=origin, retry_refused=retry_refused)
 
 
 def preview_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
@@ -326,7 +237,7 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
             facts = replace(facts, failures=[*facts.failures, failed])
 
 
-def request_start(stream: StreamHandle, start_from: StartFrom, operator: Operator) -> RequestRecord:
+def request_start(stream: StreamHandle, start_from: StartFrom, *, origin: str) -> RequestRecord:
     """Request a start of the stream; the supervisor sensor launches the run.
 
     The starting point is checked first, so that an unknown name raises here.
@@ -340,12 +251,12 @@ def request_start(stream: StreamHandle, start_from: StartFrom, operator: Operato
     """
     ahead = preview(stream, start_from)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
-    listed = _listed(stream, ahead.plan.snapshot)
+    listed = listed_snapshot(stream, ahead.plan.snapshot)
     return stream.catalog.requests.submit(
         stream.stream_id,
         RequestKind.START,
         arguments=start_arguments(start_from),
-        origin=operator.origin,
+        origin=origin,
         holding=listed.snapshot_id if listed is not None else None,
     )
 
@@ -366,8 +277,8 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
 def restart(
     stream: StreamHandle,
     start_from: StartFrom,
-    operator: Operator,
     *,
+    origin: str,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> RewindPreview:
@@ -391,8 +302,8 @@ def restart(
     for message in ahead.messages():
         report(message)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
-    with holding(stream.catalog, [ahead.plan.snapshot], f"restart by {operator.origin}"):
-        request = _ask_for_restart(stream, start_from, operator, timeout_s, report)
+    with holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"):
+        request = _ask_for_restart(stream, start_from, origin, timeout_s, report)
         report(
             "waiting for the start: by the supervisor sensor, which has to be turned on, or by whoever runs the program"
         )
@@ -401,35 +312,25 @@ def restart(
 
 
 def _ask_for_restart(
-    stream: StreamHandle, start_from: StartFrom, operator: Operator, timeout_s: float, report: Callable[[str], None]
+    stream: StreamHandle, start_from: StartFrom, origin: str, timeout_s: float, report: Callable[[str], None]
 ) -> RequestRecord:
     if not is_running(stream):
-        return request_start(stream, start_from, operator)
-    suspend(stream, operator, timeout_s=timeout_s)
+        return request_start(stream, start_from, origin=origin)
+    suspend(stream, origin=origin, timeout_s=timeout_s)
     report("suspended the running query")
     try:
-        return request_start(stream, start_from, operator)
+        return request_start(stream, start_from, origin=origin)
     except CkptError as error:
         # For example a batch that Spark has purged in the meantime: the error is raised, and the
         # query continues.
-        request_start(stream, StartFrom(), operator)
+        request_start(stream, StartFrom(), origin=origin)
         report(f"the start was refused ({error}), so the query is started again from where it stopped")
         raise
 
 
-def _listed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
+def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
     """The snapshot as the catalog lists it at this location, or None."""
-    listed = (
-        stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
-        if snapshot is not None
-        else None
-    )
-    return listed if listed is not None and snapshot is not None and listed.location == snapshot.location else None
-
-
-def _snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
-    if answer.snapshot_id is None:
-        raise RequestFailedError(
-            f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."
-        )
-    return stream.catalog.snapshots.get(answer.snapshot_id)
+    if snapshot is None:
+        return None
+    listed = stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
+    return listed if listed is not None and listed.location == snapshot.location else None

@@ -1,15 +1,56 @@
-"""Deletes the savepoints of a schedule that exceed its history."""
+"""Apply retention on request: the clean-up option, interrupted deletions, and the history of a schedule."""
 
 from __future__ import annotations
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.errors import NothingCommittedError, OptionError
 from dagster_ckpt.policies.naming import policy_name
 from dagster_ckpt.policies.retention import RetentionContext, RetentionPolicy
 from dagster_ckpt.policies.retention_guard import decide_retention, needed_of_history
-from dagster_ckpt.recovery.retention import RetentionReport, discard
+from dagster_ckpt.recovery.retention import RetentionReport, discard, housekeeping
+from dagster_ckpt.runtime.settlement import settle_execution
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, retained
+
+
+def apply_retention(
+    stream: StreamHandle,
+    *,
+    state: TerminalState | None = None,
+    execution_id: str | None = None,
+    dry_run: bool = False,
+) -> RetentionReport:
+    """Finish interrupted deletions, remove orphaned bytes and, on request, apply the clean-up option.
+
+    Args:
+        stream: The stream.
+        state: How it ended: its clean-up option decides what is kept. None: nothing that is listed as
+            completed is deleted.
+        execution_id: The execution that ended; default: the newest one.
+        dry_run: Only report which orphaned bytes would be removed and which deletions finished.
+
+    Raises:
+        OptionError: `dry_run` with a state.
+        NothingCommittedError: The stream was never started.
+    """
+    if state is not None and dry_run:
+        raise OptionError(
+            f"state is {state.name}, but a dry run shows only orphaned bytes and interrupted deletions, not "
+            "what a state would delete. Nothing was changed. Leave out state, or dry_run."
+        )
+    finished = housekeeping(stream, dry_run=dry_run)
+    if state is None:
+        return finished
+    if execution_id is None:
+        latest = stream.catalog.executions.latest(stream.stream_id)
+        if latest is None:
+            raise NothingCommittedError(
+                f"Stream {stream.stream_id!r} was never started: there is nothing to keep or delete."
+            )
+        execution_id = latest.execution_id
+    return finished.and_then(settle_execution(stream, execution_id, state))
 
 
 def apply_savepoint_history(stream: StreamHandle, schedule: str, history: RetentionPolicy) -> RetentionReport:

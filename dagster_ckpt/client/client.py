@@ -1,0 +1,82 @@
+"""`Client`: every operation on the streams of a catalog, from any Python process.
+
+A notebook, a script, an op and the command line call the same methods. The client needs neither
+Dagster nor Spark to run: a running stream receives a request through the catalog, and a stream that
+is not running is modified directly, under the same lease that a run would take.
+"""
+
+from __future__ import annotations
+
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.client.lifecycle import LifecycleMethods
+from dagster_ckpt.client.maintenance import MaintenanceMethods
+from dagster_ckpt.client.snapshots import SnapshotMethods
+from dagster_ckpt.operations import overview
+from dagster_ckpt.operations.overview import SnapshotDescription, StreamDescription, StreamSummary
+from dagster_ckpt.snapshot.manifest import SnapshotKind
+
+
+class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
+    """Every operation on the streams of a catalog.
+
+    The catalog records where each stream that has run keeps its snapshots and live directories, and
+    its checkpointing options. So the catalog alone is enough, unless the storage needs credentials
+    or the catalog was lost.
+
+    A stream is named by its stream id, or by the key of an asset that it writes. A snapshot is named
+    by its id, number (`chk-7`), label or location, or by `latest`.
+
+    Args:
+        catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
+        storage: Credentials for the storage, and where the snapshots are of streams that the catalog
+            does not know: a path, a URL or a storage object.
+        live_root: Folder of live directories of streams that the catalog does not know.
+        checkpointing: Checkpointing options by stream id, instead of the recorded ones.
+        origin: Who operates, as the catalog shows it; default: user and host.
+
+    Raises:
+        CatalogError: The catalog cannot be used.
+        OptionError: A path is relative.
+
+    Example:
+        >>> with Client("sqlite:////var/lib/streams/catalog.db") as client:
+        ...     client.trigger_savepoint("orders", label="before-release-42")
+        SnapshotRecord(savepoint before-release-42 of orders at batch 812, COMPLETED, 12.3 MB, 0.4 MB new)
+    """
+
+    def list_streams(self) -> list[StreamSummary]:
+        """All streams that the catalog knows, by id."""
+        return overview.summarize_streams(self._catalog)
+
+    def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
+        """A stream in full: settings, executions, snapshots, desired state, open requests.
+
+        Args:
+            stream: The stream.
+            limit: Maximum number of executions and of snapshots.
+        """
+        return overview.describe_stream(self._catalog, self._id_of(stream), limit=limit)
+
+    def list_snapshots(
+        self,
+        stream: str,
+        *,
+        kind: SnapshotKind | str | None = None,
+        status: SnapshotStatus | str | None = SnapshotStatus.COMPLETED,
+    ) -> list[SnapshotRecord]:
+        """Snapshots of a stream, newest first.
+
+        Args:
+            stream: The stream.
+            kind: CHECKPOINT or SAVEPOINT; None for both.
+            status: Only those with this status; None for all, also failed and deleted ones.
+        """
+        return self._catalog.snapshots.of_stream(
+            self._id_of(stream),
+            kind=SnapshotKind(kind).value if kind is not None else None,
+            status=SnapshotStatus(status) if status is not None else None,
+        )
+
+    def describe_snapshot(self, stream: str, snapshot: str = "latest") -> SnapshotDescription:
+        """A snapshot in full: what its metadata says, and what protects it from deletion."""
+        return overview.describe_snapshot_of(self._open(stream), snapshot)

@@ -1,0 +1,137 @@
+"""The connection of a client: its catalog, how it opens streams, and who operates."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
+from dagster_ckpt.config.storage_path import location_url
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.opening import RecordedStreams, StreamSource, storage_at
+
+
+class _CatalogResource(Protocol):
+    def catalog(self) -> Catalog: ...
+
+
+class _StorageResource(Protocol):
+    def storage(self) -> CheckpointStorage: ...
+
+
+class _BackendResource(Protocol):
+    @property
+    def live_directory(self) -> str: ...
+
+
+class Connection:
+    """A catalog and the streams in it; see `Client`."""
+
+    def __init__(
+        self,
+        catalog: str | Catalog,
+        *,
+        storage: str | CheckpointStorage | None = None,
+        live_root: str | None = None,
+        checkpointing: Mapping[str, CheckpointConfig] | None = None,
+        origin: str | None = None,
+    ) -> None:
+        # Refuse a path before the catalog is opened, which may create it.
+        opened_storage = storage_at(storage) if storage is not None else None
+        folder = location_url("live_root", live_root) if live_root is not None else None
+        options = {stream: config.options for stream, config in (checkpointing or {}).items()}
+        self._is_own = isinstance(catalog, str)
+        self._catalog = Catalog(catalog) if isinstance(catalog, str) else catalog
+        self._streams: StreamSource = RecordedStreams(self._catalog, opened_storage, folder, options)
+        self._origin = origin or _this_user()
+
+    @classmethod
+    def of_streams(cls, streams: StreamSource, *, origin: str) -> Self:
+        """A client for streams whose settings come from elsewhere, such as the definitions of a code location.
+
+        Args:
+            streams: Opens the streams.
+            origin: Who operates, as the catalog shows it.
+        """
+        client = cls(streams.catalog, origin=origin)
+        client._streams = streams
+        return client
+
+    @classmethod
+    def from_resources(
+        cls,
+        checkpoint_catalog: _CatalogResource,
+        checkpoint_storage: _StorageResource | None = None,
+        state_backend: _BackendResource | None = None,
+        *,
+        origin: str | None = None,
+    ) -> Self:
+        """A client for the deployment that the Dagster resources of these names describe.
+
+        Args:
+            checkpoint_catalog: A `CheckpointCatalogResource`.
+            checkpoint_storage: A `CheckpointStorageResource`.
+            state_backend: A `StateBackendResource`.
+            origin: Who operates, as the catalog shows it; default: user and host.
+
+        Example:
+            >>> client = Client.from_resources(CheckpointCatalogResource(url="sqlite:////var/lib/catalog.db"))
+        """
+        client = cls(
+            checkpoint_catalog.catalog(),
+            storage=checkpoint_storage.storage() if checkpoint_storage is not None else None,
+            live_root=state_backend.live_directory if state_backend is not None else None,
+            origin=origin,
+        )
+        client._is_own = True
+        return client
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog."""
+        return self._catalog
+
+    def close(self) -> None:
+        """Close the connections to the catalog, unless the caller opened it."""
+        if self._is_own:
+            self._catalog.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._catalog.database.shown_url!r}, origin={self._origin!r})"
+
+    def _id_of(self, stream: str) -> str:
+        return self._streams.id_of(stream)
+
+    def _open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
+        return self._streams.open(stream, new_like=new_like)
+
+
+def given_folder(folder: str | None, option: str = "target_directory") -> str | None:
+    """The URL of a folder that a user names by an absolute path or URL.
+
+    Raises:
+        OptionError: It is a relative path.
+    """
+    return location_url(option, folder) if folder is not None else None
+
+
+def _this_user() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container the user may have no name.
+        user = "unknown user"
+    return f"{user} on {socket.gethostname()}"

@@ -1,0 +1,273 @@
+"""Methods of the client that stop, start, rewind and fork streams, and set their desired states."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypedDict, Unpack
+
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
+from dagster_ckpt.catalog.records import RequestRecord
+from dagster_ckpt.client.connection import Connection, given_folder
+from dagster_ckpt.config.modes import DesiredState, RecoveryClaimMode
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.operations import lifecycle
+from dagster_ckpt.operations.lifecycle import StopResult
+from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
+from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.recovery.fork import Fork, fork
+from dagster_ckpt.recovery.import_snapshot import import_snapshot
+from dagster_ckpt.recovery.rewind_preview import RewindPreview
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+
+_LOG = logging.getLogger(__name__)
+
+
+class StartOptions(TypedDict, total=False):
+    """Options of a start, besides its starting point; see `StartFrom`.
+
+    Attributes:
+        new_query_id: Continue under a new query id: sinks that remember query ids (Delta, Iceberg) write
+            the rewound batches again instead of skipping them.
+        accept_loss: Start even if a sink would lose rows.
+        claim_mode: Who owns the snapshot that the stream starts from.
+        accept_plan_change: Start even if the code needs different state from what is stored.
+        discard_state: Confirms that an empty start may discard all existing state.
+        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
+    """
+
+    new_query_id: bool
+    accept_loss: bool
+    claim_mode: RecoveryClaimMode | str
+    accept_plan_change: bool
+    discard_state: bool
+    no_safety_savepoint: bool
+
+
+class LifecycleMethods(Connection):
+    """Stops, starts, rewinds, forks, desired states."""
+
+    def stop(
+        self,
+        stream: str,
+        *,
+        savepoint: bool = True,
+        label: str | None = None,
+        target_directory: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> StopResult:
+        """Stop a stream and keep everything, so that it can be started again.
+
+        Args:
+            stream: The stream.
+            savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint
+                fails, the query continues.
+            label: A name for the savepoint.
+            target_directory: Folder for the savepoint, instead of the configured one.
+            timeout_s: How long to wait.
+
+        Raises:
+            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint,
+                a stream that waits for its restart can be stopped too.
+            RequestTimeoutError: It did not stop in time.
+        """
+        opened = self._open(stream)
+        if savepoint:
+            return lifecycle.stop_with_savepoint(
+                opened,
+                origin=self._origin,
+                label=label,
+                target_directory=given_folder(target_directory),
+                timeout_s=timeout_s,
+            )
+        if label is not None or target_directory is not None:
+            raise OptionError("label and target_directory are for a savepoint, but savepoint is False. Leave them out.")
+        return lifecycle.suspend(opened, origin=self._origin, timeout_s=timeout_s)
+
+    def cancel(self, stream: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StopResult:
+        """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
+
+        Raises:
+            RequestFailedError: The stream is not running, and no restart is pending.
+            RequestTimeoutError: It did not stop in time.
+        """
+        return lifecycle.cancel(self._open(stream), origin=self._origin, timeout_s=timeout_s)
+
+    def preview_rewind(
+        self, stream: str, *, start_from: str | StartFrom = "latest", new_query_id: bool = False
+    ) -> RewindPreview:
+        """What a start would undo and process again, and the effect on each sink. Changes nothing.
+
+        Args:
+            stream: The stream; it may be running.
+            start_from: As in `restart`.
+            new_query_id: As in `StartOptions`.
+
+        Raises:
+            SnapshotNotFoundError: The named snapshot does not exist.
+            LiveDirectoryError: There is no state to start from, or the batch is not retained.
+        """
+        point = StartFrom.parse(start_from, new_query_id=new_query_id) if isinstance(start_from, str) else start_from
+        if point.point is StartPoint.EMPTY:
+            # A preview discards no state, so it needs no confirmation.
+            point = replace(point, discard_state=True)
+        return lifecycle.preview(self._open(stream), point)
+
+    def restart(
+        self,
+        stream: str,
+        *,
+        start_from: str | StartFrom = "latest",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        report: Callable[[str], None] = _LOG.info,
+        **options: Unpack[StartOptions],
+    ) -> RewindPreview:
+        """Start a stream, suspending it first if it is running. Returns once the query is started.
+
+        The run is launched by the supervisor sensor, which must be turned on, or by whoever runs the
+        stream's program.
+
+        Args:
+            stream: The stream.
+            start_from: `latest` (continue where the query stopped), `latest-checkpoint`,
+                `latest-savepoint`, `preferred-savepoint`, `empty` (discard all state), `batch-<n>` (back
+                to a batch that Spark still retains), or the name of a snapshot.
+            timeout_s: How long to wait for each step.
+            report: Called with a message for every step.
+            options: See `StartOptions`.
+
+        Returns:
+            What the start undid.
+
+        Raises:
+            SnapshotNotFoundError: The named snapshot does not exist; a running stream continues.
+            LiveDirectoryError: There is no state to start from; a running stream continues.
+            RowsAtRiskError: A sink could lose rows, and `accept_loss` is not set; a running stream
+                continues.
+            RequestFailedError: The start failed.
+            RequestTimeoutError: No run was launched in time.
+        """
+        point = _start_from(start_from, options)
+        return lifecycle.restart(self._open(stream), point, origin=self._origin, timeout_s=timeout_s, report=report)
+
+    def request_start(
+        self, stream: str, *, start_from: str | StartFrom = "latest", **options: Unpack[StartOptions]
+    ) -> RequestRecord:
+        """Request a start without waiting for it; see `await_request`. The starting point is checked first.
+
+        Args:
+            stream: The stream.
+            start_from: As in `restart`.
+            options: See `StartOptions`.
+        """
+        point = _start_from(start_from, options)
+        return lifecycle.request_start(self._open(stream), point, origin=self._origin)
+
+    def accept_plan_change(self, stream: str, fingerprint: str) -> None:
+        """Accept, once, that code with a different plan continues from a stream's state.
+
+        Args:
+            stream: The stream.
+            fingerprint: Fingerprint of the plan, as shown in the error; other changes are still refused.
+        """
+        lifecycle.accept_plan_change(self._open(stream), fingerprint)
+
+    def fork(
+        self,
+        stream: str,
+        *,
+        into: str,
+        start_from: str | StartFrom = "latest",
+        outputs: Mapping[str, str] | None = None,
+        replace_state: bool = False,
+    ) -> Fork:
+        """Fork a stream into another one, an independent query whose next start continues from there.
+
+        Args:
+            stream: The stream to fork; it may be running and is not changed.
+            into: The stream that continues from it; it must not be running.
+            start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
+            outputs: Folders of the original's file sinks, mapped to folders of the fork that receive the
+                rows up to the fork.
+            replace_state: Discard what the other stream itself has committed.
+        """
+        point = _start_from(start_from, {})
+        original = self._open(stream)
+        made = self._open(into, new_like=original.stream_id)
+        return fork(original, made, point, origin=self._origin, outputs=outputs, replace_state=replace_state)
+
+    def import_snapshot(
+        self,
+        location: str,
+        *,
+        into: str,
+        outputs: Mapping[str, str],
+        with_rows: bool = False,
+        replace_state: bool = False,
+    ) -> Fork:
+        """Import a snapshot of another deployment into a stream, whose next start continues from there.
+
+        Args:
+            location: Location of the snapshot; it is read and not changed.
+            into: The stream that continues from it; it must not be running.
+            outputs: Each sink that the snapshot names, mapped to where the stream writes instead.
+            with_rows: Copy the rows of the original's file sinks up to the snapshot.
+            replace_state: Discard what the stream itself has committed.
+        """
+        return import_snapshot(
+            self._open(into, new_like=into),
+            location,
+            outputs=outputs,
+            origin=self._origin,
+            with_rows=with_rows,
+            replace_state=replace_state,
+        )
+
+    def desired_state(self, stream: str) -> DesiredRecord | None:
+        """The desired state of a stream and the progress of its last upgrade; None if it is not managed."""
+        return self._catalog.desired_states.find(self._id_of(stream))
+
+    def set_desired_state(
+        self,
+        stream: str,
+        state: DesiredState | str | None,
+        *,
+        retry_refused: bool = False,
+        accept_plan_change: bool = False,
+    ) -> DesiredRecord:
+        """Set the desired state of a stream. The supervisor sensor, which must be running, reconciles it.
+
+        Args:
+            stream: The stream.
+            state: RUNNING, SUSPENDED or CANCELED; None to use the one in the asset's definition.
+            retry_refused: Retry a code version that a preflight refused, or that was rolled back.
+            accept_plan_change: Accept the plan that the last preflight refused, and retry it.
+        """
+        return lifecycle.set_desired_state(
+            self._open(stream),
+            DesiredState(state) if state is not None else None,
+            origin=self._origin,
+            retry_refused=retry_refused,
+            accept_plan_change=accept_plan_change,
+        )
+
+    def roll_back_upgrade(
+        self, stream: str, *, run_id: str | None = None, report: Callable[[str], None] = _LOG.info
+    ) -> UpgradeRecord:
+        """Roll a stream back to the snapshot taken before a failed upgrade; its next start continues there.
+
+        Args:
+            stream: The stream; it must not be running.
+            run_id: The Dagster run that does it, if any, as the lease shows it.
+            report: Called with a message for every step.
+        """
+        return roll_back(self._open(stream), run_id=run_id or self._origin, report=report)
+
+
+def _start_from(start_from: str | StartFrom, options: StartOptions) -> StartFrom:
+    if isinstance(start_from, str):
+        return StartFrom.parse(start_from, **options)
+    if options:
+        raise OptionError(f"start_from is a StartFrom, which has {', '.join(options)} itself. Set them there.")
+    return start_from

@@ -1,0 +1,98 @@
+"""Methods of the client that examine streams, apply retention and rebuild a lost catalog."""
+
+from __future__ import annotations
+
+from dagster_ckpt.client.connection import Connection, given_folder
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.operations import retention
+from dagster_ckpt.operations.doctor import StreamExamination, examine_live_directory
+from dagster_ckpt.operations.health_facts import StreamHealth, stream_health
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.rebuild import RebuildReport, rebuild
+from dagster_ckpt.operations.sink_cleaning import DEFAULT_GRACE_MS, SinkCleaning, clean_sinks
+from dagster_ckpt.policies.retention import RetentionPolicy
+from dagster_ckpt.recovery.retention import RetentionReport, housekeeping
+
+
+class MaintenanceMethods(Connection):
+    """Examination, retention, rebuild."""
+
+    def doctor(
+        self, stream: str, *, directory: str | None = None, deep: bool = True, deep_snapshots: bool = False
+    ) -> StreamExamination:
+        """Examine a stream's live directory: what is wrong, how far back it is intact, which snapshot to use.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            directory: Another directory than the stream's own.
+            deep: Read the content of every state file that a resume needs.
+            deep_snapshots: Compare every byte of the recommended snapshot with its digest.
+        """
+        return examine_live_directory(
+            self._open(stream), url=given_folder(directory, "directory"), deep=deep, deep_snapshots=deep_snapshots
+        )
+
+    def health(self, stream: str, *, settings: HealthSettings | None = None) -> StreamHealth:
+        """Evaluate the health checks of a stream from the catalog.
+
+        Args:
+            stream: The stream.
+            settings: The thresholds; default: `HealthSettings()`.
+        """
+        return stream_health(self._open(stream), settings or HealthSettings())
+
+    def apply_retention(
+        self,
+        stream: str,
+        *,
+        state: TerminalState | str | None = None,
+        execution_id: str | None = None,
+        dry_run: bool = False,
+    ) -> RetentionReport:
+        """Finish interrupted deletions, remove orphaned bytes and, on request, apply the clean-up option.
+
+        Args:
+            stream: The stream.
+            state: How it ended (FINISHED, CANCELED, FAILED, SUSPENDED); None: no completed snapshot is
+                deleted.
+            execution_id: The execution that ended; default: the newest one.
+            dry_run: Only report what would be removed; not together with `state`.
+        """
+        ended = TerminalState(state) if state is not None else None
+        return retention.apply_retention(self._open(stream), state=ended, execution_id=execution_id, dry_run=dry_run)
+
+    def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
+        """Delete the savepoints that a schedule took and that its history does not keep."""
+        return retention.apply_savepoint_history(self._open(stream), schedule, history)
+
+    def sweep(self, stream: str, *, dry_run: bool = True, older_than_ms: int | None = None) -> RetentionReport:
+        """Report, or without `dry_run` remove, bytes in the storage that no snapshot refers to.
+
+        Args:
+            stream: The stream.
+            dry_run: Only report.
+            older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the
+                checkpoint timeout if that is longer.
+        """
+        return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
+
+    def clean_sinks(self, stream: str, *, dry_run: bool = True, grace_ms: int = DEFAULT_GRACE_MS) -> SinkCleaning:
+        """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
+
+        Args:
+            stream: The stream; it may be running.
+            dry_run: Only report.
+            grace_ms: Younger files stay.
+        """
+        return clean_sinks(self._open(stream), dry_run=dry_run, grace_ms=grace_ms)
+
+    def rebuild(self, stream: str, *, take_over_deployment: str | None = None) -> RebuildReport:
+        """Rebuild a lost catalog: register the existing snapshots and live directories of a stream again.
+
+        Args:
+            stream: The stream; it must not be running, not even under another catalog.
+            take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start
+                names it. Nothing of that deployment may be running.
+        """
+        opened = self._open(stream, new_like=stream)
+        return rebuild(opened, origin=self._origin, take_over_deployment=take_over_deployment)

@@ -1,0 +1,193 @@
+"""Opens streams for operators: by the catalog's record of them, without the code that defines their queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import StreamRecord
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.checkpoint_storage import (
+    CheckpointStorage,
+    DeploymentStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.config.storage_path import location_url
+from dagster_ckpt.errors import OptionError, StreamNotFoundError
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.recorded import KEEP_EVERYTHING, RecordedRestartStrategy, RecordedSettings
+
+
+class StreamSource(Protocol):
+    """Opens the streams of a catalog."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog."""
+        ...
+
+    def id_of(self, stream: str) -> str:
+        """The id of a stream, without opening its storage.
+
+        Raises:
+            StreamNotFoundError: There is no such stream.
+        """
+        ...
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
+        """Open a stream.
+
+        Args:
+            stream: Its stream id, or the key of an asset that it writes.
+            new_like: The stream may be one that was never started; its unknown settings are then those
+                of this stream, which may be the same.
+
+        Raises:
+            StreamNotFoundError: There is no such stream.
+        """
+        ...
+
+
+def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
+    """The storage that a user names by a path or URL, or as an object; savepoints go to `savepoints` in it.
+
+    Raises:
+        OptionError: It is a relative path, or the root of a file system.
+    """
+    if not isinstance(storage, str):
+        return storage
+    root = location_url("storage", storage).rstrip("/")
+    return FileSystemCheckpointStorage(root, savepoint_path=f"{root}/savepoints")
+
+
+@dataclass(frozen=True)
+class RecordedStreams:
+    """Streams with the settings that the catalog recorded when they last ran.
+
+    Attributes:
+        catalog: The catalog.
+        storage: Credentials for the recorded storages, and the storage of streams whose storage is not
+            recorded.
+        live_root: Folder of live directories of streams whose folder is not recorded.
+        options: Checkpointing options that take precedence over recorded ones, by stream id.
+    """
+
+    catalog: Catalog
+    storage: CheckpointStorage | None = None
+    live_root: str | None = None
+    options: Mapping[str, CheckpointOptions] = field(default_factory=dict)
+
+    def id_of(self, stream: str) -> str:
+        """The id of a stream.
+
+        Raises:
+            StreamNotFoundError: The catalog does not know it.
+        """
+        record = self._find(stream)
+        return (record or self.catalog.streams.get(stream)).stream_id
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
+        """Open a stream.
+
+        Raises:
+            StreamNotFoundError: The catalog does not know it.
+            OptionError: Its storage or folder of live directories is not known, or another one is
+                given than it uses.
+            CatalogError: Its recorded settings cannot be read.
+        """
+        record = self._find(stream)
+        if record is None and new_like is None:
+            self.catalog.streams.get(stream)
+        known = record or (self._find(new_like) if new_like is not None else None)
+        settings = RecordedSettings.of_record(known.options if known is not None else {})
+        stream_id = record.stream_id if record is not None else stream
+        options = self.options.get(stream_id, settings.options or KEEP_EVERYTHING)
+        storage = self._storage(stream_id, settings)
+        return StreamHandle(
+            stream_id=stream_id,
+            name=record.name if record is not None else stream_id,
+            asset_key=record.asset_key if record is not None else stream_id,
+            catalog=self.catalog,
+            store=open_store(storage, stream_id),
+            options=replace(options, storage=storage if settings.is_own_storage else None),
+            restart=RecordedRestartStrategy(settings.restart),
+            live_root=self._live_root(stream_id, settings),
+            storage=storage,
+        )
+
+    def _find(self, stream: str) -> StreamRecord | None:
+        """The stream with this id, or the one that writes the asset with this key."""
+        try:
+            return self.catalog.streams.get(stream)
+        except StreamNotFoundError:
+            writers = [each for each in self.catalog.streams.all() if stream in each.asset_key.split(", ")]
+            return self.catalog.streams.get(writers[0].stream_id) if len(writers) == 1 else None
+
+    def _storage(self, stream_id: str, settings: RecordedSettings) -> CheckpointStorage:
+        recorded, given = settings.storage, self.storage
+        if recorded is None:
+            if given is None:
+                raise OptionError(
+                    f"The catalog does not say how to open the storage of stream {stream_id!r}: it was never started, "
+                    "or its storage is a class of your own. Give storage, such as "
+                    "storage='s3://bucket/checkpoints'."
+                )
+            return given
+        if given is None:
+            return recorded
+        places = _place(recorded), _place(given)
+        if not settings.is_own_storage and None not in places and places[0] != places[1]:
+            raise OptionError(
+                f"Stream {stream_id!r} keeps its snapshots in {places[0]}, but storage is {places[1]}. Leave storage "
+                "out, or give that one with the credentials that it needs."
+            )
+        return _with_access(recorded, given)
+
+    def _live_root(self, stream_id: str, settings: RecordedSettings) -> str:
+        recorded, given = settings.live_root, self.live_root
+        if recorded is None and given is None:
+            raise OptionError(
+                f"The catalog does not know where the live directories of stream {stream_id!r} are, because it was "
+                "never started. Give live_root, the folder that its program or its state_backend resource names."
+            )
+        if recorded is not None and given is not None and _spelled(recorded) != _spelled(given):
+            raise OptionError(
+                f"The live directories of stream {stream_id!r} are in {recorded}, but live_root is {given}. Leave "
+                "live_root out."
+            )
+        return recorded or given or ""
+
+
+def _place(storage: CheckpointStorage) -> str | None:
+    if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
+        return None
+    return storage.checkpoint_location.url if storage.checkpoint_location is not None else None
+
+
+def _with_access(recorded: CheckpointStorage, given: CheckpointStorage) -> CheckpointStorage:
+    """The recorded storage with the credentials of the given one."""
+    if not isinstance(given, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
+        return given if _place(recorded) is None else recorded
+    if (
+        isinstance(recorded, FileSystemCheckpointStorage)
+        and given.checkpoint_location is not None
+        and given.checkpoint_location.user_info
+        and given.checkpoint_location.authority == recorded.checkpoint_location.authority
+    ):
+        savepoints = recorded.savepoint_location
+        return FileSystemCheckpointStorage(
+            replace(recorded.checkpoint_location, user_info=given.checkpoint_location.user_info).url_to_open,
+            recorded.file_state_size_threshold,
+            recorded.write_buffer_size,
+            savepoint_path=savepoints.url if savepoints is not None else None,
+            storage_options=given.storage_options,
+        )
+    return recorded.configure(DeploymentStorage(storage_options=given.storage_options))
+
+
+def _spelled(folder: str) -> str:
+    return folder.removeprefix("file://").removeprefix("file:").rstrip("/")

@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagster_ckpt.client.client import (
+        Client,
+    )
     from dagster_ckpt.config.checkpoint_config import (
         CheckpointConfig,
     )
@@ -147,6 +150,7 @@ if TYPE_CHECKING:
 # The module of each public name. Names are imported on first use, so that reading a catalog needs
 # neither Dagster nor Spark.
 _MODULES = {
+    "client.client": ("Client",),
     "config.checkpoint_config": ("CheckpointConfig",),
     "config.checkpoint_storage": (
         "CheckpointStorage",
@@ -251,6 +255,7 @@ __all__ = [
     "CheckpointStorage",
     "CheckpointStorageResource",
     "CheckpointingMode",
+    "Client",
     "CustomCheckpointStorage",
     "CustomStateBackend",
     "DesiredState",

@@ -60,6 +60,7 @@ class Connection:
         """
         client = cls(streams.catalog, origin=origin)
         client._streams = streams
+        client._is_own = True
         return client
 
     @classmethod

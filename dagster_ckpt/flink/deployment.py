@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,28 @@ class Deployment:
             CatalogError: It cannot be opened.
         """
         return Catalog(self.catalog_url)
+
+
+@dataclass(frozen=True)
+class StreamsOfProgram:
+    """The queries of a program as a client opens them: with the settings of the program.
+
+    Attributes:
+        catalog: The catalog.
+        open_query: Opens the stream of a query, by the query's name.
+    """
+
+    catalog: Catalog
+    open_query: Callable[[str], StreamHandle]
+
+    def id_of(self, stream: str) -> str:
+        """The id of a stream, which is the name of its query."""
+        return stream
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
+        """Open the stream of a query, whether or not it was ever started."""
+        del new_like  # the program has every setting
+        return self.open_query(stream)
 
 
 def deployment_below(

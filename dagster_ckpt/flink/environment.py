@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.client import Client
 from dagster_ckpt.config import execution_config as allowed
 from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
 from dagster_ckpt.config.option_description import OptionDescription
 from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.configured_program import ConfiguredProgram
-from dagster_ckpt.flink.deployment import Deployment, deployment_below
+from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployment_below
 from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
 from dagster_ckpt.operations.start_request import cause_unasked
 from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
@@ -271,17 +272,22 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             streams = [self._to_run(catalog, registered, shown) for registered in self._writers.values()]
             return run_program(shown, streams, spark=self.spark)
 
-    def stream_handle(self, name: str) -> StreamHandle:
-        """Return the stream of a name, for `dagster_ckpt.operations.operations`: savepoints, suspend, cancel, doctor.
+    def client(self, *, origin: str | None = None) -> Client:
+        """Return a client for the queries of this program: savepoints, stop, cancel, doctor, verification.
 
-        Works from another thread or process while the program is running. Close its catalog when
+        Use it from another thread or process while the program runs, or afterwards, and close it when
         you are done.
+
+        Args:
+            origin: Who operates, as the catalog shows it; default: this program.
 
         Raises:
             CatalogError: The catalog cannot be opened.
             OptionError: Options contradict each other.
         """
-        return self._stream(self._deployment.open_catalog(), name, DEFAULT_JOB_NAME)
+        catalog = self._deployment.open_catalog()
+        queries = StreamsOfProgram(catalog, lambda name: self._stream(catalog, name, DEFAULT_JOB_NAME))
+        return Client.of_streams(queries, origin=origin or DEFAULT_JOB_NAME)
 
     def _to_run(self, catalog: Catalog, registered: RegisteredWriter, job_name: str) -> StreamToRun:
         stream = self._stream(catalog, registered.name, job_name)

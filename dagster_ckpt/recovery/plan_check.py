@@ -64,8 +64,8 @@ def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from:
         f"Stream {stream_id!r} is not started, nothing was changed: the code would go on from {came_from} with another "
         f"plan than the one that made this state. {describe_differences(differences)} Spark compares types only, so it "
         "may mix the old state with the new. If the change is meant, start it with accept_plan_change; from a program: "
-        f"operations.accept_plan_change(stream, {fingerprint!r}). Else bring the query back to what it was, or let it "
-        "begin without state: start_from empty, or a new stream."
+        f"client.accept_plan_change({stream_id!r}, {fingerprint!r}). Else bring the query back to what it was, or "
+        "let it begin without state: start_from empty, or a new stream."
     )
 
 

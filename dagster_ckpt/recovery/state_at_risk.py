@@ -31,7 +31,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
         "URL is wrong, or another environment uses the same folders. Nothing was changed. There are:\n"
         f"{_all_that_is_there(facts)}\n"
         "Name the right catalog, bring it back from a backup, or register what is there by rebuild_catalog_job "
-        "(operations.rebuild). A second environment needs folders of its own. A start from one of the snapshots by its "
+        "(Client.rebuild). A second environment needs folders of its own. A start from one of the snapshots by its "
         "location needs the live directories moved away. start_from=empty with discard_state gives up what is there."
     )
 

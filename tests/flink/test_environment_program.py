@@ -22,7 +22,6 @@ from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TimeCharact
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsError, StreamFailedError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.application import application_settings
@@ -74,9 +73,8 @@ def seen(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[
             return False
         newest = program.catalog.snapshots.newest_checkpoint("counts")
         if "conf" not in facts:
-            stream = env.stream_handle("counts")
             facts.update(_look(spark))
-            facts["savepoint"] = snapshots.trigger_savepoint(stream, origin=ORIGIN).location
+            facts["savepoint"] = env.client().trigger_savepoint("counts").location
             facts["newest"] = newest
             # What comes now is not in any snapshot yet.
             program.feed(1)
@@ -186,7 +184,7 @@ def test_a_program_that_is_stopped_with_a_savepoint_ends_well(program: Program) 
     def stop() -> str | None:
         while program.checkpoints() == 0:
             time.sleep(0.1)
-        savepoint = lifecycle.stop_with_savepoint(env.stream_handle("counts"), origin=ORIGIN).savepoint
+        savepoint = env.client().stop("counts").savepoint
         return savepoint.location if savepoint is not None else None
 
     with ThreadPoolExecutor() as threads:

@@ -22,12 +22,12 @@ from kafka_broker import Kafka
 from kafka_program import SHOPS, STREAM, TOPIC
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
+from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.stream.start_from import StartFrom
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -101,25 +101,25 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], lo
 @pytest.fixture(scope="module")
 def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     folder = tmp_path_factory.mktemp("kafka-program")
-    stream = StreamExecutionEnvironment.get_execution_environment(folder=folder / "ckpt").stream_handle(STREAM)
+    client = StreamExecutionEnvironment.get_execution_environment(folder=folder / "ckpt").client()
 
     def is_committed(sales: int) -> bool:
         if sum(newest_counts(folder).values()) < sales:
             return False
-        positions = LiveDirectory(stream.catalog.streams.get(STREAM).live_directory or "").positions()
+        positions = LiveDirectory(client.catalog.streams.get(STREAM).live_directory or "").positions()
         return positions.commit == positions.offset
 
     with program(folder, kafka, 0, SNAPSHOTTED, "unbounded") as process:
         wait_for(lambda: is_committed(SNAPSHOTTED), process, folder / "log-unbounded")
-        savepoint = snapshots.trigger_savepoint(stream, origin="a test", label="snapshotted")
+        savepoint = client.trigger_savepoint(STREAM, label="snapshotted")
         (folder / "asked").write_text(json.dumps([SNAPSHOTTED, KILLED]))
         (folder / "asked").rename(folder / "more")
         wait_for(lambda: is_committed(KILLED), process, folder / "log-unbounded")
     (folder / "more").unlink()
-    preview = lifecycle.preview(stream, StartFrom.parse("snapshotted"))
+    preview = client.preview_rewind(STREAM, start_from="snapshotted")
     entry = f"offsets/{savepoint.batch_id}"
     entries: list[bytes] = []
-    stream.store.extract(
+    open_store(FileSystemCheckpointStorage(f"file://{folder / 'ckpt/snapshots'}"), STREAM).extract(
         savepoint.location or "", lambda _, chunks: entries.append(b"".join(chunks)), only=entry.__eq__
     )
     (offsets,) = parse_offset_entry(entries[0], entry).sources.values()
@@ -127,7 +127,7 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     with program(folder, kafka, KILLED, ALL, "bounded") as process:
         process.wait(DEADLINE_S)
         assert process.returncode == 0, (folder / "log-bounded").read_text()[-5000:]
-    latest = stream.catalog.executions.latest(STREAM)
+    latest = client.catalog.executions.latest(STREAM)
     recovery = str((latest.recovery or {})["kind"]) if latest is not None else ""
     return Trial(savepoint, json.loads(offsets or "{}"), preview, newest_counts(folder), recovery)
 

@@ -70,6 +70,7 @@ class GoldenStream:
             options=CheckpointConfig(num_retained=self.num_retained).options,
             restart=RestartStrategies.no_restart(),
             live_root=str(self.root / "live") if is_local() else place(self.root / "live"),
+            storage=storage,
         )
 
     def make(self) -> GoldenStream:

@@ -99,6 +99,7 @@ class Shelf:
             options=CheckpointConfig(num_retained=num_retained).options,
             restart=RestartStrategies.no_restart(),
             live_root=str(root / "live") if is_local() else place(root / "live"),
+            storage=storage,
         )
         return Shelf(root, stream, storage)
 

@@ -125,8 +125,8 @@ class LifecycleMethods(Connection):
     ) -> RewindPreview:
         """Start a stream, suspending it first if it is running. Returns once the query is started.
 
-        The run is launched by the supervisor sensor, which must be turned on, or by whoever runs the
-        stream's program.
+        The run is launched by the supervisor sensor, which must be turned on, or by the person or service that runs the
+        program of the stream.
 
         Args:
             stream: The stream.

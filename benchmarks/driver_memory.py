@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.engine import Engine
 from benchmarks.synthetic import write_batches
-from dagster_ckpt.spark.checkpoint_dir.donors import DonorCheck
+from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
 
 PARTITIONS = 1000
 BATCHES = 100

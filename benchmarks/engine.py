@@ -16,8 +16,8 @@ from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import StoredSnapshot
-from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 
 STREAM = "bench"

@@ -16,7 +16,7 @@ from benchmarks.live_directories import KeptDirectory
 from benchmarks.measuring import Series, timed
 from benchmarks.packages import PeerMissingError, environment
 from benchmarks.results import Table, Target, at_least, megabytes, seconds
-from dagster_ckpt.spark.checkpoint_dir.donors import DonorCheck
+from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
 
 FLINK = "apache-flink==1.20.5"
 # After a compaction Flink writes most of its state again; the other checkpoints write what changed.

@@ -16,7 +16,7 @@ from benchmarks.live_directories import KeptDirectory
 from benchmarks.measuring import Sample, Series, paired_ratio, run, timed, tree_size
 from benchmarks.packages import require_debian_packages
 from benchmarks.results import Table, Target, at_least, at_most, megabytes, seconds, timing_table
-from dagster_ckpt.spark.checkpoint_dir.donors import DonorCheck
+from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
 
 OURS = "snapshot"
 CLEAN = "restore after a stop in order, live directory there"

@@ -103,7 +103,3 @@ class Guarded:
     def tell(self) -> int:
         """The position."""
         return self._stream.tell()
-
-    def fileno(self) -> int:
-        """The descriptor of a file of this machine."""
-        return self._stream.fileno()

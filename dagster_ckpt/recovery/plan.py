@@ -8,8 +8,8 @@ from enum import Enum
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.spark.checkpoint_dir.donors import Donor
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.stream.start_from import StartFrom
 
 

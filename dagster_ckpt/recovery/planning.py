@@ -21,9 +21,9 @@ from dagster_ckpt.recovery.recovery_points import (
     snapshot_point,
 )
 from dagster_ckpt.recovery.state_at_risk import refuse_to_forget, refuse_unconfirmed
-from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.snapshots import (
     CHECKPOINT,
     SAVEPOINT,

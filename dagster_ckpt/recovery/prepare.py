@@ -25,10 +25,9 @@ from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, si
 from dagster_ckpt.sinks.guard import Verdict
 from dagster_ckpt.sinks.in_flight import settle_in_flight
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.donors import Donor
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import StillMine, own_past, roll_back, roll_back_to_own_past
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Filler, Watch, clone, give_query_id, materialize, unwatched
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clone, give_query_id, materialize, unwatched
 from dagster_ckpt.spark.query.output import NamedOutput, begin_log, empty_log
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written

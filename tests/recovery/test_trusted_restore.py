@@ -16,9 +16,9 @@ from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery import facts as recovery_look
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.spark.checkpoint_dir.donors import DonorCheck
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.golden_stream import GoldenStream, alter, as_zeros, with_a_flipped_bit

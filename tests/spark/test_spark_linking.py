@@ -1,13 +1,14 @@
-"""Hard links from other directory trees into a new one."""
+"""Hard links from other directory trees into a new one, of files whose content is known."""
 
 import os
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
+from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.hard_links import Linker
 
 
 @pytest.fixture
@@ -61,8 +62,8 @@ def test_files_that_are_still_those_of_a_snapshot_are_linked(tree: Path, tmp_pat
     old.delete(gone.path)
 
     linker = Linker(tmp_path / "new")
-    assert linker.link_unchanged(str(tmp_path / "none"), wanted) == wanted
-    assert linker.link_unchanged(str(tree), wanted) == [replaced, gone]
+    assert linker.link_known(str(tmp_path / "none"), wanted, by_version=bool) == wanted
+    assert linker.link_known(str(tree), wanted, by_version=bool) == [replaced, gone]
     linker.close()
 
     assert [path for path, _ in LocalFileIO(tmp_path / "new").find()] == [same.path]
@@ -81,7 +82,7 @@ def test_a_file_that_is_replaced_at_the_last_moment_is_not_taken(
 
     monkeypatch.setattr(os, "link", replaced_first)
     linker = Linker(tmp_path / "new")
-    assert linker.link_unchanged(str(tree), [file]) == [file]
+    assert linker.link_known(str(tree), [file], by_version=bool) == [file]
     linker.close()
 
     assert not (tmp_path / "new" / "metadata").exists()
@@ -94,7 +95,7 @@ def test_many_directories_are_made_at_once(tmp_path: Path) -> None:
         tree.write(path, [b""])
 
     linker = Linker(tmp_path / "new")
-    assert linker.link_unchanged(str(tree.root), entries(tree.root, *paths)) == []
+    assert linker.link_known(str(tree.root), entries(tree.root, *paths), by_version=bool) == []
     linker.close()
 
     assert sorted(path for path, _ in LocalFileIO(tmp_path / "new").find()) == paths
@@ -109,3 +110,35 @@ def test_no_directory_stays_open(tree: Path, tmp_path: Path) -> None:
     assert sorted(held_open()) == [str(tmp_path / "new"), str(tree)]
     linker.close()
     assert held_open() == []
+
+
+@pytest.mark.parametrize("size", [0, 100, 3_000_000, 9_000_000])
+def test_files_are_recognized_by_their_content(tmp_path: Path, size: int) -> None:
+    tree, data = LocalFileIO(tmp_path / "old"), os.urandom(size)
+    for name in ("same", "altered", "grown"):
+        tree.write(f"d/{name}", [data])
+    wanted = [
+        entry._replace(digest=blake3(data).hexdigest())
+        for entry in entries(tree.root, "d/same", "d/altered", "d/grown")
+    ]
+    for name, content in {"altered": data[:-1] + b"!", "grown": data + b"!"}.items():
+        # As a disk error or a user does: the file stays the same one.
+        with (tree.root / "d" / name).open("r+b") as file:
+            file.write(content)
+
+    linker = Linker(tmp_path / "new")
+    left = linker.link_known(str(tree.root), wanted, by_version=lambda _: False)
+    linker.close()
+
+    assert {entry.path for entry in left} == {"d/altered", "d/grown"}
+    assert [path for path, _ in LocalFileIO(tmp_path / "new").find()] == ["d/same"]
+
+
+def test_a_watch_ends_the_comparison(tree: Path, tmp_path: Path) -> None:
+    def lost() -> None:
+        raise RuntimeError("no longer the writer")
+
+    linker = Linker(tmp_path / "new")
+    with pytest.raises(RuntimeError, match="no longer the writer"):
+        linker.link_known(str(tree), entries(tree, "metadata"), by_version=lambda _: False, watch=lost)
+    linker.close()

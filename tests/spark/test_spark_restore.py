@@ -11,10 +11,9 @@ from dagster_ckpt.errors import NothingCommittedError, RestoreError
 from dagster_ckpt.io.fsspec import FsspecFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
-from dagster_ckpt.spark.checkpoint_dir.restore import Filler, clone, materialize
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck, Filler, clone, materialize
 
 Write = Callable[[str, Iterable[bytes]], None]
 

@@ -39,10 +39,9 @@ from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.reuse import Source
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.donors import Donor
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from tests.support.needs import by_name
 

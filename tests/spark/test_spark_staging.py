@@ -121,7 +121,7 @@ def test_a_file_that_changed_since_the_cut_is_noticed(files: LiveFiles, change: 
 
 
 def test_where_links_are_impossible_files_are_copied(files: LiveFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(source: object, target: object) -> None:
+    def no_links(source: object, target: object, **_: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", no_links)

@@ -6,17 +6,17 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import islice
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError
 from dagster_ckpt.foreign import number_in
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.donors import Donor, altered
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
-from dagster_ckpt.spark.checkpoint_dir.hard_links import Linker
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
@@ -35,12 +35,48 @@ from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, unt
 Watch = Callable[[], None]
 
 _LOGS = (OFFSETS, COMMITS)
+# RocksDB writes these files once, with a checksum of each block that it verifies on every read.
+_LARGE_STATE = ".sst"
 # Large enough that creating their directories in one step pays off.
 _LINKED_AT_A_TIME = 4_000
 
 
 def unwatched() -> None:
     """A watch that never aborts."""
+
+
+class DonorCheck(Enum):
+    """What to compare between a linked file and the file in the snapshot.
+
+    Spark writes a file once and renames it into place, so a file with the same device, inode, time
+    and length is the file of which the snapshot was taken, or a link to it. These do not reveal
+    changes to its content by a disk error, a power failure or a user.
+
+    Attributes:
+        DIGEST: The content.
+        IDENTITY: Device, inode, time and length for large state files; the content for all other
+            files.
+    """
+
+    DIGEST = "DIGEST"
+    IDENTITY = "IDENTITY"
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A live directory whose files a restore can hard-link, because it was inspected and found good.
+
+    Attributes:
+        live: The directory.
+        check: How its files are checked.
+    """
+
+    live: LiveDirectory
+    check: DonorCheck = DonorCheck.DIGEST
+
+    def is_recognized_by_version(self, entry: FileEntry) -> bool:
+        """Whether the content of a file need not be compared."""
+        return self.check is DonorCheck.IDENTITY and entry.path.endswith(_LARGE_STATE)
 
 
 @dataclass(frozen=True)
@@ -279,10 +315,6 @@ class Filler:
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
         """Place files of a snapshot as hard links to their originals, if these are unchanged.
 
-        Spark writes a file once and renames it into place, so a file with the same device, inode,
-        time and size is the file of which the snapshot was taken, or a link to it. These attributes
-        do not reveal changes to its content by a disk error, a power failure or a user.
-
         Args:
             entries: The files.
             donor: A live directory that may still contain them.
@@ -296,21 +328,15 @@ class Filler:
             return
         rest = iter(entries)
         while some := list(islice(rest, _LINKED_AT_A_TIME)):
-            self._watch()
             linkable: list[FileEntry] = []
             for entry in some:
                 if entry.token is not None and self.takes_as_it_is(entry.path):
                     linkable.append(entry)
                 else:
                     yield entry
-            unlinked = self._linker.link_unchanged(str(root), linkable)
-            yield from unlinked
-            left = {entry.path for entry in unlinked}
-            # Checked under their new names, where no other process can replace them.
-            linked = [entry for entry in linkable if entry.path not in left]
-            for entry in altered(self._linker.root, linked, donor.check, watch=self._watch):
-                self._linker.unlink(entry.path)
-                yield entry
+            yield from self._linker.link_known(
+                str(root), linkable, by_version=donor.is_recognized_by_version, watch=self._watch
+            )
 
     def close(self) -> None:
         """Close the directories that were linked from."""

@@ -9,7 +9,6 @@ vanish nor change. The same holds for a file that is kept open, which is used if
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -17,6 +16,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import TypeVar, cast
 
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.io.file_io import FileVersion
+from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
@@ -37,9 +38,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 
 _MARK = ".cut-"
-# Hard links are impossible: another device, an unsupported file system or file, or a limit.
-_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
-
+_COPIED_BYTES = 1024 * 1024
 # Maximum number of large files kept open.
 HELD_OPEN_FILES = 64
 # Linux: an open file can be reopened through its descriptor, even if its name was removed or
@@ -106,16 +105,11 @@ class StagedCut:
             return list(wanted)
         place = _Place.beside(self._live)
         self._release.callback(place.remove)
-        folder = LocalFileIO(place.path)
 
         def pin(indexes: range, check_canceled: CancelCheck) -> None:
             for index in indexes:
                 check_canceled()
-                name = place.pin(unread[index], index)
-                if name is not None:
-                    # In place, because a second list of a hundred thousand files would not fit in
-                    # memory.
-                    unread[index].folder, unread[index].source = folder, name
+                place.pin(unread[index], index)
 
         width = self._live.folder.width
         in_threads(width, [range(first, len(unread), width) for first in range(width)], pin)
@@ -192,7 +186,7 @@ def until_not_overtaken(work: Callable[[], T]) -> T:
     return work()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Place:
     """A folder for the staged files of one cut, locked while its process is alive."""
 
@@ -227,8 +221,18 @@ class _Place:
                 return _Place(path, lock)
             os.close(lock)
 
+    @cached_property
+    def folder(self) -> LocalFileIO:
+        """The folder."""
+        return LocalFileIO(self.path)
+
+    @cached_property
+    def _linker(self) -> Linker:
+        return Linker(self.path)
+
     def remove(self) -> None:
         """Delete the folder."""
+        self._linker.close()
         # Deleted while listing: `rmtree` would create an object for each file at the same time.
         with contextlib.suppress(OSError), os.scandir(self.path) as held:
             for entry in held:
@@ -236,23 +240,32 @@ class _Place:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
-    def pin(self, file: NeededFile, number: int) -> str | None:
-        """Protect one file; returns its name here, or None if it needs no protection."""
-        local = file.folder if isinstance(file.folder, LocalFileIO) else None
-        if file.identity is not None and local is None:
-            return None
+    def pin(self, file: NeededFile, number: int) -> None:
+        """Protect one file: it then refers to a link or a copy here."""
+        is_local = isinstance(file.folder, LocalFileIO)
+        if file.identity is not None and not is_local:
+            return
         # The token of a local file is unique to its content, and needs no additional memory.
-        name = (file.token if local is not None else None) or str(number)
-        target = f"{self.path}/{name}"
+        name = (file.token if is_local else None) or str(number)
         try:
-            version = _copy(file, target) if local is None else _link(local, file, target)
+            version = self._hold(file, name)
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
-        except OSError as error:
-            raise _cannot_pin(file, error, f"Check space and rights in {self.path.parent}.") from error
         if version != file.version:
             raise overtaken(file, "was replaced")
-        return name
+        # In place, because a second list of a hundred thousand files would not fit in memory.
+        file.folder, file.source = self.folder, name
+
+    def _hold(self, file: NeededFile, name: str) -> FileVersion:
+        if isinstance(file.folder, LocalFileIO):
+            if self._linker.link(str(file.folder.root), file.source, name):
+                return self._linker.linked_version(name)
+            # A file with several names was held under another one, or links are impossible.
+            if self.folder.size(name) is not None:
+                return file.version
+        with file.open() as stream:
+            self.folder.place(name, iter(partial(stream.read, _COPIED_BYTES), b""))
+        return file.folder.version(file.source)
 
 
 def _read_now(folder: LocalFileIO, files: Sequence[NeededFile]) -> None:
@@ -264,28 +277,6 @@ def _read_now(folder: LocalFileIO, files: Sequence[NeededFile]) -> None:
         if data is None or len(data) != file.size or version != file.version:
             raise overtaken(file, "was replaced")
         file.data = data
-
-
-def _link(folder: LocalFileIO, file: NeededFile, target: str) -> FileVersion:
-    try:
-        os.link(f"{folder.root}/{file.source}", target)
-    except FileExistsError:
-        # It has several names, and was staged under another one.
-        return file.version
-    except OSError as error:
-        if error.errno not in _CANNOT_LINK:
-            raise
-        with folder.open(file.source) as stream, Path(target).open("wb") as copy:
-            version = version_of(os.fstat(stream.fileno()))
-            shutil.copyfileobj(stream, copy)
-        return version
-    return version_of(os.stat(target))  # noqa: PTH116 - no object for each file
-
-
-def _copy(file: NeededFile, target: str) -> FileVersion:
-    with file.open() as stream, Path(target).open("wb") as copy:
-        shutil.copyfileobj(stream, copy)
-    return file.folder.version(file.source)
 
 
 def _remove_abandoned(root: Path) -> None:

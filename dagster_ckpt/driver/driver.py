@@ -23,10 +23,9 @@ from dagster_ckpt.policies.restart import RestartStrategyConfiguration
 from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.application import active_session, start_application
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
-from dagster_ckpt.spark.query.settings import settings_for_a_while
+from dagster_ckpt.spark.query.session import active_session, settings_for_a_while, start_application
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 

@@ -20,12 +20,6 @@ from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployme
 from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
 from dagster_ckpt.operations.start_request import cause_unasked
 from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
-from dagster_ckpt.spark.query.application import (
-    active_session,
-    application_settings,
-    is_classic_session,
-    start_application,
-)
 from dagster_ckpt.spark.query.description import (
     brings_a_trigger,
     execution_plan,
@@ -34,7 +28,13 @@ from dagster_ckpt.spark.query.description import (
     session_of,
     with_time,
 )
-from dagster_ckpt.spark.query.settings import settings_for_a_while
+from dagster_ckpt.spark.query.session import (
+    active_session,
+    application_settings,
+    is_classic_session,
+    settings_for_a_while,
+    start_application,
+)
 from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:

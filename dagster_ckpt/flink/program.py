@@ -22,8 +22,8 @@ from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
 from dagster_ckpt.runtime.settlement import settle_run
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.application import application_of
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.query.session import application_of
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.start_from import StartFrom
 

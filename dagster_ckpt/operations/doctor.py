@@ -11,7 +11,7 @@ from dagster_ckpt.errors import CkptError, NothingCommittedError, StorageAccessE
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.doctor.against_snapshot import KnownSnapshot
+from dagster_ckpt.spark.doctor.checksums import KnownSnapshot
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.stream.handle import StreamHandle
 

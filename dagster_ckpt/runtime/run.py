@@ -16,8 +16,8 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.application import SparkApplication
 from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.spark.query.session import SparkApplication
 from dagster_ckpt.stream.handle import Clock, wall_clock_ms
 from dagster_ckpt.stream.start_from import StartFrom
 

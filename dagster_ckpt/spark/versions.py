@@ -38,6 +38,8 @@ class Feature(StrEnum):
     TRANSFORM_WITH_STATE = "transformWithState in Python"
     JOIN_STATE_3 = "join state format v3"
     JOIN_STATE_4 = "join state format v4"
+    STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2"
+    STATE_CHECKSUMS = "checksums of state files"
     UPLOAD_THREAD_SHARE = "threads that only upload state"
     NAMED_SOURCES = "named sources"
     NAMED_SINKS = "named sinks"
@@ -55,7 +57,12 @@ _OF_4_0 = frozenset(
         Feature.TRANSFORM_WITH_STATE_IN_PANDAS,
     }
 )
-_OF_4_1 = _OF_4_0 | {Feature.TRANSFORM_WITH_STATE, Feature.JOIN_STATE_3}
+_OF_4_1 = _OF_4_0 | {
+    Feature.TRANSFORM_WITH_STATE,
+    Feature.JOIN_STATE_3,
+    Feature.STATE_READER_FORMAT_2,
+    Feature.STATE_CHECKSUMS,
+}
 _OF_4_2 = _OF_4_1 | {
     Feature.NAMED_SOURCES,
     Feature.NAMED_SINKS,

@@ -24,8 +24,8 @@ from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsErr
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
-from dagster_ckpt.spark.query.application import application_settings
 from dagster_ckpt.spark.query.description import same_session
+from dagster_ckpt.spark.query.session import application_settings
 from tests.support.small_spark import start_jvm
 
 pytestmark = pytest.mark.spark
@@ -107,6 +107,7 @@ _SETTINGS = (
 )
 
 
+@pytest.mark.core
 def test_a_program_counts_like_a_batch_query(program: Program) -> None:
     program.feed(4)
     env = program.environment()
@@ -145,6 +146,7 @@ def test_without_chaining_no_operator_is_compiled_with_another(seen: dict[str, A
     assert "*(" not in seen["plan"]
 
 
+@pytest.mark.core
 def test_the_state_backend_is_that_of_the_query(seen: dict[str, Any]) -> None:
     assert seen["offsets"].provider_class.endswith("RocksDBStateStoreProvider")
     assert seen["conf"]["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] == "true"
@@ -270,6 +272,7 @@ def test_where_the_strategy_gives_up_the_whole_program_ends(program: Program) ->
     assert program.spark.streams.active == []
 
 
+@pytest.mark.core
 def test_a_second_execution_restores_the_latest_checkpoint_where_the_live_directory_is_lost(program: Program) -> None:
     program.feed(3)
     first = program.environment().enable_checkpointing(200).set_max_parallelism(3)
@@ -338,6 +341,7 @@ def _lines(folder: Path) -> list[str]:
     return [line for path in folder.glob("*.json") for line in path.read_text().splitlines()]
 
 
+@pytest.mark.core
 def test_the_plan_is_json_before_anything_runs(program: Program) -> None:
     program.feed(1)
     env = program.environment().set_parallelism(2)

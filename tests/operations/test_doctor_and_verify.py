@@ -148,8 +148,12 @@ def wards(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ward.stream.catalog.close()
 
 
+@pytest.mark.core
 @needs(Feature.STATE_READER)
-@pytest.mark.parametrize("name", WARDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=needs(Feature.STATE_READER_FORMAT_2)) if name == "format-v2" else name for name in WARDS],
+)
 def test_a_good_snapshot_passes_and_its_state_is_read_with_spark(
     spark: SparkSession, wards: dict[str, Ward], name: str
 ) -> None:

@@ -35,7 +35,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.spark.query.session import apply_state_backend
 from tests.support.small_spark import lay_file, small_spark
 
 pytestmark = pytest.mark.spark

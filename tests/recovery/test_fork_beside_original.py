@@ -27,7 +27,7 @@ from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
-from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
@@ -133,6 +133,7 @@ def original(spark: SparkSession, tmp_path: Path) -> Original:
     return Original(spark, tmp_path, stream)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("of", ["latest", "batch-2", "savepoint"])
 def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original: Original, of: str) -> None:
     scratch = replace(original.stream, stream_id="scratch", name="scratch", asset_key="scratch")

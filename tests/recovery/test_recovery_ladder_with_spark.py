@@ -24,7 +24,7 @@ from dagster_ckpt.operations.health_facts import health_facts
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
-from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 from tests.support.query_bench import Bench, make_stream
 from tests.support.small_spark import small_spark

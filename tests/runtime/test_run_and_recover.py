@@ -34,7 +34,7 @@ from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
-from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.query_bench import NO_DATA_BATCHES, Bench, Person, make_stream, when
 from tests.support.small_spark import small_spark
@@ -73,6 +73,7 @@ def test_checkpoints_are_taken_from_the_running_query_and_retained_in_order(benc
     bench.assert_exact()
 
 
+@pytest.mark.core
 def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> None:
     bench.feed(4)
     bench.run(lambda: bench.committed() >= 1)
@@ -83,6 +84,7 @@ def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> Non
     bench.assert_exact()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("damage", ["deleted", "a commit is missing", "state is missing"])
 def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(bench: Bench, damage: str) -> None:
     bench.feed(5)
@@ -101,6 +103,7 @@ def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(be
     bench.assert_exact()
 
 
+@pytest.mark.core
 def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(bench: Bench) -> None:
     bench.feed(3)
     person = Person(
@@ -172,6 +175,7 @@ def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_n
     bench.assert_exact()
 
 
+@pytest.mark.core
 def test_a_stop_with_savepoint_ends_the_stream_exactly_there(bench: Bench) -> None:
     bench.feed(4)
     person = Person(

@@ -14,11 +14,15 @@ from live_files import changelog
 
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.doctor.finding import Code, Severity
+from dagster_ckpt.spark.versions import Feature
 
 
 @dataclass(frozen=True)
 class Case:
-    """A damage, and what the doctor must say of it. Good back to: batches before the newest one, None: nowhere."""
+    """A damage, and what the doctor must say of it. Good back to: batches before the newest one, None: nowhere.
+
+    `needed` is what Spark must have for the damage to be possible.
+    """
 
     query: str
     damage: Callable[[Patient], object]
@@ -26,6 +30,7 @@ class Case:
     path: str
     severity: Severity = Severity.ERROR
     back: int | None = 0
+    needed: tuple[Feature, ...] = ()
 
 
 STATE = "state/0/1"
@@ -219,6 +224,7 @@ CASES = {
         Code.CHECKSUM_DIFFERS,
         STATE + "/{V}_.*changelog",
         back=1,
+        needed=(Feature.STATE_CHECKSUMS,),
     ),
     "Spark's checksum is of another length": Case(
         "format-v2",
@@ -228,6 +234,7 @@ CASES = {
         Code.CHECKSUM_DIFFERS,
         STATE + "/{V}_.*changelog",
         back=1,
+        needed=(Feature.STATE_CHECKSUMS,),
     ),
     "Spark's checksum cannot be read": Case(
         "format-v2",
@@ -235,6 +242,7 @@ CASES = {
         Code.CHECKSUM_DIFFERS,
         STATE + "/{V}_.*changelog.crc",
         back=1,
+        needed=(Feature.STATE_CHECKSUMS,),
     ),
     "unfinished files": Case(
         "heap",

@@ -21,7 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Materialized, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
 from dagster_ckpt.spark.query.output import logged_batch
 from dagster_ckpt.spark.query.query import start_query
-from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.spark.query.session import apply_state_backend
 from tests.support.small_spark import lay_file
 
 SCHEMA = "k long, v long, t timestamp"

@@ -60,6 +60,7 @@ def patients(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
     return run_all(spark, tmp_path_factory.mktemp("patients"))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("query", ["stateless", "heap", "rocksdb", "changelog", "format-v2", "join", "join-v3"])
 def test_a_healthy_stopped_directory_has_no_finding_above_a_note(patients: Patients, query: str) -> None:
     _, patient = patients[query]
@@ -107,7 +108,9 @@ def test_an_old_snapshot_without_its_files_is_called_harmless(patients: Patients
     assert "harmless" in found[0].explanation
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=needs(*case.needed)) for name, case in CASES.items()]
+)
 def test_every_kind_of_damage_is_recognised_named_and_weighed(patients: Patients, tmp_path: Path, case: Case) -> None:
     patient = patients[case.query][1].copy(tmp_path)
     original = patient.newest
@@ -128,6 +131,7 @@ def test_every_kind_of_damage_is_recognised_named_and_weighed(patients: Patients
     assert diagnosis.good_back_to == (None if case.back is None else newest - case.back)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("backend", "damage"),
     [

@@ -35,6 +35,7 @@ def test_a_snapshot_names_the_settings_that_spark_pins(files: LiveFiles) -> None
     assert cut(files.live, carry_in_flight=False).properties["conf"] == {
         "spark.sql.shuffle.partitions": "3",
         "spark.sql.streaming.stateStore.providerClass": HDFS,
+        "spark.sql.streaming.stateStore.encodingFormat": "unsaferow",
     }
 
 

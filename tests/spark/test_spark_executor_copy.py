@@ -19,7 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.core]
 
 PARTITIONS = 8
 

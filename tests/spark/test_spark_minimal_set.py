@@ -25,7 +25,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import materialize
 from dagster_ckpt.spark.versions import Feature
 from tests.support.needs import needs
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.core]
 
 
 @pytest.mark.parametrize(

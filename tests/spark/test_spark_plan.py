@@ -17,7 +17,7 @@ from dagster_ckpt.spark.query.query import QueryFacts, start_query
 from dagster_ckpt.spark.versions import Feature, installed_release
 from tests.support.needs import needs
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.core]
 
 Query = Callable[[DataFrame, DataFrame], DataFrame]
 

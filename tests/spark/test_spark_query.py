@@ -15,10 +15,10 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import materialize
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
-from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.spark.query.sinks import file_sink_path
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.core]
 
 
 @pytest.fixture(scope="module")

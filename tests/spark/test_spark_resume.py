@@ -78,6 +78,7 @@ class Case:
         mode: Output mode.
         settings: Further settings of the query.
         needed: Features of Spark that it needs; those of its backend are added.
+        in_core: Whether every version of Spark must pass it, with the last backend.
         any_batching: Whether its rows do not depend on how the input is cut into batches. The last run then makes
             larger ones.
     """
@@ -88,6 +89,7 @@ class Case:
     settings: Mapping[str, str] = field(default_factory=dict)
     any_batching: bool = True
     needed: tuple[Feature, ...] = ()
+    in_core: bool = False
 
     @property
     def labels(self) -> list[str]:
@@ -95,19 +97,19 @@ class Case:
 
 
 CASES = [
-    Case(queries.windowed_counts, "heap rocksdb changelog v2 v2-changelog"),
+    Case(queries.windowed_counts, "heap rocksdb changelog v2 v2-changelog", in_core=True),
     Case(queries.counts_for_ever, "heap v2-changelog", mode="update", any_batching=False),
     Case(queries.counts_for_ever, "changelog v2", mode="complete", any_batching=False),
-    Case(queries.one_total, "rocksdb v2-changelog", mode="update", any_batching=False),
-    Case(queries.sessions, "heap v2-changelog"),
+    Case(queries.one_total, "rocksdb v2-changelog", mode="update", any_batching=False, in_core=True),
+    Case(queries.sessions, "v2-changelog heap", in_core=True),
     Case(queries.first_of_each, "rocksdb v2"),
-    Case(queries.first_of_each_event, "heap changelog"),
+    Case(queries.first_of_each_event, "heap changelog", in_core=True),
     Case(queries.first_within_watermark, "heap v2-changelog", any_batching=False),
     Case(queries.inner_join, "changelog v2", settings={JOIN: "2"}),
-    Case(queries.left_outer_join, "heap v2-changelog", settings={JOIN: "2"}),
+    Case(queries.left_outer_join, "heap v2-changelog", settings={JOIN: "2"}, in_core=True),
     Case(queries.left_outer_join, "rocksdb v2", settings={JOIN: "3"}, needed=(Feature.JOIN_STATE_3,)),
     Case(queries.full_outer_join, "changelog v2-changelog", settings={JOIN: "4"}, needed=(Feature.JOIN_STATE_4,)),
-    Case(queries.pandas_with_state, "heap v2-changelog", any_batching=False),
+    Case(queries.pandas_with_state, "v2-changelog heap", any_batching=False, in_core=True),
     Case(queries.transform_rows, "changelog v2", any_batching=False, needed=(Feature.TRANSFORM_WITH_STATE,)),
     Case(
         queries.transform_pandas,
@@ -115,10 +117,10 @@ CASES = [
         any_batching=False,
         needed=(Feature.TRANSFORM_WITH_STATE_IN_PANDAS,),
     ),
-    Case(queries.first_rows, "heap v2-changelog", any_batching=False),
-    Case(queries.counts_over_a_join, "rocksdb v2-changelog"),
-    Case(queries.counts_of_firsts, "heap v2"),
-    Case(queries.stateless_union, "heap"),
+    Case(queries.first_rows, "v2-changelog heap", any_batching=False, in_core=True),
+    Case(queries.counts_over_a_join, "v2-changelog rocksdb", in_core=True),
+    Case(queries.counts_of_firsts, "heap v2", in_core=True),
+    Case(queries.stateless_union, "heap", in_core=True),
     Case(queries.windowed_counts, "changelog", settings=HADOOPS_OWN),
 ]
 
@@ -127,7 +129,10 @@ PAIRS = [
         case,
         BACKENDS[backend],
         id="-".join([case.build.__name__, case.mode, *case.labels, backend]),
-        marks=needs(*case.needed, *([Feature.CHECKPOINT_FORMAT_2] if backend.startswith("v2") else [])),
+        marks=[
+            needs(*case.needed, *([Feature.CHECKPOINT_FORMAT_2] if backend.startswith("v2") else [])),
+            *([pytest.mark.core] if case.in_core and backend == case.backends.split()[-1] else []),
+        ],
     )
     for case in CASES
     for backend in case.backends.split()

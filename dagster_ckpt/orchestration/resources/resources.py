@@ -21,7 +21,7 @@ from dagster_ckpt.config.predefined_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.spark.query.application import session_with
+from dagster_ckpt.spark.query.session import session_with
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,7 @@
-"""Inspect a live directory: whether Spark can resume in it, with the same checks as a cut, and what it pins."""
+"""Inspect a live directory: whether Spark, and which Spark, can resume in it, and what it pins.
+
+The checks are those of a cut.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,14 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     INTERNAL_PARTITIONS,
     SHUFFLE_PARTITIONS,
+    parse_commit_entry,
     parse_offset_entry,
     parse_query_id,
 )
+from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
+from dagster_ckpt.spark.versions import Feature, SparkRelease
+
+_JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"
 
 
 class LiveStatus(StrEnum):
@@ -161,6 +169,41 @@ def pinned_partitions(live: LiveDirectory) -> int | None:
     settings = pinned_state(live).settings
     number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
     return int(number) if number else None
+
+
+def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
+    """Refuse to start a Spark in a directory whose logs or state are of formats that only a later one has.
+
+    Args:
+        live: The directory. Damage is not reported: the start has its own checks.
+        release: The Spark to start.
+
+    Raises:
+        UnsupportedSparkError: It lacks one of the formats. Nothing was changed.
+    """
+    batch_id = live.positions().commit
+    if batch_id is None:
+        return
+    offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
+    try:
+        offsets = parse_offset_entry(live.folder.read(offset), f"{live.url}/{offset}")
+        committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
+        operators = read_operators(live.folder, batch_id)
+    except (LiveDirectoryError, FileNotFoundError):
+        return
+    join_state = offsets.conf.get(_JOIN_STATE) if any(operator.name == JOIN for operator in operators) else None
+    transforms = any(operator.name.startswith("transformWithState") for operator in operators)
+    needed = {
+        Feature.OFFSET_LOG_2: offsets.format_version == 2,
+        Feature.NAMED_SINKS: committed.format_version == 3,
+        Feature.CHECKPOINT_FORMAT_2: committed.state_ids is not None,
+        Feature.JOIN_STATE_3: join_state == "3",
+        Feature.JOIN_STATE_4: join_state == "4",
+        Feature.TRANSFORM_WITH_STATE_IN_PANDAS: transforms,
+    }
+    for feature, is_needed in needed.items():
+        if is_needed:
+            release.require(feature, f"Resuming the query of {live.url}")
 
 
 def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveState:

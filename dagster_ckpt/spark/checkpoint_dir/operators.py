@@ -29,7 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFile
 
 _SCHEMAS = "_stateSchema"
-_JOIN = "symmetricHashJoin"
+JOIN = "symmetricHashJoin"
 _LIMIT = "globalLimit"
 # Without metadata, as in Spark 3.5, an operator has one store or is a join of two streams with
 # these four.
@@ -164,7 +164,7 @@ def _without_metadata(folder: FileIO, number: int) -> Operator:
     version = max(_schema_version(schema) for schema in schemas)
     types = _key_types(schemas[0])
     # A limit has one counter, whose key is a null.
-    name = _JOIN if is_join else _LIMIT if types == ["void"] else UNNAMED
+    name = JOIN if is_join else _LIMIT if types == ["void"] else UNNAMED
     return Operator(number, name, stores, name == _LIMIT or not types, tuple(schemas), 0, version)
 
 
@@ -232,7 +232,7 @@ def _key_types(schema: NeededFile) -> list[object]:
         for _ in range(chunks):
             chunk, at = _utf(data, at)
             key += chunk
-        return [column["type"] for column in from_json(key)["fields"]]
+        return [column.get("type") for column in from_json(key)["fields"]]
 
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:

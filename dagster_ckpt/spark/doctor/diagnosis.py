@@ -12,11 +12,15 @@ from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
-from dagster_ckpt.spark.doctor.against_snapshot import KnownSnapshot, examine_against_snapshot
-from dagster_ckpt.spark.doctor.checksums import examine_content, examine_contents, examine_log_contents
-from dagster_ckpt.spark.doctor.file_sink_logs import examine_file_sinks
+from dagster_ckpt.spark.doctor.checksums import (
+    KnownSnapshot,
+    examine_against_snapshot,
+    examine_content,
+    examine_contents,
+    examine_log_contents,
+)
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
-from dagster_ckpt.spark.doctor.logs import examine_batch_logs, examine_source_logs
+from dagster_ckpt.spark.doctor.logs import examine_batch_logs, examine_file_sinks, examine_source_logs
 from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examine_state_files
 from dagster_ckpt.spark.doctor.subject import Subject
 

@@ -22,9 +22,14 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
-from dagster_ckpt.spark.checkpoint_dir.state import hdfs, rocksdb, rocksdb_v2
 from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
+from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
+    format_v2_files,
+    heap_files,
+    rocksdb_files,
+    snapshot_files,
+)
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 
@@ -161,13 +166,13 @@ def _version_files(subject: Subject, store: StoreDirectory, place: tuple[int, in
     commit, committed, (operator, partition, index) = subject.commit_entry, subject.commit or 0, place
     version = committed + 1
     if commit is not None and commit.state_ids is not None:
-        return rocksdb_v2.version_files(store, version, commit.state_ids[operator][partition][index])
+        return format_v2_files(store, version, commit.state_ids[operator][partition][index])
     names = subject.folder.list(store.path)
     offsets = subject.offset_entry(committed)
     is_rocksdb = offsets is not None and (offsets.provider_class or "").endswith("RocksDBStateStoreProvider")
     if is_rocksdb or any(name.endswith((".zip", ".changelog")) for name in names):
-        return rocksdb.version_files(store, version)
-    return hdfs.version_files(store, version)
+        return rocksdb_files(store, version)
+    return heap_files(store, version)
 
 
 def _finding(subject: Subject, trouble: Exception) -> Finding:
@@ -221,7 +226,7 @@ def _dangling(subject: Subject, operators: list[Operator], needed: set[str]) -> 
             if not name.endswith(".zip") or where in needed:
                 continue
             try:
-                rocksdb.snapshot_files(store, name)
+                snapshot_files(store, name)
             except LiveDirectoryError as trouble:
                 if _is_unreadable(subject, where):
                     what = "It is an unreadable snapshot"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import QueryStopError
+from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
 from dagster_ckpt.spark.query.description import is_described_query, session_of
@@ -73,10 +74,11 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
         live_directory: Its checkpoint location.
 
     Raises:
-        UnsupportedSparkError: This version of Spark may write files that a snapshot would lack.
+        UnsupportedSparkError: This version of Spark is not supported, or the directory has a format
+            that only a later one can read.
     """
     if is_described_query(writer):
-        release_of(session_of(writer).version)
+        refuse_unknown_state(live_directory, release_of(session_of(writer).version))
     named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
     return SupervisedQuery(named.start())
 

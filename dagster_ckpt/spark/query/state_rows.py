@@ -58,10 +58,12 @@ def count_state_rows(spark: SparkSession, live: LiveDirectory, batch_id: int) ->
     # Spark fails for a query without state.
     if not live.folder.list(STATE):
         return []
-    release_of(spark.version).require(Feature.STATE_READER, "A verification that reads the state")
+    release = release_of(spark.version)
+    release.require(Feature.STATE_READER, "A verification that reads the state")
     session = spark.newSession()
     commit = f"{COMMITS}/{batch_id}"
     if parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}").state_ids is not None:
+        release.require(Feature.STATE_READER_FORMAT_2, "A verification that reads this state")
         # A query reads this from its commit log, but the readers take it from the session.
         session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", "2")
     rows = _attempt(

@@ -14,8 +14,12 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, store_directory
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.checkpoint_dir.state import hdfs, rocksdb, rocksdb_v2
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
+from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
+    format_v2_files,
+    heap_files,
+    rocksdb_files,
+)
 
 # Names that Spark's own providers use in the directory of a store; named stores are below that of
 # their partition.
@@ -26,7 +30,7 @@ VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
 _STATE = "org.apache.spark.sql.execution.streaming.state."
 HEAP = f"{_STATE}HDFSBackedStateStoreProvider"
 ROCKSDB = f"{_STATE}RocksDBStateStoreProvider"
-_FORMATS: dict[str, VersionFiles] = {HEAP: hdfs.version_files, ROCKSDB: rocksdb.version_files}
+_FORMATS: dict[str, VersionFiles] = {HEAP: heap_files, ROCKSDB: rocksdb_files}
 _CHANGES = (".delta", ".changelog")
 
 
@@ -91,7 +95,7 @@ def state_files(state: CommittedState) -> StateFiles:
         check_canceled()
         store = StoreDirectory(state.folder, place.path)
         if place.unique_id is not None:
-            return rocksdb_v2.version_files(store, version, place.unique_id)
+            return format_v2_files(store, version, place.unique_id)
         return of_version(store, version)
 
     stores = in_threads(state.folder.width, store_places(state), files_of)
@@ -141,9 +145,9 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
         )
     suffixes = {name.rpartition(".")[2] for name in store.names}
     if suffixes & {"delta", "snapshot"}:
-        return hdfs.version_files(store, version)
+        return heap_files(store, version)
     if suffixes & {"zip", "changelog"}:
-        return rocksdb.version_files(store, version)
+        return rocksdb_files(store, version)
     raise LiveDirectoryError(
         f"{store.folder.url}/{store.path} holds no state in a format of Spark's own providers (provider: "
         f"{provider}). "

@@ -128,7 +128,7 @@ class FsspecFileIO(FileIO):
     def exists(self) -> bool:
         """Whether the root exists."""
         with self._accessing("list"):
-            return bool(self._fs.exists(self._root))
+            return self._is_there(self._root)
 
     # Writing
 
@@ -155,7 +155,7 @@ class FsspecFileIO(FileIO):
                 self._put(unfinished, spool)
                 before_visible()
                 # Not every file system replaces a file by renaming another one.
-                if self._fs.exists(target):
+                if self._is_there(target):
                     self._fs.rm_file(target)
                 self._fs.mv(unfinished, target)
             except BaseException:
@@ -173,7 +173,7 @@ class FsspecFileIO(FileIO):
         """Write a small file atomically unless one of that name exists."""
         where = self._at(path)
         with self._accessing("write", path):
-            if self._fs.exists(where):
+            if self._is_there(where):
                 return
             self._make_folder(where)
             with suppress(FileExistsError):
@@ -237,6 +237,15 @@ class FsspecFileIO(FileIO):
                 raise FileNotFoundError(where)
             return cast("bytes", self._fs.store[where].getvalue())
         return cast("bytes", self._fs.cat_file(where))
+
+    def _is_there(self, where: str) -> bool:
+        # Not fsspec's `exists`: it answers no to every error, so a store that is away for a moment
+        # would look as if its data were lost.
+        try:
+            self._fs.info(where)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def _make_folder(self, where: str) -> None:
         # In an object store this would only create a bucket with a misspelt name.

@@ -39,6 +39,22 @@ class ForbiddenFileSystem(MemoryFileSystem):
         raise PermissionError(f"Access Denied: {path}")
 
 
+class AwayFileSystem(MemoryFileSystem):
+    """A store whose servers do not answer."""
+
+    protocol = "away"
+
+    def info(self, path, **kwargs):
+        raise TimeoutError(f"No answer: {path}")
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_one_without_the_data():
+    """fsspec's `exists` answers no to every error, so the rows of a sink looked lost."""
+    fsspec.register_implementation("away", AwayFileSystem, clobber=True)
+    with pytest.raises(StorageAccessError, match=r"away://c/d.*No answer"):
+        FsspecFileIO("away://c/d", {}).exists()
+
+
 @pytest.fixture
 def forbidden():
     fsspec.register_implementation("forbidden", ForbiddenFileSystem, clobber=True)

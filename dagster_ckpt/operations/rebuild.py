@@ -247,8 +247,11 @@ def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]]
 
 def _why_half_made(built: BuiltDirectory) -> str | None:
     """Why a live directory is not the stream's, although a query could resume from it; None if it is."""
-    if built.live.awaits_first_start():
-        return "a fork or an import made it, and no query was started in it. Run the fork or the import again"
+    if built.live.is_not_in_use():
+        return (
+            "the restore, rewind, fork or import that built it did not finish, so no query was started in it. A start "
+            "goes on from what was there before; run a fork or an import again"
+        )
     if built.is_unfinished:
         return "it was not moved to its place, because the process that made it was killed"
     return None

@@ -104,7 +104,7 @@ def _origin_snapshot_is_gone(stream: StreamHandle, record: StreamRecord) -> bool
     return known is not None and known.status in (SnapshotStatus.DELETING, SnapshotStatus.DELETED)
 
 
-_AWAITS = "; a fork or an import made it, and no query was started in it: run the fork or the import again"
+_NOT_IN_USE = "; it was built by a restore, rewind, fork or import that did not finish, and no query was started in it"
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
@@ -118,7 +118,7 @@ def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> Un
         StorageAccessError: The storage or the live folder cannot be reached.
     """
     directories = [
-        f"{built.live.url}, up to batch {commit}{_AWAITS if built.live.awaits_first_start() else ''}"
+        f"{built.live.url}, up to batch {commit}{_NOT_IN_USE if built.live.is_not_in_use() else ''}"
         for built in stream.live_directories()
         if (commit := built.live.positions().commit) is not None
     ]

@@ -246,13 +246,13 @@ def _make(
 ) -> TakenUp:
     query_id = str(uuid.uuid4())
     if plan.snapshot is not None:
-        restore_into(original, snapshot_location(plan.snapshot), target, new_query_id=query_id, is_fork=True)
+        restore_into(original, snapshot_location(plan.snapshot), target, new_query_id=query_id, marked=True)
         batch_id = int(plan.to_batch or 0)
         logs = _logs_of_snapshot(original, snapshot_location(plan.snapshot))
     else:
         live = LiveDirectory(plan.directory or original.catalog.streams.get(original.stream_id).live_directory or "")
         at_batch = plan.to_batch if plan.kind is RecoveryKind.REWIND else None
-        batch_id = clone(live, target, at_batch=at_batch, is_fork=True).batch_id
+        batch_id = clone(live, target, at_batch=at_batch, marked=True).batch_id
         give_query_id(target, query_id)
         logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.stream_id), batch_id)
     give_outputs(logs, outputs, batch_id, still_mine)

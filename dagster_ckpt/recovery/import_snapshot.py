@@ -98,7 +98,7 @@ def import_snapshot(
         _refuse_anothers_place(stream)
         claim_live_folder(stream)
         query_id = _query_id_in(stream, target)
-        restore_into(stream, snapshot_location(snapshot), target, new_query_id=query_id, is_fork=True)
+        restore_into(stream, snapshot_location(snapshot), target, new_query_id=query_id, marked=True)
         batch_id = snapshot.batch_id or 0
         give_outputs(logs, folders, batch_id, still_mine, may_link=False)
         noted = {

@@ -98,7 +98,7 @@ def prepare(
         # A sink that already has the batch in flight skips it, so the state of that batch must be
         # carried along.
         started_ms = monotonic_ms()
-        made = clone(LiveDirectory(record.live_directory), live, carry_state=True, watch=watch)
+        made = clone(LiveDirectory(record.live_directory), live, carry_state=True, marked=True, watch=watch)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
         took_ms = monotonic_ms() - started_ms
         stream.catalog.streams.switch_live_directory(lease.record, live.url, origin=origin, duration_ms=took_ms)
@@ -114,7 +114,7 @@ def restore_into(
     new_query_id: str | None = None,
     donor: Donor | None = None,
     is_scratch: bool = False,
-    is_fork: bool = False,
+    marked: bool = False,
     watch: Watch = unwatched,
 ) -> None:
     """Restore a snapshot to a live directory without making it the stream's own.
@@ -130,7 +130,7 @@ def restore_into(
         donor: A good live directory whose files are linked if they match the snapshot. None: everything
             is read from the snapshot.
         is_scratch: The directory is temporary, so it need not survive a power loss.
-        is_fork: See `materialize`.
+        marked: See `materialize`.
         watch: See `materialize`.
 
     Raises:
@@ -145,13 +145,12 @@ def restore_into(
 
         stream.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 
-    materialize(
-        live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, is_fork=is_fork, watch=watch
-    )
+    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, marked=marked, watch=watch)
 
 
 def _resume(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
     """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
+    live.note_in_use()
     _begin_logs(sinks, lease.step)
     return PreparedStart(live, tuple(settle_in_flight(live, sinks.to_settle, still_mine=lease.step)))
 
@@ -175,7 +174,7 @@ def _restore(
     location, started_ms = snapshot_location(snapshot), monotonic_ms()
     before = stream.catalog.streams.get(stream.stream_id)
     query_id = str(uuid.uuid4()) if plan.new_query_id else None
-    restore_into(stream, location, live, new_query_id=query_id, donor=plan.donor, watch=watch)
+    restore_into(stream, location, live, new_query_id=query_id, donor=plan.donor, marked=True, watch=watch)
     record = stream.catalog.streams.switch_live_directory(
         lease.record,
         live.url,
@@ -222,7 +221,7 @@ def _rewind(
     # For a table that already has the next batch and cannot be rolled back.
     started_ms = monotonic_ms()
     has_tables = any(file_sink_path(sink) is None for sink in wrote_to)
-    clone(old, live, at_batch=batch_id, carry_state=has_tables, watch=watch)
+    clone(old, live, at_batch=batch_id, carry_state=has_tables, marked=True, watch=watch)
     if fork:
         give_query_id(live, str(uuid.uuid4()))
     # The new timeline inherits the old one's snapshots up to this batch.
@@ -255,6 +254,10 @@ def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, l
             "naming "
             f"the snapshot ({pending.get('location')}) to restore it anew."
         )
+    if "fork_of" not in pending:
+        # After the switch, and before the sinks follow. If the catalog is lost before this, a rebuild passes over this
+        # directory, and the one before still fits the sinks.
+        LiveDirectory(record.live_directory).note_in_use()
     rolled_back, may_repeat = _roll_back_pending(stream, pending, sinks, lease.step)
     _begin_logs(sinks, lease.step)
     if "fork_of" not in pending:
@@ -283,8 +286,7 @@ def _out_of_the_fence(stream: StreamHandle, record: StreamRecord, lease: LeaseKe
     live = stream.new_live_directory(record.live_generation, lease.record.token)
     origin = record.origin
     if fenced.positions().commit is not None:
-        is_fork = "fork_of" in (record.pending_restore or {})
-        made = clone(fenced, live, carry_state=True, is_fork=is_fork)
+        made = clone(fenced, live, carry_state=True, marked=True)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
     return stream.catalog.streams.switch_live_directory(
         lease.record,

@@ -159,7 +159,7 @@ class StreamRun:
             )
             if "fork_of" in (stream.catalog.streams.get(stream.stream_id).pending_restore or {}):
                 # In this order: a directory that is still marked has its note in the catalog.
-                started.prepared.live.note_first_start()
+                started.prepared.live.note_in_use()
                 stream.catalog.streams.restore_finished(self._lease.record)
             self._settlement.answer_start_request(RequestStatus.COMPLETED, None)
             supervisor = Supervisor(

@@ -11,6 +11,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rebuild import rebuild
@@ -31,6 +32,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer, holding, keeping
+from tests.support.executioner import Killed
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
@@ -258,6 +260,41 @@ def test_after_a_rewind_the_newest_directory_counts_and_snapshots_left_behind_do
     assert kept.snapshot_id in restorable
     assert left.snapshot_id not in restorable
     assert preview_start(stream, StartFrom()).to_batch == LAST
+
+
+@pytest.mark.parametrize("start_from", ["kept", f"batch-{LAST - 1}"])
+@pytest.mark.parametrize(
+    ("owner", "step", "is_used"),
+    [
+        (StreamRecords, "switch_live_directory", False),
+        # The sinks are not rolled back yet, so they fit the directory before.
+        (LiveDirectory, "note_in_use", False),
+        (StreamRecords, "restore_finished", True),
+    ],
+)
+def test_a_directory_that_a_killed_start_built_and_the_stream_does_not_use_is_passed_over(
+    history: History, monkeypatch: pytest.MonkeyPatch, start_from: str, owner: type, step: str, is_used: bool
+) -> None:
+    """Found by reading: the catalog is lost right after the kill, and the unused directory is the newest one."""
+    trigger_savepoint(history.shelf.stream, OPERATOR, label="kept")
+    history.commit(LAST + 1)
+    before = history.live.url
+
+    def killed(*_: object, **_how: object) -> Never:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, killed)
+        with pytest.raises(Killed):
+            history.start(start_from, accept_loss=True, no_safety_savepoint=True)
+    built = [each.live.url for each in history.shelf.stream.live_directories()]
+    assert len(built) == 2
+
+    lost = lose_the_catalog(history)
+    report = rebuild(history.shelf.stream, origin="a test", take_over_deployment=lost)
+
+    assert report.live_directory == (built[-1] if is_used else before)
+    assert any(built[-1] in line for line in report.skipped) == (not is_used)
 
 
 def test_a_snapshot_that_cannot_be_read_is_reported_and_skipped(history: History) -> None:

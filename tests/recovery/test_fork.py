@@ -299,7 +299,7 @@ def test_a_rebuild_leaves_a_fork_that_was_killed_half_way_alone(
             assert [each for each in directories if not any(each in line for line in report.skipped)] == []
             named += len(directories)
             if directories:
-                with pytest.raises(LiveDirectoryError, match="a fork or an import made it"):
+                with pytest.raises(LiveDirectoryError, match="fork or import that did not finish"):
                     preview_start(stream, StartFrom())
         else:
             start(history)
@@ -310,9 +310,9 @@ def test_a_rebuild_leaves_a_fork_that_was_killed_half_way_alone(
 def test_a_fork_that_was_started_is_rebuilt_like_any_stream(history: History) -> None:
     make(history)
     live = start(history)
-    assert live.awaits_first_start()
+    assert live.is_not_in_use()
     stream = scratch(history)
     request = RunRequest("run", lambda _live: PlayedQuery(ends=True))  # type: ignore[arg-type, return-value]
     execute_stream(stream, request)
-    assert not live.awaits_first_start()
+    assert not live.is_not_in_use()
     assert "fork_of" not in (stream.catalog.streams.get("scratch").pending_restore or {})

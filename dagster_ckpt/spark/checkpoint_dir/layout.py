@@ -24,8 +24,8 @@ COMMITS = "commits"
 SOURCES = "sources"
 STATE = "state"
 DEFAULT_STORE = "default"
-# Ours, and unknown to Spark: a fork or an import made the directory, and no query has started in it.
-FORK_NOT_STARTED = "fork-not-started"
+# Ours, and unknown to Spark: the directory was built, and no stream has switched to it yet.
+NOT_IN_USE = "not-in-use"
 
 # Up to these limits, files of a cut are read at once instead of being protected by links; above the
 # number of files, the objects alone would take too much memory.
@@ -84,13 +84,16 @@ class LiveDirectory:
         """Whether the directory exists."""
         return self.folder.exists()
 
-    def awaits_first_start(self) -> bool:
-        """Whether a fork or an import made the directory, and no query has started in it yet."""
-        return FORK_NOT_STARTED in self.folder.list()
+    def is_not_in_use(self) -> bool:
+        """Whether the directory was built for a stream that has not switched to it.
 
-    def note_first_start(self) -> None:
-        """Note that a query has started in a directory that a fork or an import made."""
-        self.folder.delete(FORK_NOT_STARTED)
+        A directory of a fork or an import counts as not in use until a query has started in it.
+        """
+        return NOT_IN_USE in self.folder.list()
+
+    def note_in_use(self) -> None:
+        """Remove the mark of a directory that is not in use; without a mark nothing changes."""
+        self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
         """Delete the directory; a missing one is not an error."""

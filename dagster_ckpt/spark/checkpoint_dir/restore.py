@@ -20,8 +20,8 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
-    FORK_NOT_STARTED,
     METADATA,
+    NOT_IN_USE,
     OFFSETS,
     LiveDirectory,
     NeededFile,
@@ -106,7 +106,7 @@ def materialize(
     new_query_id: str | None = None,
     is_whole: bool = False,
     is_scratch: bool = False,
-    is_fork: bool = False,
+    marked: bool = False,
     watch: Watch = unwatched,
 ) -> Materialized:
     """Build a live directory in a temporary location, check it, then move it into place; durable on return.
@@ -124,7 +124,7 @@ def materialize(
         is_whole: `fill` passes a cut that was already checked completely, so that only the logs are
             checked again.
         is_scratch: The directory is temporary and need not survive a power failure.
-        is_fork: Mark the directory as made by a fork or an import until a query has started in it.
+        marked: Mark the directory as not in use, until `LiveDirectory.note_in_use`.
         watch: Called while files are placed, from the threads that place them; an exception aborts
             the restore.
 
@@ -142,9 +142,9 @@ def materialize(
     unfinished.folder.make()
     filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target, watch=watch)
     try:
-        if is_fork:
+        if marked:
             # First: a directory that a query could resume from always carries it.
-            unfinished.folder.place(FORK_NOT_STARTED, [b""])
+            unfinished.folder.place(NOT_IN_USE, [b""])
         with contextlib.closing(filler):
             fill(filler)
             filler.write_logs()
@@ -169,7 +169,7 @@ def clone(
     at_batch: int | None = None,
     carry_state: bool = False,
     is_scratch: bool = False,
-    is_fork: bool = False,
+    marked: bool = False,
     watch: Watch = unwatched,
 ) -> Materialized:
     """Clone a live directory, so that a query continues in the clone even if an old writer is still alive.
@@ -184,7 +184,7 @@ def clone(
             it is replayed, and later ones are planned again. By default the newest batch.
         carry_state: Also include the state after the batch in flight, if it is complete: see `cut`.
         is_scratch: See `materialize`.
-        is_fork: See `materialize`.
+        marked: See `materialize`.
         watch: See `materialize`.
 
     Raises:
@@ -203,7 +203,7 @@ def clone(
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))
 
-            made = materialize(target, fill, is_scratch=is_scratch, is_fork=is_fork, watch=watch)
+            made = materialize(target, fill, is_scratch=is_scratch, marked=marked, watch=watch)
             return replace(made, carries_state=staged.cut.carries_state)
 
     return until_not_overtaken(attempt)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -150,10 +150,18 @@ def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], sourc
     try:
         _apply(spark, settings, source)
         yield
-    finally:
-        for name, value in before.items():
-            if spark.conf.get(name, None) != value:
-                spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+    except BaseException:
+        # A JVM that is gone must not hide why.
+        with suppress(Exception):
+            _restore(spark, before)
+        raise
+    _restore(spark, before)
+
+
+def _restore(spark: SparkSession, before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if spark.conf.get(name, None) != value:
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 def _apply(spark: SparkSession, settings: Mapping[str, str], source: str) -> dict[str, str]:

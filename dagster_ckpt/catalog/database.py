@@ -18,8 +18,11 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dagster_ckpt.catalog.records import EventType, LeaseRecord
-from dagster_ckpt.catalog.tables import event_counter, events, leases
+from dagster_ckpt.catalog.records import (
+    EventType,
+    LeaseRecord,
+)
+from dagster_ckpt.catalog.tables import event_counter, events, leases, snapshots
 from dagster_ckpt.catalog.time_limits import (
     DEFAULT_TTL_MS,
     call_limit_s,
@@ -34,6 +37,8 @@ from dagster_ckpt.foreign import from_json
 
 # Key of a connection's events that its transaction has recorded, for the log.
 _RECORDED = "dagster_ckpt_recorded"
+
+
 # Event details that are free text and may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 
@@ -45,6 +50,8 @@ _NOW = {
 
 
 Clock = Callable[[], int]
+
+
 _Recorded = tuple[str, EventType, dict[str, Any]]
 
 
@@ -362,3 +369,10 @@ def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
         f"The lease of stream {stream_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}) now. This "
         "execution had not renewed it in time, and stops its query so that there is one writer."
     )
+
+
+def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
+    """Lock and return the row of a snapshot until the commit; on SQLite the transaction locks everything."""
+    return connection.execute(
+        select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
+    ).one_or_none()

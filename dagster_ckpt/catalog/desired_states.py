@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
-from dagster_ckpt.catalog.records import EventType, LeaseRecord
+from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict
+from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import desired_states
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.config.redaction import without_secrets
@@ -220,7 +220,8 @@ class DesiredStateRecords:
             lease: The lease of the stream, if this is the result of work done under it.
 
         Returns:
-            False if the desired state changed concurrently: nothing is recorded.
+            False if the desired state changed concurrently, or if the snapshot that the upgrade would be
+            rolled back to is being deleted: nothing is recorded, and the next look decides anew.
 
         Raises:
             LeaseLostError: The lease is no longer held: nothing is recorded.
@@ -229,6 +230,8 @@ class DesiredStateRecords:
             _hold(connection, before.stream_id)
             row = _find(connection, before.stream_id)
             if row is None or row.generation != before.generation:
+                return False
+            if upgrade is not None and _names_one_that_is_gone(connection, upgrade, row.upgrade):
                 return False
             values = {
                 "upgrade": as_text(_to_keep(upgrade)) if upgrade is not None else None,
@@ -266,6 +269,19 @@ def _to_keep(record: UpgradeRecord | PreflightRecord) -> dict[str, Any]:
 
 def _of(stream_id: str) -> Any:
     return desired_states.c.stream_id == stream_id
+
+
+def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
+    """Whether an upgrade newly names a snapshot that was deleted, or is being deleted.
+
+    Its row is locked until the commit: a deletion looks for upgrades in the transaction that marks the snapshot, with
+    the same row locked.
+    """
+    is_new = before is None or before.snapshot_id != upgrade.snapshot_id
+    if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
+        return False
+    row = lock_snapshot(connection, upgrade.snapshot_id)
+    return row is not None and row.status in (SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
 
 
 def _hold(connection: Connection, stream_id: str) -> None:

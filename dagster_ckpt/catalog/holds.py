@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, exists, or_, select
 
-from dagster_ckpt.catalog.database import Database, optional_dict
+from dagster_ckpt.catalog.database import Database, lock_snapshot, optional_dict
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import (
     HoldKind,
@@ -27,8 +27,14 @@ from dagster_ckpt.catalog.tables import desired_states, holds, requests, snapsho
 from dagster_ckpt.errors import SnapshotNotFoundError
 
 _CHECKPOINT = "CHECKPOINT"
+
+
 _THERE = (SnapshotStatus.COMPLETED.value, SnapshotStatus.IN_PROGRESS.value)
+
+
 _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_over)
+
+
 _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
@@ -120,13 +126,6 @@ class HoldRecords:
         with self._database.reading() as connection:
             row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
             return list(standing(connection, row, self._database.now_ms(connection))) if row is not None else []
-
-
-def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
-    """Lock and return the row of a snapshot until the commit; on SQLite the transaction locks everything."""
-    return connection.execute(
-        select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
-    ).one_or_none()
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog import snapshot_queries as queries
-from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.holds import lock_snapshot, standing
+from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict, read_enum
+from dagster_ckpt.catalog.holds import standing
 from dagster_ckpt.catalog.records import (
     CompletedSnapshot,
     EventType,

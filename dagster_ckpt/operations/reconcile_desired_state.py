@@ -27,7 +27,7 @@ from dagster_ckpt.operations.managed_stream import (
     Withdraw,
 )
 from dagster_ckpt.policies.upgrade import UpgradePolicy
-from dagster_ckpt.stream.liveness import is_held
+from dagster_ckpt.stream.liveness import holds_lease
 
 _FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUNNING, ExecutionStatus.BROKEN)
 
@@ -179,10 +179,9 @@ def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
 def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orchestrator) -> StreamLife:
     if execution is None:
         return StreamLife.NEVER_STARTED
-    lease = catalog.leases.current(execution.stream_id)
     # A lease held by another run belongs to a fork, a rollback, or a start whose execution has not
     # begun yet.
-    if lease is not None and lease.run_id == execution.run_id and is_held(lease):
+    if holds_lease(catalog, execution.stream_id, execution.run_id):
         return StreamLife.ALIVE
     if not orchestrator.run_is_over(execution.run_id):
         return StreamLife.ALIVE

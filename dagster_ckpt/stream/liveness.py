@@ -156,6 +156,12 @@ def is_held(lease: LeaseRecord | None) -> bool:
     return lease is not None and not lease.expired and holder_liveness(lease) is not Liveness.ENDED
 
 
+def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
+    """Whether a run holds the lease of a stream, and its process is not proven to have ended."""
+    lease = catalog.leases.current(stream_id)
+    return lease is not None and lease.run_id == run_id and is_held(lease)
+
+
 def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
     """Whether the process of an unsettled execution may still act for it.
 
@@ -198,8 +204,7 @@ def run_liveness(
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE
-    lease = catalog.leases.current(stream_id)
-    if lease is not None and lease.run_id == run_id and is_held(lease):
+    if holds_lease(catalog, stream_id, run_id):
         return Liveness.ALIVE
     executions = catalog.executions.of_run(run_id)
     if executions and _process_of(executions[0]).liveness() is Liveness.ENDED:

@@ -11,15 +11,17 @@ import pytest
 from sqlalchemy import event
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import StreamRecord
+from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import EventType, SnapshotTrigger, StartCause, StreamRecord
 from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.errors import LeaseHeldError
+from dagster_ckpt.errors import LeaseHeldError, SnapshotHeldError
+from dagster_ckpt.policies.upgrade import UpgradeMode
 from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
 
 PATIENCE_S = 120
 # Where the second writer waits for the first: SQLite's from its begin, PostgreSQL's at the row.
-WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE streams", "UPDATE desired_states")
+WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE streams", "UPDATE desired_states", "UPDATE event_counter")
 
 
 @contextmanager
@@ -27,18 +29,22 @@ def beside_an_uncommitted(url: str, change: Callable[[Catalog], object]) -> Iter
     """A second catalog to write with, while `change` is made and not committed before that writer waits for it."""
     first, second = Catalog(url), Catalog(url)
     made, waiting = threading.Event(), threading.Event()
+    thread = threading.Thread(target=change, args=(first,))
 
     @event.listens_for(first.database.engine, "commit")
     def hold(_connection: object) -> None:
-        made.set()
-        assert waiting.wait(PATIENCE_S)
+        if threading.current_thread() is thread:
+            made.set()
+            assert waiting.wait(PATIENCE_S)
 
     @event.listens_for(second.database.engine, "before_cursor_execute")
     def notice(_connection: object, _cursor: object, statement: str, *_rest: Any) -> None:
-        if statement.startswith(WAITS_AT) or statement.endswith("FOR UPDATE"):
+        # Catalogs of one process share their engine.
+        if threading.current_thread() is not thread and (
+            statement.startswith(WAITS_AT) or statement.endswith("FOR UPDATE")
+        ):
             waiting.set()
 
-    thread = threading.Thread(target=change, args=(first,))
     thread.start()
     try:
         assert made.wait(PATIENCE_S)
@@ -92,9 +98,63 @@ def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, cat
     assert (after.generation, after.reached, after.desired) == (row.generation + 1, 0, DesiredState.CANCELED)
 
 
-def test_a_snapshot_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
-    from dagster_ckpt.catalog.records import SnapshotTrigger
+def test_a_terminal_failure_that_two_processes_settle_at_once_is_recorded_once(url: str, catalog: Catalog) -> None:
+    """Found by reading: both looked for the event before either had written it, so there were two alerts."""
+    as_writer(catalog).executions.start("e", run_id="run", cause=StartCause.MANUAL, holder=holder())
 
+    def settle(by: Catalog) -> None:
+        by.executions.record_terminal_failure("e", "no restart is left")
+
+    with beside_an_uncommitted(url, settle) as second:
+        settle(second)
+    recorded = [each for each in catalog.events.after(0) if each.type is EventType.TERMINALLY_FAILED]
+    assert len(recorded) == 1
+
+
+@pytest.mark.parametrize("first", ["upgrade", "deletion"])
+def test_an_upgrade_names_no_snapshot_that_is_being_deleted(url: str, catalog: Catalog, first: str) -> None:
+    """Found by reading: an upgrade that was recorded beside an uncommitted deletion could not be rolled back."""
+    completed_snapshot(catalog)
+    row = catalog.desired_states.ensure("orders", origin="a test")
+    upgrade = UpgradeRecord(
+        UpgradePhase.STARTING,
+        "1",
+        "2",
+        UpgradeMode.LAST_STATE,
+        began_at_ms=1,
+        reason="a test",
+        snapshot_id="snapshot-1",
+    )
+
+    def name_it(by: Catalog) -> bool:
+        return by.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
+
+    def delete(by: Catalog) -> None:
+        by.snapshots.mark_deleting("snapshot-1", lease=None)
+
+    if first == "upgrade":
+        with beside_an_uncommitted(url, name_it) as second, pytest.raises(SnapshotHeldError, match="upgrade"):
+            delete(second)
+    else:
+        with beside_an_uncommitted(url, delete) as second:
+            assert not name_it(second)
+
+    after = catalog.desired_states.find("orders")
+    assert after is not None
+    assert (after.upgrade is not None) == (first == "upgrade")
+
+
+def test_a_snapshot_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
+    completed_snapshot(catalog)
+    before = catalog.events.latest_sequence()
+    for _ in range(2):
+        as_writer(catalog).mark_deleting("snapshot-1")
+    for _ in range(2):
+        as_writer(catalog).deleted("snapshot-1", "subsumed")
+    assert len(catalog.events.after(before)) == 1
+
+
+def completed_snapshot(catalog: Catalog) -> None:
     as_writer(catalog).snapshots.start(
         snapshot_id="snapshot-1",
         execution_id=None,
@@ -104,9 +164,3 @@ def test_a_snapshot_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> 
         timeline=0,
     )
     as_writer(catalog).complete("snapshot-1", location="file:///c/orders/chk-1")
-    before = catalog.events.latest_sequence()
-    for _ in range(2):
-        as_writer(catalog).mark_deleting("snapshot-1")
-    for _ in range(2):
-        as_writer(catalog).deleted("snapshot-1", "subsumed")
-    assert len(catalog.events.after(before)) == 1

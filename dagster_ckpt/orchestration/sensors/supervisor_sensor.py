@@ -28,6 +28,7 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
 )
 from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.stream.liveness import holds_lease
 
 # Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000
@@ -175,7 +176,7 @@ def _reconciled(
             execution.status,
             stream.restart,
             catalog.executions.failures_since_manual_start(execution.stream_id),
-            holds_lease=_holds_lease(catalog, execution),
+            holds_lease=holds_lease(catalog, execution.stream_id, execution.run_id),
             now_ms=catalog.now_ms(),
             random=Random(execution.execution_id),
         )
@@ -192,11 +193,6 @@ def _reconciled(
                 yield _retention(retention_job, execution, verdict, attempt)
         else:
             assert isinstance(verdict, Wait)
-
-
-def _holds_lease(catalog: Catalog, execution: ExecutionRecord) -> bool:
-    lease = catalog.leases.current(execution.stream_id)
-    return lease is not None and lease.run_id == execution.run_id and not lease.expired
 
 
 def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | None:

@@ -276,7 +276,7 @@ def test_a_directory_that_a_killed_start_built_and_the_stream_does_not_use_is_pa
     history: History, monkeypatch: pytest.MonkeyPatch, start_from: str, owner: type, step: str, is_used: bool
 ) -> None:
     """Found by reading: the catalog is lost right after the kill, and the unused directory is the newest one."""
-    trigger_savepoint(history.shelf.stream, OPERATOR, label="kept")
+    trigger_savepoint(history.shelf.stream, origin="a test", label="kept")
     history.commit(LAST + 1)
     before = history.live.url
 

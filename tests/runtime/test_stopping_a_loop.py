@@ -13,8 +13,7 @@ from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
 from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.run import EndKind
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import STREAM, Shelf
@@ -89,18 +88,15 @@ def test_a_run_that_waits_for_its_next_restart_answers(
     asked = stream.catalog.requests.submit
     stage = Stage(stream, [PlayedQuery(error="ZeroDivisionError")])
 
-    def report(message: str) -> None:
-        if "failed" in message and not stream.catalog.requests.pending(STREAM):
+    def ask_once_it_has_failed() -> bool:
+        if stage.reports[-1].startswith("Restarting") and not stream.catalog.requests.pending(STREAM):
             asked(STREAM, kind, origin="a person", request_id="stop")
+        return False
 
-    outcome = _run(stage, report)
+    outcome = stage.run(interrupted=ask_once_it_has_failed).end.kind
 
     assert outcome is end
     last = stream.catalog.executions.latest(STREAM)
     assert last is not None
     assert last.status is status
     assert stream.catalog.requests.get("stop").status is RequestStatus.COMPLETED
-
-
-def _run(stage: Stage, report: Callable[[str], None]) -> EndKind:
-    return execute_stream(stage.stream, RunRequest("run", stage.start_query, report=report)).end.kind

@@ -22,7 +22,7 @@ from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
-from tests.support.retention_shelf import STREAM
+from tests.support.retention_shelf import HOLDER, STREAM
 
 ME = "a person"
 MANY = 400
@@ -163,7 +163,8 @@ def test_a_request_is_looked_for_twice_a_second_at_most(ladder: Ladder, monkeypa
         looks.append(now_ms)
         return False
 
-    watch = start_watch.StartWatch(ladder.stream.catalog, STREAM, interrupted, clock=lambda: now_ms)
+    lease = ladder.stream.catalog.leases.acquire(STREAM, HOLDER, 60_000)
+    watch = start_watch.StartWatch(ladder.stream.catalog, lease, interrupted, clock=lambda: now_ms)
     for now_ms in range(0, 2_000, 7):  # noqa: B007 - the clock reads it
         watch()
 

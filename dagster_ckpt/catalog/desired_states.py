@@ -221,7 +221,7 @@ class DesiredStateRecords:
 
         Returns:
             False if the desired state changed concurrently, or if the snapshot that the upgrade would be
-            rolled back to is being deleted: nothing is recorded, and the next look decides anew.
+            rolled back to is being deleted: nothing is recorded, and the next evaluation decides again.
 
         Raises:
             LeaseLostError: The lease is no longer held: nothing is recorded.

@@ -130,11 +130,9 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.sensors.supervisor_sensor import (
         build_supervisor_sensor,
     )
-    from dagster_ckpt.policies.restart import (
-        RestartStrategyConfiguration,
-    )
     from dagster_ckpt.policies.restart_strategies import (
         RestartStrategies,
+        RestartStrategyConfiguration,
     )
     from dagster_ckpt.policies.retention import (
         SavepointHistory,
@@ -236,8 +234,10 @@ _MODULES = {
     ),
     "orchestration.sensors.catalog_sensor": ("build_catalog_sensor",),
     "orchestration.sensors.supervisor_sensor": ("build_supervisor_sensor",),
-    "policies.restart": ("RestartStrategyConfiguration",),
-    "policies.restart_strategies": ("RestartStrategies",),
+    "policies.restart_strategies": (
+        "RestartStrategies",
+        "RestartStrategyConfiguration",
+    ),
     "policies.retention": ("SavepointHistory",),
     "policies.trigger": ("Blackout",),
     "policies.upgrade": (

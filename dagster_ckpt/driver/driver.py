@@ -19,8 +19,8 @@ from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.operations.start_request import start_order
-from dagster_ckpt.policies.restart import RestartStrategyConfiguration
-from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
+from dagster_ckpt.policies.restart import RestartPolicy
+from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
@@ -45,7 +45,7 @@ def run_stream(
     storage: str | FileSystemCheckpointStorage,
     live_root: str,
     checkpointing: CheckpointConfig | None = None,
-    restart_strategy: RestartStrategyConfiguration | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartPolicy | None = None,
     state_backend: StateBackend | None = None,
     spark: SparkSession | None = None,
     start_from: str = "latest",

@@ -26,8 +26,7 @@ from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBacke
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.flink.program import JobExecutionResult, StreamExecution
-from dagster_ckpt.policies.restart import RestartStrategyConfiguration
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
 
 __all__ = [
     "CheckpointConfig",

@@ -14,8 +14,8 @@ from dagster_ckpt.config.modes import CheckpointingMode, TimeCharacteristic
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.config.storage_path import StoragePath
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.restart import RestartStrategyConfiguration
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
+from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
 
 
 class ConfiguredProgram:
@@ -25,7 +25,7 @@ class ConfiguredProgram:
         self._config = ExecutionConfig()
         self._checkpoint_config = CheckpointConfig()
         self._backend: StateBackend | None = None
-        self._restart: RestartStrategyConfiguration = RestartStrategies.fall_back_restart()
+        self._restart: RestartStrategyConfiguration | RestartPolicy = RestartStrategies.fall_back_restart()
         # The URL, and the value that the getter returns.
         self._savepoints: tuple[str, str] | None = None
 
@@ -150,15 +150,14 @@ class ConfiguredProgram:
         """Return the default folder of savepoints, or None if it was not set."""
         return None if self._savepoints is None else self._savepoints[1]
 
-    def set_restart_strategy(self, restart_strategy_configuration: RestartStrategyConfiguration) -> None:
-        """Set what happens after a failure."""
+    def set_restart_strategy(
+        self, restart_strategy_configuration: RestartStrategyConfiguration | RestartPolicy
+    ) -> None:
+        """Set what happens after a failure: one of `RestartStrategies`, or a policy of your own."""
         if not isinstance(restart_strategy_configuration, RestartStrategyConfiguration):
-            raise OptionTypeError(
-                f"restart strategy is {restart_strategy_configuration!r} "
-                f"({type(restart_strategy_configuration).__name__}), but must be a value made by RestartStrategies."
-            )
+            checked_restart("restart strategy", restart_strategy_configuration)
         self._restart = restart_strategy_configuration
 
-    def get_restart_strategy(self) -> RestartStrategyConfiguration:
+    def get_restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
         """Return what happens after a failure."""
         return self._restart

@@ -10,7 +10,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import DeploymentStorage, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, StateBackend, storage_of_stream
-from dagster_ckpt.policies.restart import DecidingRestartStrategy
+from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -36,7 +36,7 @@ class Deployment:
         catalog: Catalog,
         query_name: str,
         options: CheckpointOptions,
-        restart: DecidingRestartStrategy,
+        restart: RestartPolicy,
         backend: StateBackend | None,
         savepoint_url: str | None,
         code_version: str | None = None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.errors import LeaseLostError, StatePartitionsError, StreamFailedError
+from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
 from dagster_ckpt.runtime.settlement import settle_run
@@ -244,9 +245,9 @@ def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
     settle_run(stream, outcome)
     if end.kind is EndKind.FAILED:
         raise StreamFailedError(
-            f"Stream {stream.stream_id!r} failed, and its restart strategy ({stream.restart.get_description()}) gave "
-            "up: "
-            f"{end.reason}\nMend the cause and execute the program again: it goes on from where the stream stopped."
+            f"Stream {stream.stream_id!r} failed, and its restart strategy "
+            f"({restart_description(stream.restart)}) gave up: {end.reason}\n"
+            "Mend the cause and execute the program again: it goes on from where the stream stopped."
         )
 
 

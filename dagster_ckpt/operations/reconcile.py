@@ -13,7 +13,8 @@ from random import Random
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, RestartAt
+from dagster_ckpt.policies.guard import decide_restart
+from dagster_ckpt.policies.restart import FailureHistory, RestartAt, RestartPolicy
 
 # Launching a run takes longer than this before its query starts, so an evaluation this much too
 # early may act now.
@@ -64,7 +65,7 @@ _ON_PURPOSE = {
 def reconcile(
     recorded: RecordedEnd,
     ended: ExecutionStatus,
-    strategy: DecidingRestartStrategy,
+    strategy: RestartPolicy,
     failed_at_ms: Sequence[int],
     *,
     holds_lease: bool,
@@ -94,7 +95,7 @@ def reconcile(
 def _decide(
     recorded: RecordedEnd,
     ended: ExecutionStatus,
-    strategy: DecidingRestartStrategy,
+    strategy: RestartPolicy,
     failed_at_ms: Sequence[int],
     *,
     now_ms: int,
@@ -108,7 +109,7 @@ def _decide(
         return Retain(TerminalState.CANCELED, "its run was canceled and could not clean up")
     if recorded is RecordedEnd.SUCCEEDED:
         return Retain(TerminalState.SUSPENDED, "its run ended well and could not clean up")
-    decision = strategy.decide(FailureHistory(tuple(failed_at_ms) or (now_ms,)), now_ms, random)
+    decision = decide_restart(strategy, FailureHistory(tuple(failed_at_ms) or (now_ms,)), now_ms, random)
     if not isinstance(decision, RestartAt):
         return Retain(TerminalState.FAILED, decision.reason)
     if now_ms + LAUNCH_MS < decision.at_ms:

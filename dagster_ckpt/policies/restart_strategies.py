@@ -1,4 +1,4 @@
-"""`RestartStrategies`, PyFlink's factory of restart strategies, and the choice of the effective strategy.
+"""Flink's restart strategies, and `RestartStrategies`, PyFlink's factory of them.
 
 The strategies, their defaults and their limits are those of Flink 1.20
 (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/task_failure_recovery/).
@@ -6,17 +6,331 @@ The same strategy decides on a restart within a run and on one in a new run, bas
 history.
 """
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
+from random import Random
 
-from dagster_ckpt.config.validation import INT_MAX
-from dagster_ckpt.errors import OptionTypeError
-from dagster_ckpt.policies import restart as exponential_delay
-from dagster_ckpt.policies import restart as kinds
+from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.validation import INT_MAX, LONG_MAX, TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
+from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.restart import (
-    DecidingRestartStrategy,
-    ExponentialDelayRestartStrategyConfiguration,
-    RestartStrategyConfiguration,
+    Combinable,
+    FailureHistory,
+    NoRestart,
+    RestartAt,
+    RestartPolicy,
+    checked_restart,
 )
+
+
+class RestartStrategyConfiguration(ABC):
+    """What a stream does after a failure."""
+
+    @abstractmethod
+    def get_description(self) -> str:
+        """Return a description of the strategy in Flink's words."""
+
+
+class DecidingRestartStrategy(Combinable, RestartStrategyConfiguration):
+    """A strategy that can decide: every one except the fallback."""
+
+    @abstractmethod
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Decide what to do after the last failure, see `RestartPolicy`.
+
+        Raises:
+            OptionError: A value of the strategy is invalid, see `validate`.
+        """
+
+    def validate(self) -> None:
+        """Validate the values that PyFlink accepts on construction but rejects when the stream starts.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+
+
+ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
+DELAY = Milliseconds("delay_between_attempts", minimum=0, maximum=TIMEDELTA_MAX_MS)
+DELAY_INTERVAL = Milliseconds("delay_interval", minimum=0, maximum=TIMEDELTA_MAX_MS)
+FAILURE_RATE = WholeNumber("failure_rate", minimum=1, unit="of failures")
+FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA_MAX_MS)
+
+
+@dataclass(frozen=True)
+class NoRestartStrategyConfiguration(DecidingRestartStrategy):
+    """The first failure ends the stream."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return "Restart deactivated."
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Never restart."""
+        del failures, now_ms, random  # no input changes the decision
+        return NoRestart("No restart strategy is set, so the first failure ends the stream.")
+
+
+@dataclass(frozen=True, init=False)
+class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+    """A limited number of restarts, each after the same delay.
+
+    Args:
+        restart_attempts: Number of restarts; one more failure ends the stream.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
+            PyFlink refuses it when the stream starts.
+    """
+
+    restart_attempts: int
+    delay_ms: int
+
+    def __init__(
+        self, restart_attempts: int | None = None, delay_between_attempts_interval: int | timedelta | None = None
+    ) -> None:
+        object.__setattr__(self, "restart_attempts", _as_pyflink(ATTEMPTS, restart_attempts))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY, delay_between_attempts_interval))
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        delay = iso_duration(self.delay_ms)
+        return f"Restart with fixed delay ({delay}). #{self.restart_attempts} restart attempts."
+
+    def get_restart_attempts(self) -> int:
+        """Return the number of restarts."""
+        return self.restart_attempts
+
+    def get_delay_between_attempts_interval(self) -> timedelta:
+        """Return the time between a failure and its restart."""
+        return timedelta(milliseconds=self.delay_ms)
+
+    def validate(self) -> None:
+        """Validate both values."""
+        ATTEMPTS.checked(self.restart_attempts)
+        DELAY.checked(self.delay_ms)
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Restart until the attempts are used up."""
+        del random  # a fixed delay has no jitter
+        self.validate()
+        if failures.count > self.restart_attempts:
+            return NoRestart(f"All {self.restart_attempts} restart attempts are used up.")
+        reason = f"Restart attempt {failures.count} of {self.restart_attempts}."
+        return failures.restart_after(self.delay_ms, now_ms, reason)
+
+
+@dataclass(frozen=True, init=False)
+class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
+    """Restarts until the failure rate exceeds a limit.
+
+    Args:
+        max_failure_rate: Maximum number of failures per interval; one more ends the stream.
+        failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as
+            PyFlink refuses it when the stream starts.
+    """
+
+    failure_rate: int
+    failure_interval_ms: int
+    delay_ms: int
+
+    def __init__(
+        self,
+        max_failure_rate: int | None = None,
+        failure_interval: int | timedelta | None = None,
+        delay_between_attempts_interval: int | timedelta | None = None,
+    ) -> None:
+        object.__setattr__(self, "failure_rate", _as_pyflink(FAILURE_RATE, max_failure_rate))
+        object.__setattr__(self, "failure_interval_ms", _as_pyflink(FAILURE_INTERVAL, failure_interval))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY_INTERVAL, delay_between_attempts_interval))
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        interval, delay = iso_duration(self.failure_interval_ms), iso_duration(self.delay_ms)
+        return (
+            f"Failure rate restart with maximum of {self.failure_rate} failures "
+            f"within interval {interval} and fixed delay {delay}."
+        )
+
+    def get_max_failure_rate(self) -> int:
+        """Return the maximum number of failures per interval."""
+        return self.failure_rate
+
+    def get_failure_interval(self) -> timedelta:
+        """Return the length of the interval."""
+        return timedelta(milliseconds=self.failure_interval_ms)
+
+    def get_delay_between_attempts_interval(self) -> timedelta:
+        """Return the time between a failure and its restart."""
+        return timedelta(milliseconds=self.delay_ms)
+
+    def validate(self) -> None:
+        """Validate the three values."""
+        FAILURE_RATE.checked(self.failure_rate)
+        FAILURE_INTERVAL.checked(self.failure_interval_ms)
+        DELAY_INTERVAL.checked(self.delay_ms)
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Restart unless the interval before the last failure contains too many failures.
+
+        As in Flink, a failure exactly one interval ago still counts.
+        """
+        del random  # a fixed delay has no jitter
+        self.validate()
+        window_start_ms = failures.last_ms - self.failure_interval_ms
+        recent = sum(at_ms >= window_start_ms for at_ms in failures.failed_at_ms)
+        within = f"within {iso_duration(self.failure_interval_ms)}, {self.failure_rate} allowed."
+        if recent > self.failure_rate:
+            return NoRestart(f"{recent} failures {within}")
+        return failures.restart_after(self.delay_ms, now_ms, f"{recent} failures {within}")
+
+
+@dataclass(frozen=True)
+class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
+    """The deployment decides; see `effective_restart_strategy`."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return "Cluster level default restart strategy"
+
+
+def _as_pyflink(allowed: WholeNumber, value: object) -> int:
+    """Accept a value below the range: PyFlink creates such an object and rejects it when the stream starts."""
+    number = allowed.typed(value)
+    return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
+
+
+INITIAL_BACKOFF = Milliseconds("initial_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+MAX_BACKOFF = Milliseconds("max_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+RESET_THRESHOLD = Milliseconds("reset_backoff_threshold", minimum=1, maximum=TIMEDELTA_MAX_MS)
+_ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
+
+
+@dataclass(frozen=True)
+class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+    """Restarts with exponential back-off, which is reset after the stream has been healthy for long enough.
+
+    Flink's default while checkpointing is on (since 1.19, FLIP-364).
+
+    Attributes:
+        initial_backoff_ms: First and shortest delay.
+        max_backoff_ms: Longest delay, jitter included.
+        backoff_multiplier: Growth from one delay to the next, above 1.
+        reset_backoff_threshold_ms: Healthy time after which delays and attempts are reset.
+        jitter_factor: Largest random part of a delay, 0 to 1, so that many streams do not restart
+            at once.
+        attempts_before_reset_backoff: Number of restarts without such a healthy time; one more
+            failure ends the stream.
+
+    Raises:
+        OptionError: A value is out of range.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    initial_backoff_ms: int = 1_000
+    max_backoff_ms: int = 60_000
+    backoff_multiplier: float = 1.5
+    reset_backoff_threshold_ms: int = 3_600_000
+    jitter_factor: float = 0.1
+    attempts_before_reset_backoff: int = INT_MAX
+
+    def __post_init__(self) -> None:
+        """Validate the values."""
+        self.validate()
+
+    def validate(self) -> None:
+        """Validate the values, with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
+        INITIAL_BACKOFF.checked(self.initial_backoff_ms)
+        MAX_BACKOFF.checked(self.max_backoff_ms)
+        RESET_THRESHOLD.checked(self.reset_backoff_threshold_ms)
+        _ATTEMPTS_BEFORE_RESET.checked(self.attempts_before_reset_backoff)
+        _check_number("backoff_multiplier", self.backoff_multiplier, "a number above 1")
+        _check_number("jitter_factor", self.jitter_factor, "a number from 0 to 1")
+        if self.initial_backoff_ms > self.max_backoff_ms:
+            raise OptionError(
+                f"initial_backoff is {self.initial_backoff_ms} ms, "
+                f"but must be at most max_backoff, which is {self.max_backoff_ms} ms."
+            )
+        if not 1 < self.backoff_multiplier < float("inf"):
+            raise OptionError(f"backoff_multiplier is {self.backoff_multiplier}, but must be a number above 1.")
+        if not 0 <= self.jitter_factor <= 1:
+            raise OptionError(f"jitter_factor is {self.jitter_factor}, but must be a number from 0 to 1.")
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return (
+            f"Restart with exponential delay: starting at {iso_duration(self.initial_backoff_ms)}, "
+            f"increasing by {self.backoff_multiplier:f}, with maximum {iso_duration(self.max_backoff_ms)}. "
+            f"Delay resets after {iso_duration(self.reset_backoff_threshold_ms)} "
+            f"with jitter {self.jitter_factor:f}"
+        )
+
+    def get_initial_backoff(self) -> timedelta:
+        """Return the first delay."""
+        return timedelta(milliseconds=self.initial_backoff_ms)
+
+    def get_max_backoff(self) -> timedelta:
+        """Return the longest delay."""
+        return timedelta(milliseconds=self.max_backoff_ms)
+
+    def get_backoff_multiplier(self) -> float:
+        """Return the growth from one delay to the next."""
+        return self.backoff_multiplier
+
+    def get_reset_backoff_threshold(self) -> timedelta:
+        """Return the healthy time after which delays are reset."""
+        return timedelta(milliseconds=self.reset_backoff_threshold_ms)
+
+    def get_jitter_factor(self) -> float:
+        """Return the largest random part of a delay."""
+        return self.jitter_factor
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Restart after the next delay, until the attempts are used up."""
+        attempt = self._attempts_since_reset(failures)
+        if attempt > self.attempts_before_reset_backoff:
+            return NoRestart(
+                f"All {self.attempts_before_reset_backoff} restart attempts are used up without "
+                f"{iso_duration(self.reset_backoff_threshold_ms)} of healthy running between them."
+            )
+        delay_ms = self._with_jitter(self._grown(attempt), random)
+        reason = f"Restart attempt {attempt}, delayed by {iso_duration(delay_ms)}."
+        return failures.restart_after(delay_ms, now_ms, reason)
+
+    def _attempts_since_reset(self, failures: FailureHistory) -> int:
+        attempt = 1
+        times = failures.failed_at_ms
+        for index, (before_ms, failed_ms) in enumerate(pairwise(times), start=2):
+            healthy_from_ms = before_ms + min(self._grown(attempt), self.max_backoff_ms)
+            if index == failures.count and failures.healthy_since_ms is not None:
+                healthy_from_ms = failures.healthy_since_ms
+            lasted = failed_ms - healthy_from_ms >= self.reset_backoff_threshold_ms
+            attempt = 1 if lasted else attempt + 1
+        return attempt
+
+    def _grown(self, attempt: int) -> int:
+        """Return the n-th delay before the maximum and the jitter, rounded down as in Flink."""
+        try:
+            return int(self.initial_backoff_ms * self.backoff_multiplier ** (attempt - 1))
+        except OverflowError:
+            return LONG_MAX
+
+    def _with_jitter(self, delay_ms: int, random: Random) -> int:
+        spread_ms = int(delay_ms * self.jitter_factor)
+        jittered_ms = delay_ms + random.randint(-spread_ms, spread_ms)
+        return max(self.initial_backoff_ms, min(jittered_ms, self.max_backoff_ms))
+
+
+def _check_number(option: str, value: object, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {allowed}.")
 
 
 class RestartStrategies:
@@ -27,51 +341,42 @@ class RestartStrategies:
         'Restart with fixed delay (PT1S). #3 restart attempts.'
     """
 
-    NoRestartStrategyConfiguration = kinds.NoRestartStrategyConfiguration
-    FixedDelayRestartStrategyConfiguration = kinds.FixedDelayRestartStrategyConfiguration
-    FailureRateRestartStrategyConfiguration = kinds.FailureRateRestartStrategyConfiguration
-    FallbackRestartStrategyConfiguration = kinds.FallbackRestartStrategyConfiguration
+    NoRestartStrategyConfiguration = NoRestartStrategyConfiguration
+    FixedDelayRestartStrategyConfiguration = FixedDelayRestartStrategyConfiguration
+    FailureRateRestartStrategyConfiguration = FailureRateRestartStrategyConfiguration
+    FallbackRestartStrategyConfiguration = FallbackRestartStrategyConfiguration
 
     @staticmethod
-    def no_restart() -> kinds.NoRestartStrategyConfiguration:
+    def no_restart() -> DecidingRestartStrategy:
         """Never restart."""
-        return kinds.NoRestartStrategyConfiguration()
+        return NoRestartStrategyConfiguration()
 
     @staticmethod
-    def fall_back_restart() -> kinds.FallbackRestartStrategyConfiguration:
+    def fall_back_restart() -> RestartStrategyConfiguration:
         """Let the deployment decide."""
-        return kinds.FallbackRestartStrategyConfiguration()
+        return FallbackRestartStrategyConfiguration()
 
     @staticmethod
-    def fixed_delay_restart(
-        restart_attempts: int, delay_between_attempts: int | timedelta
-    ) -> kinds.FixedDelayRestartStrategyConfiguration:
+    def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | timedelta) -> DecidingRestartStrategy:
         """Restart a limited number of times, each after the same delay.
 
         Raises:
             OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
                 PyFlink refuses it when the stream starts.
         """
-        return kinds.FixedDelayRestartStrategyConfiguration(
-            restart_attempts,
-            delay_between_attempts,
-        )
+        return FixedDelayRestartStrategyConfiguration(restart_attempts, delay_between_attempts)
 
     @staticmethod
     def failure_rate_restart(
         failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
-    ) -> kinds.FailureRateRestartStrategyConfiguration:
+    ) -> DecidingRestartStrategy:
         """Restart unless an interval contains more failures than the rate allows.
 
         Raises:
             OptionTypeError: A value has the wrong type. One out of range is refused by `validate`,
                 as PyFlink refuses it when the stream starts.
         """
-        return kinds.FailureRateRestartStrategyConfiguration(
-            failure_rate,
-            failure_interval,
-            delay_interval,
-        )
+        return FailureRateRestartStrategyConfiguration(failure_rate, failure_interval, delay_interval)
 
     @staticmethod
     def exponential_delay_restart(
@@ -82,7 +387,7 @@ class RestartStrategies:
         jitter_factor: float = 0.1,
         *,
         attempts_before_reset_backoff: int = INT_MAX,
-    ) -> ExponentialDelayRestartStrategyConfiguration:
+    ) -> DecidingRestartStrategy:
         """Restart with exponential back-off; the defaults are those of Flink since 1.19.
 
         Raises:
@@ -90,21 +395,21 @@ class RestartStrategies:
             OptionTypeError: A value has the wrong type.
         """
         return ExponentialDelayRestartStrategyConfiguration(
-            exponential_delay.INITIAL_BACKOFF.checked(initial_backoff),
-            exponential_delay.MAX_BACKOFF.checked(max_backoff),
+            INITIAL_BACKOFF.checked(initial_backoff),
+            MAX_BACKOFF.checked(max_backoff),
             backoff_multiplier,
-            exponential_delay.RESET_THRESHOLD.checked(reset_backoff_threshold),
+            RESET_THRESHOLD.checked(reset_backoff_threshold),
             jitter_factor,
             attempts_before_reset_backoff,
         )
 
 
 def effective_restart_strategy(
-    configured: RestartStrategyConfiguration | None,
+    configured: RestartStrategyConfiguration | RestartPolicy | None,
     *,
-    deployment: RestartStrategyConfiguration | None = None,
+    deployment: RestartStrategyConfiguration | RestartPolicy | None = None,
     checkpointing_enabled: bool,
-) -> DecidingRestartStrategy:
+) -> RestartPolicy:
     """Return the effective strategy: the stream's, else the deployment's, else Flink's default.
 
     The default is exponential delay if periodic checkpointing is on. If it is off, the default is
@@ -120,13 +425,9 @@ def effective_restart_strategy(
         OptionTypeError: It is not a restart strategy.
     """
     for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):
+        if strategy is None or isinstance(strategy, FallbackRestartStrategyConfiguration):
+            continue
         if isinstance(strategy, DecidingRestartStrategy):
             strategy.validate()
-            return strategy
-        if strategy is not None and not isinstance(strategy, kinds.FallbackRestartStrategyConfiguration):
-            raise OptionTypeError(
-                f"{option} is {strategy!r} ({type(strategy).__name__}), but must be a value made by RestartStrategies."
-            )
-    if checkpointing_enabled:
-        return ExponentialDelayRestartStrategyConfiguration()
-    return kinds.NoRestartStrategyConfiguration()
+        return checked_restart(option, strategy)
+    return ExponentialDelayRestartStrategyConfiguration() if checkpointing_enabled else NoRestartStrategyConfiguration()

@@ -1,6 +1,6 @@
 """Retention: which snapshots a stream keeps while it runs, at its end, and in the history of a schedule.
 
-A policy is a pure function over records, and answers with the snapshots to keep. `retention_guard.py`
+A policy is a pure function over records, and answers with the snapshots to keep. `guard.py`
 asks it: what a recovery needs stays whatever a policy says.
 """
 

@@ -7,7 +7,6 @@ is due, or with None while that is not known. The earliest answer of several is 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from pendulum.tz.exceptions import InvalidTimezone
 from dagster_ckpt.config.validation import Milliseconds, WholeNumber
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.naming import policy_name
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -328,37 +325,6 @@ class AllOf(_Combinable):
 
     def __repr__(self) -> str:
         return " & ".join(map(policy_name, self.policies)).join("()")
-
-
-FALLBACK = Interval(60_000)
-"""What applies while a policy fails: checkpoints that nobody asked for cost less than state that nobody saved."""
-
-
-class GuardedTrigger:
-    """A policy that always answers: one that raises, or gives no time, is replaced by `FALLBACK` for that answer.
-
-    Args:
-        policy: The policy.
-    """
-
-    def __init__(self, policy: TriggerPolicy) -> None:
-        self._policy = policy
-        self._logged: str | None = None
-
-    def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """The policy's answer, or that of the fallback."""
-        try:
-            answer: object = self._policy.due_at_ms(progress)
-            problem = f"it answers with {answer!r}, which is neither a time in ms nor None"
-        except Exception as error:  # noqa: BLE001 - a policy is a user's code: whatever it raises must not end the query
-            answer, problem = "", f"{type(error).__name__}: {error}"
-        if answer is None or (isinstance(answer, int) and not isinstance(answer, bool)):
-            self._logged = None
-            return answer
-        if problem != self._logged:
-            self._logged = problem
-            logger.warning("Trigger policy %s failed, so %s applies: %s", policy_name(self._policy), FALLBACK, problem)
-        return FALLBACK.due_at_ms(progress)
 
 
 def checked_trigger(policy: object) -> TriggerPolicy:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError, StreamNotFoundError
+from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import KeepAtEnd, RetentionContext, deletes_live_directory
-from dagster_ckpt.policies.retention_guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.recovery.dead_attempts import attempts_under_way, settle_while_stopped
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import SnapshotKind

@@ -10,6 +10,7 @@ from random import Random
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
+from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
@@ -197,7 +198,7 @@ def await_restart(
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)
-    decision = stream.restart.decide(FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
+    decision = decide_restart(stream.restart, FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
     if not isinstance(decision, RestartAt):
         return Outcome(end, execution_id, decision.reason)
     delay_ms = max(0, decision.at_ms - now_ms)

@@ -15,7 +15,7 @@ from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.config.stream_id import checked_stream_id
-from dagster_ckpt.policies.restart import DecidingRestartStrategy
+from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.recorded import RecordedSettings
@@ -90,7 +90,7 @@ class StreamHandle:
     catalog: Catalog
     store: SnapshotStore
     options: CheckpointOptions
-    restart: DecidingRestartStrategy
+    restart: RestartPolicy
     live_root: str
     backend: StateBackend | None = None
     code_version: str | None = None
@@ -171,7 +171,7 @@ class StreamHandle:
             asset_key=self.asset_key,
             settings=RecordedSettings(
                 options=self.options,
-                restart=self.restart.get_description(),
+                restart=restart_description(self.restart),
                 storage=self.storage,
                 is_own_storage=self._names_storage(),
                 live_root=self.live_root,

@@ -22,7 +22,8 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import CatalogError, OptionError
-from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, NoRestart, RestartAt
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
+from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.written import OWN, read_retention, write_retention
 

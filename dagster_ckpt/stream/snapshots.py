@@ -11,8 +11,8 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, Snapsho
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
+from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
-from dagster_ckpt.policies.retention_guard import snapshot_to_recover_from
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom, is_location

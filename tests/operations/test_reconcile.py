@@ -9,8 +9,7 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.operations.reconcile import LAUNCH_MS, RecordedEnd, Restart, Retain, Verdict, Wait, reconcile
-from dagster_ckpt.policies.restart import DecidingRestartStrategy
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy, RestartStrategies
 
 FAILED_AT_MS = 1_000_000
 NEVER = RestartStrategies.no_restart()

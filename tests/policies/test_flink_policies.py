@@ -12,10 +12,10 @@ import yaml
 
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.jobs.schedules import build_savepoint_schedule
+from dagster_ckpt.policies.guard import decide_retention, needed_of_history
 from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, SavepointHistory
-from dagster_ckpt.policies.retention_guard import decide_retention, needed_of_history
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -9,8 +9,12 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, NoRestart, RestartAt
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, effective_restart_strategy
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
+from dagster_ckpt.policies.restart_strategies import (
+    DecidingRestartStrategy,
+    RestartStrategies,
+    effective_restart_strategy,
+)
 
 CONTRACT = yaml.safe_load((Path(__file__).parent / "restart_strategies.yaml").read_text())
 MAKERS: dict[str, Callable[..., DecidingRestartStrategy]] = {

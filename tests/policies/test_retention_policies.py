@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import (
     AllOf,
     AnyOf,
@@ -27,7 +28,6 @@ from dagster_ckpt.policies.retention import (
     SavepointHistory,
     YoungerThan,
 )
-from dagster_ckpt.policies.retention_guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.written import read_retention, write_retention
 
 HOUR_MS = 3_600_000

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.policies.guard import decide_retention, needed_for_recovery, snapshot_to_recover_from
 from dagster_ckpt.policies.retention import (
     KeepAtEnd,
     Latest,
@@ -16,7 +17,6 @@ from dagster_ckpt.policies.retention import (
     RetentionContext,
     deletes_live_directory,
 )
-from dagster_ckpt.policies.retention_guard import decide_retention, needed_for_recovery, snapshot_to_recover_from
 
 HERE = Path(__file__).parent
 RETENTION = yaml.safe_load((HERE / "retention.yaml").read_text())

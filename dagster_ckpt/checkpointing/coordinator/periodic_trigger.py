@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from dagster_ckpt.policies.trigger import GuardedTrigger, MinPause, TriggerPolicy, TriggerProgress
+from dagster_ckpt.policies.guard import GuardedTrigger
+from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgress
 
 
 class PeriodicTrigger:

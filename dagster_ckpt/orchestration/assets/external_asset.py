@@ -15,7 +15,8 @@ from dagster_ckpt.operations.launch import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver
-from dagster_ckpt.policies.restart import RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import RestartPolicy
+from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
 
 RESOURCES = frozenset({"checkpoint_storage", "state_backend", "checkpoint_catalog"})
 
@@ -25,7 +26,7 @@ def external_streaming_asset(
     *,
     launch: DriverLaunch | None = None,
     checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-    restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
     stream_id: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
     deps: Sequence[Any] | None = None,

@@ -16,8 +16,8 @@ from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.policies.naming import policy_name
-from dagster_ckpt.policies.restart import DecidingRestartStrategy, RestartStrategyConfiguration
-from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
+from dagster_ckpt.policies.restart import RestartPolicy, restart_description
+from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 
 STREAM_TAGS = {
@@ -48,7 +48,7 @@ class StreamSpec:
 
     stream_id: str
     options: CheckpointOptions
-    restart: DecidingRestartStrategy
+    restart: RestartPolicy
     desired_state: DesiredState | None = None
     upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
     stall_timeout_ms: int | None = None
@@ -58,7 +58,7 @@ class StreamSpec:
         stream_id: str,
         *,
         checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-        restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+        restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
         desired_state: DesiredState | None = None,
         upgrade: UpgradePolicy | UpgradeSettings | None = None,
         stall_timeout_ms: int | None = None,
@@ -115,7 +115,7 @@ class StreamSpec:
             "dagster_ckpt/retained": (
                 options.num_retained if options.retention is None else policy_name(options.retention)
             ),
-            "dagster_ckpt/restart_strategy": self.restart.get_description(),
+            "dagster_ckpt/restart_strategy": restart_description(self.restart),
         }
 
 
@@ -156,7 +156,7 @@ class Stream:
         return self.spec.options
 
     @property
-    def restart(self) -> DecidingRestartStrategy:
+    def restart(self) -> RestartPolicy:
         """What happens after a failure."""
         return self.spec.restart
 

@@ -25,7 +25,8 @@ from dagster_ckpt.orchestration.resources.settings import (
     UpgradeSettings,
 )
 from dagster_ckpt.orchestration.runs.run_status import refuse_retry_policy
-from dagster_ckpt.policies.restart import RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import RestartPolicy
+from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ StreamFunction = Callable[..., "DataStreamWriter"]
 def streaming_asset(
     *,
     checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-    restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
     desired_state: DesiredState | None = None,
     upgrade: UpgradePolicy | UpgradeSettings | None = None,
     stall_timeout_ms: int | None = None,
@@ -163,7 +164,7 @@ def streaming_multi_asset(
     *,
     specs: Sequence[dg.AssetSpec],
     checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-    restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
     desired_state: DesiredState | None = None,
     upgrade: UpgradePolicy | UpgradeSettings | None = None,
     stall_timeout_ms: int | None = None,

@@ -13,9 +13,11 @@ from pydantic import Field, create_model
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup, RecoveryClaimMode
-from dagster_ckpt.policies.restart import RestartStrategyConfiguration
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
+from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+from dagster_ckpt.policies.written import own_policy
 from dagster_ckpt.stream.start_from import StartFrom
 
 
@@ -207,13 +209,14 @@ _INSTEAD = {
 
 
 class RestartStrategyKind(Enum):
-    """Flink's restart strategies. Dagster's config uses member names, other YAML uses values: they are the same."""
+    """Flink's restart strategies, and OWN. Dagster's config uses member names, other YAML values: they are the same."""
 
     NONE = "NONE"
     FIXED_DELAY = "FIXED_DELAY"
     FAILURE_RATE = "FAILURE_RATE"
     EXPONENTIAL_DELAY = "EXPONENTIAL_DELAY"
     FALLBACK = "FALLBACK"
+    OWN = "OWN"
 
 
 class RestartSettings(dg.Config):
@@ -221,8 +224,12 @@ class RestartSettings(dg.Config):
 
     kind: RestartStrategyKind = Field(
         default=RestartStrategyKind.FALLBACK,
-        description="NONE, FIXED_DELAY, FAILURE_RATE, EXPONENTIAL_DELAY, or FALLBACK: Flink's default, which is NONE "
-        "without checkpointing and EXPONENTIAL_DELAY with it.",
+        description="NONE, FIXED_DELAY, FAILURE_RATE, EXPONENTIAL_DELAY, OWN, or FALLBACK: Flink's default, which is "
+        "NONE without checkpointing and EXPONENTIAL_DELAY with it.",
+    )
+    own: str | None = Field(
+        default=None,
+        description="OWN: import path of a restart policy, such as company.policies:OfficeHours.",
     )
     attempts: int = Field(default=1, description="FIXED_DELAY: maximum number of restarts.")
     delay: int = Field(default=1_000, description="FIXED_DELAY, FAILURE_RATE: delay between a failure and the restart.")
@@ -243,12 +250,20 @@ class RestartSettings(dg.Config):
         default=2**31 - 1, description="EXPONENTIAL_DELAY: maximum number of restarts before the delay is reset."
     )
 
-    def restart_strategy(self) -> RestartStrategyConfiguration:
+    def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
         """The strategy.
 
         Raises:
-            OptionError: A value is out of range.
+            OptionError: A value is out of range, or `own` cannot be imported or is given for another kind.
+            OptionTypeError: What `own` names is no restart policy.
         """
+        if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
+            raise OptionError(
+                f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
+                "kind OWN, and left out with every other kind."
+            )
+        if self.own is not None:
+            return checked_restart("own", own_policy("own", self.own))
         if self.kind is RestartStrategyKind.NONE:
             return RestartStrategies.no_restart()
         if self.kind is RestartStrategyKind.FIXED_DELAY:

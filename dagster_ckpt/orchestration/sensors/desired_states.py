@@ -28,6 +28,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     STREAM_ID_TAG,
     TERMINAL_FAILURE_TAG,
 )
+from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.stream.handle import register
 from dagster_ckpt.stream.recorded import RecordedSettings
 
@@ -177,7 +178,7 @@ def _register(catalog: Catalog, stream: Stream) -> StreamRecord:
         asset_key=stream.writes,
         settings=RecordedSettings(
             options=stream.options,
-            restart=stream.restart.get_description(),
+            restart=restart_description(stream.restart),
             storage=stream.options.storage,
             is_own_storage=stream.options.storage is not None,
         ),

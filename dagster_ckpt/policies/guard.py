@@ -1,4 +1,9 @@
-"""The guard around retention policies: what a recovery needs stays, whatever a policy answers or raises."""
+"""The guard around policies: what happens if a policy raises, answers nonsense, or drops what is needed.
+
+A policy may be a user's code. Every caller asks it through this module. Retention: nothing is
+deleted, and what a recovery needs stays in any case. Trigger: a checkpoint per minute. Restart:
+Flink's default strategy.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,13 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from random import Random
 
 from dagster_ckpt.policies.naming import policy_name
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, RestartPolicy
+from dagster_ckpt.policies.restart_strategies import ExponentialDelayRestartStrategyConfiguration
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, RetentionPolicy
+from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, TriggerProgress
 
 logger = logging.getLogger(__name__)
 
@@ -135,3 +144,65 @@ def snapshot_to_recover_from(
 
 def _newest_checkpoint(snapshots: Sequence[RetainedSnapshot]) -> RetainedSnapshot | None:
     return next((snapshot for snapshot in reversed(snapshots) if snapshot.kind is RetainedKind.CHECKPOINT), None)
+
+
+FALLBACK_TRIGGER = Interval(60_000)
+"""What applies while a policy fails: checkpoints that nobody asked for cost less than state that nobody saved."""
+
+
+class GuardedTrigger:
+    """A trigger that always answers: while its policy raises or gives no time, `FALLBACK_TRIGGER` answers.
+
+    Args:
+        policy: The policy.
+    """
+
+    def __init__(self, policy: TriggerPolicy) -> None:
+        self._policy = policy
+        self._logged: str | None = None
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        """The policy's answer, or that of the fallback."""
+        try:
+            answer: object = self._policy.due_at_ms(progress)
+            problem = f"it answers with {answer!r}, which is neither a time in ms nor None"
+        except Exception as error:  # noqa: BLE001 - a policy is a user's code: whatever it raises must not end the query
+            answer, problem = "", f"{type(error).__name__}: {error}"
+        if answer is None or (isinstance(answer, int) and not isinstance(answer, bool)):
+            self._logged = None
+            return answer
+        if problem != self._logged:
+            self._logged = problem
+            logger.warning(
+                "Trigger policy %s failed, so %s applies: %s", policy_name(self._policy), FALLBACK_TRIGGER, problem
+            )
+        return FALLBACK_TRIGGER.due_at_ms(progress)
+
+
+FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
+"""What applies if a restart policy fails: Flink's default, which never gives up and takes its time."""
+
+
+def decide_restart(
+    policy: RestartPolicy, failures: FailureHistory, now_ms: int, random: Random
+) -> RestartAt | NoRestart:
+    """Ask a policy whether and when a failed query starts again.
+
+    A policy that raises, or gives no decision, is replaced by `FALLBACK_RESTART` for this failure,
+    and the problem is logged.
+
+    Args:
+        policy: The policy.
+        failures: The failures since a user last started the stream.
+        now_ms: The time by the catalog's clock.
+        random: Source of jitter, seeded with the execution's id.
+    """
+    try:
+        answer: object = policy.decide(failures, now_ms, random)
+        problem = f"it answers with {answer!r}, which is neither RestartAt nor NoRestart"
+    except Exception as error:  # noqa: BLE001 - a policy is a user's code: whatever it raises must not stop a stream
+        answer, problem = None, f"{type(error).__name__}: {error}"
+    if isinstance(answer, RestartAt | NoRestart):
+        return answer
+    logger.warning("Restart policy %s failed, so %s applies: %s", policy_name(policy), FALLBACK_RESTART, problem)
+    return FALLBACK_RESTART.decide(failures, now_ms, random)

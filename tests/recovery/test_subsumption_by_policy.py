@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
+from dagster_ckpt.operations.retention import apply_savepoint_history
 
 from dagster_ckpt.catalog.records import SnapshotTrigger
 from dagster_ckpt.policies.retention import Every, Latest, NewestPer, RetentionPolicy, YoungerThan

@@ -1,19 +1,16 @@
-"""Get bytes onto this machine's disks: flush them, so that they survive a power failure, and write behind."""
+"""Get bytes onto this machine's disks: flush them, so that they survive a power failure."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from io import FileIO as RawFile
 from itertools import islice
 from pathlib import Path
 
-from dagster_ckpt.io.parallel import CancelCheck, in_threads, start_in_thread
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 
 # Each flush of a file makes the disk empty its cache, whether or not the file changed. Above this
 # number of files one call flushes the whole file system: 2,000 linked files take 10 ms instead of
@@ -125,27 +122,17 @@ _SYNCFS = _syncfs()
 
 # linux/fs.h: start writing dirty pages without waiting.
 _SYNC_FILE_RANGE_WRITE = 2
-# Start write-back each time this many bytes are written.
-_BEGIN_BYTES = 256 * 1024
-# Smaller objects are written and flushed as fast without it: a thread competes for the interpreter
-# lock, and the hint to the kernel may block, too.
-_WORTH_A_THREAD_BYTES = 2 * 1024 * 1024
-# Maximum number of buffers that wait for the disk, each at most 1 MiB or one write buffer. The
-# caller then waits; more memory would not help, because the disk is the bottleneck.
-_WAITING = 4
+# Start write-back each time this many bytes are written. A smaller file is flushed as fast without
+# it: the hint to the kernel may block.
+_BEGIN_BYTES = 8 * 1024 * 1024
 # Maximum number of pieces that Linux, macOS and the BSDs accept in one call.
 _PIECES_OF_A_CALL = 1024
 
 
-# One such thread per process: several files written concurrently already fill each other's pauses.
-_BESIDE = threading.Lock()
+class PieceWriter:
+    """A new file that is written in pieces. The disk begins with a large one while it still grows.
 
-
-class WriteBehind:
-    """A file that a separate thread writes in order if it is large.
-
-    Leaving the context waits until everything is written. An error of the thread is raised by the
-    next write or on exit.
+    Leaving the context writes what is buffered.
 
     Args:
         stream: The file, unbuffered.
@@ -157,36 +144,23 @@ class WriteBehind:
         self._buffer_bytes = buffer_bytes
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._is_direct = False
-        self._waiting: queue.Queue[list[bytes] | None] = queue.Queue(_WAITING)
-        self._error: BaseException | None = None
-        self._writing: Future[None] | None = None
         self._begun = 0
         self._written = 0
 
-    def __enter__(self) -> WriteBehind:
+    def __enter__(self) -> PieceWriter:
         return self
 
-    def __exit__(self, *details: object) -> None:
-        try:
-            if details[0] is None:
-                self._pass_on()
-        finally:
-            if self._writing is not None:
-                self._waiting.put(None)
-                self._writing.result()
-                _BESIDE.release()
-        if details[0] is None:
-            self._raise_error()
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if kind is None:
+            self._pass_on()
 
     def write(self, data: bytes) -> int:
-        """Queue data for writing; the caller must not change it afterwards."""
+        """Write some data; the caller must not change it afterwards."""
         self.writelines([data])
         return len(data)
 
     def writelines(self, pieces: Sequence[bytes]) -> None:
-        """Queue several pieces for writing; the caller must not change them afterwards."""
-        self._raise_error()
+        """Write several pieces; the caller must not change them afterwards."""
         self._held += pieces
         self._held_bytes += sum(map(len, pieces))
         if self._held_bytes >= self._buffer_bytes:
@@ -195,39 +169,6 @@ class WriteBehind:
     def _pass_on(self) -> None:
         pieces = self._held
         self._held, self._held_bytes = [], 0
-        if self._writing is None and not self._is_direct and self._written >= _WORTH_A_THREAD_BYTES:
-            self._begin()
-        if self._writing is not None:
-            self._waiting.put(pieces)
-        else:
-            self._write(pieces)
-
-    def _begin(self) -> None:
-        """Start the thread if there is enough data and no other thread is running."""
-        if not _BESIDE.acquire(blocking=False):
-            self._is_direct = True
-            return
-        try:
-            self._writing = start_in_thread(self._write_all)
-        except RuntimeError:
-            # The system cannot start another thread; write the bytes directly.
-            _BESIDE.release()
-            self._is_direct = True
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _write_all(self) -> None:
-        while (pieces := self._waiting.get()) is not None:
-            # After an error the remaining data is discarded, so that the writer does not block.
-            if self._error is None:
-                try:
-                    self._write(pieces)
-                except BaseException as error:  # noqa: BLE001 - raised in the caller by the next call
-                    self._error = error
-
-    def _write(self, pieces: list[bytes]) -> None:
         for first in range(0, len(pieces), _PIECES_OF_A_CALL):
             some = pieces[first : first + _PIECES_OF_A_CALL]
             size = sum(map(len, some))
@@ -238,7 +179,7 @@ class WriteBehind:
             while done < size:
                 done += self._stream.write(b"".join(some)[done:])
             self._written += size
-        if self._written >= _WORTH_A_THREAD_BYTES and self._written - self._begun >= _BEGIN_BYTES:
+        if self._written - self._begun >= _BEGIN_BYTES:
             begin_writing(self._stream.fileno(), self._begun, self._written - self._begun)
             self._begun = self._written
 

@@ -188,9 +188,10 @@ class FsspecFileIO(FileIO):
         """Copy an object within the store."""
         if not isinstance(source, FsspecFileIO) or source._fs is not self._fs or self._has_folders:
             return False
-        with self._accessing("write", path):
+        with self._accessing("write", path), suppress(FileNotFoundError):
             self._fs.cp_file(source._at(source_path), self._at(path))
-        return True
+            return True
+        return False
 
     def delete(self, path: str) -> None:
         """Delete a file; a missing file is not an error."""

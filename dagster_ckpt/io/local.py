@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.access import Guarded, accessing, explained
-from dagster_ckpt.io.durability import WriteBehind, flush, flush_tree, make_folder
+from dagster_ckpt.io.durability import PieceWriter, flush, flush_tree, make_folder
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Listing, Look, no_op
 
 _DELETE_ATTEMPTS = 10
@@ -173,14 +173,14 @@ class LocalFileIO(FileIO):
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file for writing; large ones are written behind."""
+        """Open a new file for writing."""
         target = self.root / path
         where = f"{self.url}/{path}"
         with accessing("write", where):
             changed = make_folder(target.parent)
             with self._new_file(target) as stream:
-                with WriteBehind(stream, self._buffer_bytes) as behind:
-                    yield cast("BinaryIO", Guarded(cast("BinaryIO", behind), where))
+                with PieceWriter(stream, self._buffer_bytes) as pieces:
+                    yield cast("BinaryIO", Guarded(cast("BinaryIO", pieces), where))
                 os.fsync(stream.fileno())
             for folder in (target.parent, *changed):
                 flush(folder)

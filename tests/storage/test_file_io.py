@@ -246,7 +246,9 @@ def test_a_file_of_the_same_storage_is_adopted_or_left_to_be_copied(files: FileI
         files.flush("new")
         files.delete("old/a")
         assert files.read("new/a") == b"data"
+    assert not files.adopt("new/b", files, "none")
     assert not files.adopt("new/b", MemoryFileIO("memory://other"), "none")
+    assert files.size("new/b") is None
 
 
 # Deleting and moving

@@ -1,4 +1,4 @@
-"""Objects on a local disk: bytes that another thread writes, and errors where somebody sees them."""
+"""New files on a local disk: bytes in any number of pieces, and errors where somebody sees them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io import durability as write_behind
+from dagster_ckpt.io import durability
 from dagster_ckpt.io import local as local_space
-from dagster_ckpt.io.durability import WriteBehind
+from dagster_ckpt.io.durability import PieceWriter
 from dagster_ckpt.io.local import LocalFileIO
 
 PIECE = 300 * 1024
 SMALL = 1000
-# So many the caller writes; a thread writes what is more.
-DIRECT = -(-write_behind._WORTH_A_THREAD_BYTES // PIECE)
-# More than may wait for the disk.
-MANY = 20
+# After so many, the kernel is told to begin.
+BEGUN = -(-durability._BEGIN_BYTES // PIECE)
+MANY = 2 * BEGUN + 3
 
 
 @contextmanager
-def writing(path: Path, buffer_bytes: int = 0) -> Iterator[WriteBehind]:
-    with path.open("wb", buffering=0) as stream, WriteBehind(stream, buffer_bytes) as behind:
-        yield behind
+def writing(path: Path, buffer_bytes: int = 0) -> Iterator[PieceWriter]:
+    with path.open("wb", buffering=0) as stream, PieceWriter(stream, buffer_bytes) as writer:
+        yield writer
 
 
 @pytest.fixture
@@ -47,13 +46,13 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return leave
 
 
-@pytest.mark.parametrize("pieces", [0, 1, DIRECT, DIRECT + 1, MANY])
+@pytest.mark.parametrize("pieces", [0, 1, BEGUN, BEGUN + 1, MANY])
 @pytest.mark.parametrize("buffer_bytes", [-1, 0, 1024 * 1024])
 def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffer_bytes: int) -> None:
-    sent = [bytes(SMALL), *(bytes([number]) * PIECE for number in range(pieces)), bytes(SMALL)]
-    with writing(tmp_path / "object", buffer_bytes) as behind:
+    sent = [bytes(SMALL), *(bytes([number % 256]) * PIECE for number in range(pieces)), bytes(SMALL)]
+    with writing(tmp_path / "object", buffer_bytes) as writer:
         for piece in sent:
-            assert behind.write(piece) == len(piece)
+            assert writer.write(piece) == len(piece)
     assert (tmp_path / "object").read_bytes() == b"".join(sent)
 
 
@@ -64,30 +63,30 @@ def test_any_number_of_pieces_is_written_by_few_calls(
 ) -> None:
     sent = [number.to_bytes(2) * size for number in range(2500)]
     room(3)
-    with writing(tmp_path / "object", buffer_bytes) as behind:
-        behind.writelines(sent)
+    with writing(tmp_path / "object", buffer_bytes) as writer:
+        writer.writelines(sent)
     assert (tmp_path / "object").read_bytes() == b"".join(sent)
 
 
 def test_what_a_disk_takes_in_parts_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = [bytes([number]) * PIECE for number in range(MANY)]
+    sent = [bytes([number % 256]) * PIECE for number in range(MANY)]
     monkeypatch.setattr(os, "writev", lambda descriptor, pieces: os.write(descriptor, pieces[0][:SMALL]))
-    with writing(tmp_path / "object") as behind:
-        behind.writelines(sent[:2])
-        behind.writelines(sent[2:])
+    with writing(tmp_path / "object") as writer:
+        writer.writelines(sent[:2])
+        writer.writelines(sent[2:])
     assert (tmp_path / "object").read_bytes() == b"".join(sent)
 
 
 def test_a_buffer_waits_for_as_many_bytes(tmp_path: Path) -> None:
-    with writing(tmp_path / "object", 2 * SMALL) as behind:
-        behind.write(bytes(SMALL))
+    with writing(tmp_path / "object", 2 * SMALL) as writer:
+        writer.write(bytes(SMALL))
         assert (tmp_path / "object").stat().st_size == 0
-        behind.write(bytes(SMALL))
+        writer.write(bytes(SMALL))
         assert (tmp_path / "object").stat().st_size == 2 * SMALL
 
 
 def test_several_files_are_written_at_once(tmp_path: Path) -> None:
-    sent = [bytes([number]) * PIECE for number in range(MANY)]
+    sent = [bytes([number % 256]) * PIECE for number in range(MANY)]
     with ExitStack() as open_files:
         writers = []
         for name in "abc":
@@ -98,51 +97,22 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"".join(sent)] * 3
 
 
-def test_little_is_written_without_a_thread_and_without_telling_the_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(write_behind, "start_in_thread", lambda _work: pytest.fail("a thread for so little"))
-    monkeypatch.setattr(write_behind, "begin_writing", lambda *_range: pytest.fail("a call for so little"))
-    sent = [bytes([number]) * PIECE for number in range(DIRECT - 1)]
-    with writing(tmp_path / "object") as behind:
-        for piece in sent:
-            behind.write(piece)
-    assert (tmp_path / "object").read_bytes() == b"".join(sent)
-
-
-def test_of_much_the_kernel_is_told_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_much_the_kernel_is_told_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(write_behind, "begin_writing", lambda _file, offset, size: told.append((offset, size)))
-    with writing(tmp_path / "object") as behind:
-        for number in range(MANY):
-            behind.write(bytes([number]) * PIECE)
-    assert told == [(0, DIRECT * PIECE), *((number * PIECE, PIECE) for number in range(DIRECT, MANY))]
+    monkeypatch.setattr(durability, "begin_writing", lambda _file, offset, size: told.append((offset, size)))
+    with writing(tmp_path / "object") as writer:
+        for _ in range(MANY):
+            writer.write(bytes(PIECE))
+    assert told == [(0, BEGUN * PIECE), (BEGUN * PIECE, BEGUN * PIECE)]
 
 
-def test_without_a_thread_to_be_had_the_caller_writes_and_the_next_one_may_have_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none_left(_work: Callable[[], None]) -> None:
-        raise RuntimeError("can't start new thread")
-
-    sent = [bytes([number]) * PIECE for number in range(MANY)]
-    with monkeypatch.context() as refused, writing(tmp_path / "object") as behind:
-        refused.setattr(write_behind, "start_in_thread", none_left)
-        for piece in sent:
-            behind.write(piece)
-    assert (tmp_path / "object").read_bytes() == b"".join(sent)
-    assert not write_behind._BESIDE.locked()
-
-
-def write_pieces(path: Path, pieces: int, *, then: type[Exception] | None = None) -> None:
-    with writing(path) as behind:
+def write_pieces(path: Path, pieces: int) -> None:
+    with writing(path) as writer:
         for _ in range(pieces):
-            behind.write(bytes(PIECE))
-        if then is not None:
-            raise then
+            writer.write(bytes(PIECE))
 
 
-@pytest.mark.parametrize("pieces", [1, DIRECT, DIRECT + 1, MANY])
+@pytest.mark.parametrize("pieces", [1, BEGUN, BEGUN + 1, MANY])
 def test_a_full_disk_is_told_before_the_object_counts_as_written(
     tmp_path: Path, room: Callable[[int], None], pieces: int
 ) -> None:
@@ -152,9 +122,14 @@ def test_a_full_disk_is_told_before_the_object_counts_as_written(
 
 
 def test_the_callers_own_error_is_the_one_that_is_reported(tmp_path: Path, room: Callable[[int], None]) -> None:
-    room(DIRECT)
+    def fail() -> None:
+        with writing(tmp_path / "object", 2 * PIECE) as writer:
+            writer.write(bytes(PIECE))
+            raise KeyError
+
+    room(0)
     with pytest.raises(KeyError):
-        write_pieces(tmp_path / "object", DIRECT + 1, then=KeyError)
+        fail()
 
 
 def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(

@@ -105,6 +105,15 @@ class PreflightRecord:
     refused_plan: str | None = None
 
 
+class AlertUntil(StrEnum):
+    """What ends an alert.
+
+    STOPPED: The stream is no longer running.
+    """
+
+    STOPPED = "STOPPED"
+
+
 @dataclass(frozen=True)
 class DesiredRecord:
     """A managed stream.
@@ -118,6 +127,7 @@ class DesiredRecord:
         upgrade: The last upgrade, even if it is over.
         preflight: The last preflight.
         alert: A message that requires attention, until it is resolved.
+        alert_until: What ends the alert by itself; None: another decision about the stream does.
         origin: Who last changed it.
         changed_at_ms: When the desired state last changed.
         broken: Why the row could not be fully read, or None; such a stream is not reconciled.
@@ -134,6 +144,7 @@ class DesiredRecord:
     origin: str
     changed_at_ms: int
     updated_at_ms: int
+    alert_until: AlertUntil | None = None
     broken: str | None = None
 
 
@@ -187,6 +198,7 @@ class DesiredStateRecords:
                 "desired": desired.value if desired is not None else None,
                 "generation": desired_states.c.generation + 1,
                 "alert": None,
+                "alert_until": None,
                 "origin": origin,
                 "changed_at_ms": self._database.now_ms(connection),
             }
@@ -204,6 +216,7 @@ class DesiredStateRecords:
         upgrade: UpgradeRecord | None,
         alert: str | None,
         request_id: str | None,
+        alert_until: AlertUntil | None = None,
         reached: bool = False,
         begins: bool = False,
         lease: LeaseRecord | None = None,
@@ -215,6 +228,7 @@ class DesiredStateRecords:
             upgrade: The current upgrade.
             alert: A message that requires attention, or None.
             request_id: The sensor's last request.
+            alert_until: What ends the alert by itself.
             reached: The desired state is reached.
             begins: An upgrade begins: the generation increases.
             lease: The lease of the stream, if this is the result of work done under it.
@@ -236,6 +250,7 @@ class DesiredStateRecords:
             values = {
                 "upgrade": as_text(_to_keep(upgrade)) if upgrade is not None else None,
                 "alert": alert,
+                "alert_until": alert_until,
                 "request_id": request_id,
                 "generation": row.generation + int(begins),
                 "reached": row.generation if reached else row.reached,
@@ -309,11 +324,12 @@ def _record(row: Row[Any]) -> DesiredRecord:
     preflight = read_dict(values["preflight"], "preflight", troubles)
     try:
         values["desired"] = DesiredState(values["desired"]) if values["desired"] is not None else None
+        values["alert_until"] = AlertUntil(values["alert_until"]) if values["alert_until"] is not None else None
         values["upgrade"] = _upgrade(upgrade) if upgrade is not None else None
         values["preflight"] = PreflightRecord(**preflight) if preflight is not None else None
     except (KeyError, TypeError, ValueError) as error:
         troubles.append(f"not as this version writes it: {error}")
-        values |= {"desired": None, "upgrade": None, "preflight": None}
+        values |= {"desired": None, "upgrade": None, "preflight": None, "alert_until": None}
     return DesiredRecord(**values, broken="; ".join(troubles) or None)
 
 

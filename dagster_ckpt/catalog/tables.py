@@ -236,6 +236,7 @@ desired_states = Table(
     Column("upgrade", Text),
     Column("preflight", Text),
     Column("alert", FreeText),
+    Column("alert_until", String(16)),
     Column("origin", Text, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations import upgrade as upgrades
@@ -25,7 +25,7 @@ from dagster_ckpt.operations.managed_stream import (
     move,
     stay,
 )
-from dagster_ckpt.operations.stopping import NOT_STOPPED, ask_to_stop
+from dagster_ckpt.operations.stopping import ask_to_stop
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 
 _ENDED_BY_HAND = {
@@ -50,8 +50,8 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
         seen: The observed state.
     """
     desired = row.desired or declared
-    if not seen.is_alive and row.alert is not None and row.alert.startswith(NOT_STOPPED):
-        row = replace(row, alert=None)
+    if not seen.is_alive and row.alert_until is AlertUntil.STOPPED:
+        row = replace(row, alert=None, alert_until=None)
     if row.broken is not None:
         return stay(row, f"nothing is done for it: its row cannot be read: {row.broken}")
     under_way = row.upgrade if row.upgrade is not None and not row.upgrade.phase.is_over else None

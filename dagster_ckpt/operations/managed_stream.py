@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import DesiredState
 
@@ -151,6 +151,7 @@ class Decision:
         upgrade: The resulting upgrade record.
         alert: What a user must know, or None.
         request_id: The last request made here.
+        alert_until: What ends the alert by itself.
         actions: The actions, in order; each can be repeated.
         reached: The desired state has been reached.
         begins: An upgrade begins.
@@ -161,19 +162,22 @@ class Decision:
     upgrade: UpgradeRecord | None
     alert: str | None
     request_id: str | None
+    alert_until: AlertUntil | None = None
     actions: tuple[Action, ...] = ()
     reached: bool = False
     begins: bool = False
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """The same decision with further actions and changed values."""
+        """The same decision with further actions and changed values. Nothing ends a new alert by itself."""
+        if "alert" in changes:
+            changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)
 
 
 def stay(row: DesiredRecord, reason: str) -> Decision:
     """Do nothing and keep everything recorded."""
-    return Decision(reason, row.upgrade, row.alert, row.request_id)
+    return Decision(reason, row.upgrade, row.alert, row.request_id, row.alert_until)
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
@@ -192,6 +196,7 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
         moved,
         alert,
         row.request_id if keeps_request else None,
+        row.alert_until if alert is row.alert else None,
         holds_restart=phase not in (UpgradePhase.UPGRADING, UpgradePhase.STABLE),
     )
 

@@ -163,13 +163,14 @@ def step_name(row: DesiredRecord) -> str:
 
 def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
     is_new = decision.reached and row.reached != row.generation
-    after = (decision.upgrade, decision.alert, decision.request_id)
-    if not is_new and not decision.begins and after == (row.upgrade, row.alert, row.request_id):
+    after = (decision.upgrade, decision.alert, decision.alert_until, decision.request_id)
+    if not is_new and not decision.begins and after == (row.upgrade, row.alert, row.alert_until, row.request_id):
         return
     catalog.desired_states.advance(
         row,
         upgrade=decision.upgrade,
         alert=decision.alert,
+        alert_until=decision.alert_until,
         request_id=decision.request_id,
         reached=decision.reached,
         begins=decision.begins,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.operations.managed_stream import STOPPING, Decision, ObservedStream, ask, stay
 from dagster_ckpt.stream.liveness import SILENCE_MS
-
-# Prefix of the alert for a failed stop; the alert is cleared once the stream is no longer running.
-NOT_STOPPED = "it was not stopped: "
 
 
 def ask_to_stop(
@@ -44,7 +41,7 @@ def ask_to_stop(
         waits = f"waits for the answer to {request.kind.value}" if is_open else "waits until its run is over"
         waiting = stay(row, f"{reason}: {waits}")
         late = overdue(seen, timeout_ms)
-        return waiting if late is None else waiting.with_changes(alert=late)
+        return waiting if late is None else waiting.with_changes(alert=late, alert_until=AlertUntil.STOPPED)
     why = f"{request.kind.value} came to nothing ({request.error or 'an execution began after it'})"
     return ask(row, f"{reason}: {why}", f"{step} {execution.execution_id}", again)
 
@@ -81,8 +78,8 @@ def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
     life = "gives no sign of life, though its run or its lease goes on" if is_silent else "gives signs of life"
     process = f"process {execution.pid} on {execution.host}"
     return (
-        f"{NOT_STOPPED}{found}; {process}, of run {execution.run_id}, {life}. Look into that run's log, then terminate "
-        "the run, by force where it does not react, or end the process: what the query has committed is kept."
+        f"it was not stopped: {found}; {process}, of run {execution.run_id}, {life}. Look into that run's log, then "
+        "terminate the run, by force where it does not react, or end the process: what the query has committed is kept."
     )
 
 

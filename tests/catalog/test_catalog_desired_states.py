@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.desired_states import PreflightRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.desired_states import AlertUntil, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import EventType, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.policies.upgrade import UpgradeMode
@@ -57,11 +57,14 @@ def test_the_definition_decides_where_a_person_left_it_to_it(catalog: Catalog) -
 def test_the_progress_of_an_upgrade_is_kept_and_told_once(catalog: Catalog) -> None:
     row = catalog.desired_states.put("orders", DesiredState.RUNNING, origin="anna")
     for _ in range(2):
-        assert catalog.desired_states.advance(row, upgrade=UPGRADE, alert="look", request_id="r", reached=True)
+        assert catalog.desired_states.advance(
+            row, upgrade=UPGRADE, alert="look", alert_until=AlertUntil.STOPPED, request_id="r", reached=True
+        )
 
     kept = catalog.desired_states.find("orders")
     assert kept is not None
     assert (kept.upgrade, kept.alert, kept.request_id, kept.reached) == (UPGRADE, "look", "r", row.generation)
+    assert kept.alert_until is AlertUntil.STOPPED
     assert events(catalog)[1:] == [EventType.UPGRADE_CHANGED, EventType.ALERT]
 
 

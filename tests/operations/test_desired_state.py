@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.catalog.desired_states import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
@@ -54,6 +54,8 @@ def test_what_follows(case: dict[str, Any]) -> None:
     if "to_version" in then:
         assert upgrade is not None
         assert upgrade.to_version == then["to_version"]
+    if "until" in then:
+        assert decision.alert_until is AlertUntil(then["until"]), decision
     if then.get("alert") is not None:
         assert re.search(then["alert"], decision.alert or ""), decision
     else:
@@ -64,6 +66,7 @@ def _row(case: dict[str, Any]) -> DesiredRecord:
     given = dict(case.get("row", {}))
     upgrade = case.get("upgrade")
     preflight = given.pop("preflight", None)
+    until = given.pop("alert_until", None)
     desired = _desired(given.pop("desired", "RUNNING"))
     facts = {"generation": 3, "reached": 2, "request_id": "r", "alert": None, "changed_at_ms": 1000, **given}
     return DesiredRecord(
@@ -73,6 +76,7 @@ def _row(case: dict[str, Any]) -> DesiredRecord:
         preflight=_preflight(preflight) if preflight is not None else None,
         origin="a test",
         updated_at_ms=facts["changed_at_ms"],
+        alert_until=AlertUntil(until) if until is not None else None,
         **facts,
     )
 

@@ -65,6 +65,7 @@ def upgrade() -> None:
         sa.Column("upgrade", sa.Text(), nullable=True),
         sa.Column("preflight", sa.Text(), nullable=True),
         sa.Column("alert", sa.Text(), nullable=True),
+        sa.Column("alert_until", sa.String(length=16), nullable=True),
         sa.Column("origin", sa.Text(), nullable=False),
         sa.Column("changed_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("updated_at_ms", sa.BigInteger(), nullable=False),

@@ -130,6 +130,9 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.sensors.supervisor_sensor import (
         build_supervisor_sensor,
     )
+    from dagster_ckpt.orchestration.translator import (
+        StreamTranslator,
+    )
     from dagster_ckpt.policies.restart_strategies import (
         RestartStrategies,
         RestartStrategyConfiguration,
@@ -234,6 +237,7 @@ _MODULES = {
     ),
     "orchestration.sensors.catalog_sensor": ("build_catalog_sensor",),
     "orchestration.sensors.supervisor_sensor": ("build_supervisor_sensor",),
+    "orchestration.translator": ("StreamTranslator",),
     "policies.restart_strategies": (
         "RestartStrategies",
         "RestartStrategyConfiguration",
@@ -292,6 +296,7 @@ __all__ = [
     "StreamResource",
     "StreamRunConfig",
     "StreamSpec",
+    "StreamTranslator",
     "StreamingAsset",
     "StreamsComponent",
     "TimeCharacteristic",

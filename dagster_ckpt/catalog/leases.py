@@ -51,7 +51,7 @@ class LeaseRecords:
             now_ms = self._database.now_ms(connection)
             before = _record(row, now_ms) if row.execution_id is not None else None
             if before is not None and not before.expired and before.token != take_over:
-                raise LeaseHeldError(_held(before, now_ms))
+                raise LeaseHeldError(lease_held_message(before, now_ms))
             values = {
                 **asdict(holder),
                 "token": max(row.token, above) + 1,
@@ -174,9 +174,10 @@ def _holder(lease: LeaseRecord) -> str:
     return f"token {lease.token}, run {lease.run_id} (process {lease.pid} on {lease.host})"
 
 
-def _held(lease: LeaseRecord, now_ms: int) -> str:
+def lease_held_message(lease: LeaseRecord, now_ms: int) -> str:
+    """Why a stream cannot be started: who writes it."""
     return (
         f"Stream {lease.stream_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
-        f"whose lease lasts {(lease.expires_at_ms - now_ms) / 1000:.0f} s more unless it is renewed. A streaming "
-        "stream has one writer: terminate that run, or wait until it has ended."
+        f"whose lease lasts {(lease.expires_at_ms - now_ms) / 1000:.0f} s more unless it is renewed. A stream "
+        "has one writer: terminate that run, or wait until it has ended."
     )

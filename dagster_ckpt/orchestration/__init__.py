@@ -47,6 +47,7 @@ from dagster_ckpt.orchestration.resources.settings import (
 from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.version import __version__
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "StreamResource",
     "StreamRunConfig",
     "StreamSpec",
+    "StreamTranslator",
     "StreamingAsset",
     "StreamsComponent",
     "UpgradeSettings",

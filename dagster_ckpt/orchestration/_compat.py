@@ -28,6 +28,7 @@ __all__ = [
     "UnresolvedAssetJobDefinition",
     "asset_graph_of",
     "capture_interrupts",
+    "changed_fields",
     "check_captured_interrupt",
     "latest_check_evaluations",
     "plan_outside_runs",
@@ -74,6 +75,29 @@ def latest_check_evaluations(
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
     return found
+
+
+def changed_fields(
+    definition: dg.ResourceDefinition, given: Mapping[str, object], kinds: tuple[type, ...]
+) -> list[str]:
+    """The fields to which a run's config gives another value than the code location, for resources of some classes.
+
+    Args:
+        definition: A resource of the run's job.
+        given: What the run's config says of it.
+        kinds: The classes of the resources to compare.
+    """
+    kind = getattr(definition, "configurable_resource_cls", None)
+    if not isinstance(kind, type) or not issubclass(kind, kinds):
+        return []
+    field = definition.config_field
+    if field is None or not field.default_provided:
+        # The code location leaves it to each run (`configure_at_launch`).
+        return []
+    config = given.get("config")
+    if not isinstance(config, Mapping):
+        return []
+    return [name for name, value in config.items() if value != field.default_value.get(name)]
 
 
 def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:

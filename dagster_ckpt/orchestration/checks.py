@@ -11,7 +11,8 @@ from dagster_ckpt.operations.health_facts import health_facts
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.orchestration._compat import latest_check_evaluations
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources.resources import catalog_of
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
 from dagster_ckpt.stream.handle import wall_clock_ms
 
 VERDICT_KEY = "dagster_ckpt/verdict"
@@ -65,7 +66,7 @@ def build_health_sensor(
     checks: Sequence[HealthCheck] = tuple(HealthCheck),
     facts_besides: FactsBesides | None = None,
     repeat_after_seconds: int = DAY_S,
-    name: str = "checkpoint_health_sensor",
+    name: str | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
@@ -82,24 +83,27 @@ def build_health_sensor(
         checks: As in `build_health_checks`.
         facts_besides: As in `build_health_checks`; it must be fast.
         repeat_after_seconds: After this time an unchanged result is reported again.
-        name: Name of the sensor.
+        name: Name of the sensor; default: `checkpoint_health_sensor`, as the streams' translator names it.
         minimum_interval_seconds: Minimum time between two evaluations.
         default_status: Whether the sensor is on by default.
     """
+    translator = translator_of(streams)
+    catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
     ordered = sorted(streams, key=lambda stream: stream.stream_id)
 
     @dg.sensor(
-        name=name,
+        name=name or translator.get_sensor_name("checkpoint_health_sensor"),
+        required_resource_keys={catalog_key},
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description="Evaluates the health checks of streaming assets: " + ", ".join(checks) + ".",
     )
     def checkpoint_health_sensor(
-        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+        context: dg.SensorEvaluationContext,
     ) -> dg.SensorResult:
         begin = _cursor(context.cursor) % max(len(ordered), 1)
         looked_at = ordered[begin : begin + STREAMS_PER_TICK]
-        catalog = checkpoint_catalog.catalog()
+        catalog = catalog_of(context, catalog_key)
         findings = _findings(
             catalog,
             [(stream, _settings_of(stream, settings)) for stream in looked_at],
@@ -134,6 +138,8 @@ def _checks_of(
 ) -> dg.AssetChecksDefinition:
     summary = f"The stream is well, as the checks of {stream.key.to_user_string()} say, which it writes as well."
 
+    catalog_key = stream.translator.get_resource_key(CHECKPOINT_CATALOG)
+
     @dg.multi_asset_check(
         name="__".join([*stream.key.path, "health"]),
         specs=[
@@ -141,10 +147,10 @@ def _checks_of(
             *(dg.AssetCheckSpec(OF_FURTHER_ASSETS, asset=key, description=summary) for key in stream.keys[1:]),
         ],
         can_subset=True,
-        required_resource_keys={"checkpoint_catalog"},
+        required_resource_keys={catalog_key},
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        catalog = context.resources.checkpoint_catalog.catalog()
+        catalog = catalog_of(context, catalog_key)
         for _, found in _findings(catalog, [(stream, settings)], checks, facts_besides, now_ms=catalog.now_ms()):
             for evaluation in _evaluations(stream, found):
                 if evaluation.asset_check_key in context.selected_asset_check_keys:

@@ -22,6 +22,7 @@ from dagster_ckpt.orchestration.jobs.schedules import (
 )
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.orchestration.translator import translator_of
 
 
 def stream_definitions(
@@ -36,7 +37,8 @@ def stream_definitions(
     """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
 
     The code location must provide the resources `pyspark`, `checkpoint_storage`, `state_backend`
-    and `checkpoint_catalog`.
+    and `checkpoint_catalog`, or those that the streams' translator names instead. A code location
+    may merge several calls, whose streams then need translators with different prefixes.
 
     Args:
         streams: The streams, created by `streaming_asset`, `streaming_multi_asset` or
@@ -51,7 +53,8 @@ def stream_definitions(
         health_checks: The health checks to define.
 
     Raises:
-        OptionError: Two streams share a stream id, or a schedule names an unknown stream id.
+        OptionError: Two streams share a stream id or the name of their start job, they have different
+            translators, or a schedule names an unknown stream id.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
@@ -63,32 +66,40 @@ def stream_definitions(
             "state of "
             "one stream; give each its own."
         )
-    operator_jobs = {job.name: job for job in build_operator_jobs(streams)}
-    retention_jobs = {job.name: job for job in build_retention_jobs(streams)}
-    retention_job = retention_jobs["apply_retention_job"]
-    desired_state_jobs = {job.name: job for job in build_desired_state_jobs(streams)}
-    inspection_jobs = {job.name: job for job in build_inspection_jobs(streams)}
+    _refuse_equal_start_jobs(streams)
+    translator = translator_of(streams)
+    jobs = {
+        job.name: job
+        for build in (
+            build_operator_jobs,
+            build_desired_state_jobs,
+            build_retention_jobs,
+            build_rewind_jobs,
+            build_inspection_jobs,
+        )
+        for job in build(streams)
+    }
+    overview_job = build_overview_job(streams)
+    retention_job = jobs[translator.get_job_name("apply_retention_job")]
+    roll_back_job = jobs[translator.get_job_name(ROLL_BACK_JOB)]
+    verification_job = jobs[translator.get_job_name("verify_snapshots_job")]
+    savepoint_job = jobs[translator.get_job_name("trigger_savepoint_job")]
     schedules = [
         build_housekeeping_schedule(streams, retention_job),
-        build_verification_schedule(streams, inspection_jobs["verify_snapshots_job"]),
+        build_verification_schedule(streams, verification_job),
     ]
     for stream_id, wanted in (savepoint_schedules or {}).items():
         if stream_id not in by_stream_id:
             raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
-        savepoint_job = operator_jobs["trigger_savepoint_job"]
         schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, **vars(periodic)))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
     return dg.Definitions(
         assets=[stream.asset for stream in writers],
         jobs=[
             *(stream.start_job for stream in streams if stream.start_job is not None),
-            *operator_jobs.values(),
-            *desired_state_jobs.values(),
-            *retention_jobs.values(),
-            *build_rewind_jobs(streams),
-            *inspection_jobs.values(),
-            build_overview_job(streams),
+            *jobs.values(),
+            overview_job,
             *([downstream] if downstream is not None else []),
         ],
         sensors=[
@@ -98,9 +109,23 @@ def stream_definitions(
                 downstream_interval_seconds=downstream_interval_seconds,
                 report_interval_seconds=report_interval_seconds,
             ),
-            build_supervisor_sensor(streams, retention_job, desired_state_jobs[ROLL_BACK_JOB]),
+            build_supervisor_sensor(streams, retention_job, roll_back_job),
             build_health_sensor(writers, settings=health, checks=health_checks),
         ],
         asset_checks=build_health_checks(writers, settings=health, checks=health_checks),
         schedules=schedules,
     )
+
+
+def _refuse_equal_start_jobs(streams: Sequence[Stream]) -> None:
+    by_job: dict[str, Stream] = {}
+    for stream in streams:
+        if stream.start_job is None:
+            continue
+        first = by_job.setdefault(stream.start_job.name, stream)
+        if first is not stream:
+            raise OptionError(
+                f"Streams {first.stream_id!r} and {stream.stream_id!r} both have the start job "
+                f"{stream.start_job.name!r}. Name one of the assets otherwise, or override "
+                "StreamTranslator.get_start_job_name."
+            )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.leases import lease_held_message
 from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
 from dagster_ckpt.catalog.transitions import log_transition
@@ -76,6 +77,24 @@ def acquire(
             if present is None or is_over or interrupted() or not holder_is_over(present):
                 raise
         time.sleep(0.5)
+
+
+def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: HolderIsOver) -> None:
+    """Refuse a start before anything slow, such as starting Spark, if a live run writes the stream.
+
+    Nothing is acquired: `acquire` decides.
+
+    Args:
+        catalog: The catalog that keeps the lease.
+        stream_id: The stream to start.
+        holder_is_over: As in `acquire`.
+
+    Raises:
+        LeaseHeldError: A live execution holds the lease, and its run is not recorded as finished.
+    """
+    present = catalog.leases.current(stream_id)
+    if present is not None and is_held(present) and not holder_is_over(present):
+        raise LeaseHeldError(lease_held_message(present, catalog.now_ms()))
 
 
 def has_living_holder(catalog: Catalog, stream_id: str) -> bool:

@@ -13,12 +13,12 @@ import dagster as dg
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.operations.launch import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.assets.streaming_asset import arguments_of
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver
+from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, StreamTranslator
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
-
-RESOURCES = frozenset({"checkpoint_storage", "state_backend", "checkpoint_catalog"})
 
 
 def external_streaming_asset(
@@ -36,6 +36,7 @@ def external_streaming_asset(
     tags: Mapping[str, str] | None = None,
     code_version: str | None = None,
     owners: Sequence[str] | None = None,
+    translator: StreamTranslator | None = None,
 ) -> StreamingAsset:
     """Declare a streaming asset whose query runs in a process that outlives every Dagster run.
 
@@ -56,6 +57,7 @@ def external_streaming_asset(
         tags: As in `dagster.asset`.
         code_version: As in `dagster.asset`.
         owners: As in `dagster.asset`.
+        translator: As in `streaming_asset`.
 
     Raises:
         OptionError: An option or the stream id is not valid.
@@ -67,29 +69,31 @@ def external_streaming_asset(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    key = dg.AssetKey([*([key_prefix] if isinstance(key_prefix, str) else key_prefix or []), name])
-    spec = StreamSpec.of(
-        stream_id or ".".join(key.path), checkpointing=checkpointing, restart_strategy=restart_strategy
+    names = translator or StreamTranslator()
+    asset = names.get_asset_spec(
+        dg.AssetSpec(
+            [*([key_prefix] if isinstance(key_prefix, str) else key_prefix or []), name],
+            deps=deps,
+            group_name=group_name,
+            description=description,
+            metadata=metadata,
+            tags=tags,
+            code_version=code_version,
+            owners=owners,
+            kinds={"spark", "streaming"},
+        )
     )
-    described: dict[str, Any] = {
-        "deps": deps,
-        "group_name": group_name,
-        "description": description,
-        "metadata": metadata,
-        "tags": tags,
-        "code_version": code_version,
-        "owners": owners,
-        "kinds": {"spark", "streaming"},
-    }
+    spec = StreamSpec.of(
+        stream_id or ".".join(asset.key.path), checkpointing=checkpointing, restart_strategy=restart_strategy
+    )
     if launch is None:
-        outside = dg.AssetsDefinition(specs=[dg.AssetSpec(key, **described)])
-        return StreamingAsset.of(outside, spec, runs_externally=True)
+        outside = dg.AssetsDefinition(specs=[asset])
+        return StreamingAsset.of(outside, spec, runs_externally=True, translator=names)
     holder: list[StreamingAsset] = []
 
     decorate: Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition] = dg.asset(
-        key=key,
-        **described,
-        required_resource_keys=set(RESOURCES),
+        **arguments_of(asset),
+        required_resource_keys=names.keys_of(OPERATOR_RESOURCES),
         config_schema=DriverRunConfig.to_config_schema().as_field(),
         op_tags=STREAM_TAGS,
         # The catalog sensor reports each checkpoint; the end of a run is not another
@@ -100,5 +104,5 @@ def external_streaming_asset(
     def launched(context: dg.AssetExecutionContext) -> Iterator[Any]:
         yield from run_driver(context, holder[0], launch)
 
-    holder.append(StreamingAsset.of(decorate(launched), spec, runs_externally=True))
+    holder.append(StreamingAsset.of(decorate(launched), spec, runs_externally=True, translator=names))
     return holder[0]

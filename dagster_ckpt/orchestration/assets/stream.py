@@ -15,6 +15,7 @@ from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.naming import policy_name
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
@@ -131,19 +132,23 @@ class Stream:
     Attributes:
         spec: The stream.
         name: Name of the op that runs it, and of the query in Spark.
+        untranslated_name: The same without a translator.
         keys: The assets it writes; each completed snapshot is reported on all of them. Empty for an op
             outside assets.
         code_version: Version of the code that defines the query, if given.
         start_job: The Dagster job that runs it; None if something outside Dagster starts it.
         runs_externally: Whether its query runs in a process that outlives the runs of its start job.
+        translator: Names its jobs, sensors and schedules, and says which resources it uses.
     """
 
     spec: StreamSpec
     name: str
+    untranslated_name: str
     keys: tuple[dg.AssetKey, ...]
     code_version: str | None
     start_job: UnresolvedAssetJobDefinition | dg.JobDefinition | None
     runs_externally: bool = False
+    translator: StreamTranslator = field(default_factory=StreamTranslator)
 
     @property
     def stream_id(self) -> str:
@@ -196,17 +201,27 @@ class StreamingAsset(Stream):
         return self.keys[0]
 
     @staticmethod
-    def of(asset: dg.AssetsDefinition, spec: StreamSpec, *, runs_externally: bool = False) -> StreamingAsset:
+    def of(
+        asset: dg.AssetsDefinition,
+        spec: StreamSpec,
+        *,
+        runs_externally: bool = False,
+        translator: StreamTranslator | None = None,
+        name: str | None = None,
+    ) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
         Args:
             asset: The definition; the metadata of `spec` is added to it.
             spec: The stream that its op runs.
             runs_externally: Whether the query runs in a process that outlives the runs of its start job.
+            translator: Names its jobs, sensors and schedules, and says which resources it uses.
+            name: Name of its op without a translator; default: the op's.
 
         Raises:
             OptionError: Its outputs have different code versions, although one query has one code.
         """
+        translator = translator or StreamTranslator()
         told = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
         keys = tuple(each.key for each in told.specs)
         versions = {each.code_version for each in told.specs}
@@ -216,22 +231,24 @@ class StreamingAsset(Stream):
                 "writes "
                 "them all. Give every spec the same code_version."
             )
+        op_name = told.op.name if told.is_executable else "__".join(keys[0].path)
+        base = keys[0].path[-1] if len(keys) == 1 else name or op_name
         return StreamingAsset(
             spec=spec,
-            name=told.op.name if told.is_executable else "__".join(keys[0].path),
+            name=op_name,
+            untranslated_name=name or op_name,
             keys=keys,
             code_version=versions.pop(),
-            start_job=_start_job(told, spec, keys) if told.is_executable else None,
+            start_job=_start_job(spec, translator.get_start_job_name(base), keys) if told.is_executable else None,
             runs_externally=runs_externally,
+            translator=translator,
             asset=told,
         )
 
 
-def _start_job(
-    asset: dg.AssetsDefinition, spec: StreamSpec, keys: tuple[dg.AssetKey, ...]
-) -> UnresolvedAssetJobDefinition:
+def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
-        f"{keys[0].path[-1] if len(keys) == 1 else asset.op.name}_stream",
+        name,
         # The sensor evaluates the health checks; here they would run when the stream ends.
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",

@@ -18,6 +18,7 @@ from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import (
     CheckpointSettings,
     RestartSettings,
@@ -25,6 +26,7 @@ from dagster_ckpt.orchestration.resources.settings import (
     UpgradeSettings,
 )
 from dagster_ckpt.orchestration.runs.run_status import refuse_retry_policy
+from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
 from dagster_ckpt.policies.upgrade import UpgradePolicy
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "RESOURCES",
     "StreamFunction",
     "StreamRunConfig",
     "StreamingAsset",
@@ -42,9 +43,8 @@ __all__ = [
     "streaming_multi_asset",
 ]
 
-# The names of the resources that a streaming asset requires.
-RESOURCES = frozenset({"pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog"})
 # Default kinds of an asset.
+KIND_TAG_PREFIX = "dagster/kind/"
 KINDS = frozenset({"spark", "streaming"})
 
 StreamFunction = Callable[..., "DataStreamWriter"]
@@ -70,6 +70,7 @@ def streaming_asset(
     owners: Sequence[str] | None = None,
     freshness_policy: dg.FreshnessPolicy | None = None,
     pool: str | None = None,
+    translator: StreamTranslator | None = None,
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make a streaming asset of a function that returns an unstarted `DataStreamWriter`.
 
@@ -112,6 +113,8 @@ def streaming_asset(
         freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint
             interval.
         pool: As in `dagster.asset`.
+        translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of
+            resources; default: `StreamTranslator()`, the names on these pages.
 
     Raises:
         OptionError: An option or the stream id is not valid, or the function has no parameters.
@@ -132,30 +135,35 @@ def streaming_asset(
     # Validate what does not depend on the function here, so that the traceback points to the
     # decorator.
     declared("anything")
+    names = translator or StreamTranslator()
 
     def decorate(function: StreamFunction) -> StreamingAsset:
-        asset_name = name or function.__name__
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
-        spec = declared(stream_id or ".".join([*prefix, asset_name]))
+        translated = names.get_asset_spec(
+            dg.AssetSpec(
+                [*prefix, name or function.__name__],
+                deps=deps,
+                group_name=group_name,
+                description=description or inspect.getdoc(function),
+                metadata=metadata,
+                tags=tags,
+                kinds=set(KINDS if kinds is None else kinds),
+                code_version=code_version,
+                owners=owners,
+                freshness_policy=freshness_policy,
+            )
+        )
+        spec = declared(stream_id or ".".join(translated.key.path))
         asset = dg.asset(
-            name=asset_name,
-            key_prefix=prefix or None,
-            deps=deps,
-            group_name=group_name,
-            description=description or inspect.getdoc(function),
-            metadata=metadata,
-            tags=tags,
-            kinds=set(KINDS if kinds is None else kinds),
-            code_version=code_version,
-            owners=owners,
-            freshness_policy=freshness_policy or default_freshness(spec.options),
+            **arguments_of(translated),
+            freshness_policy=translated.freshness_policy or default_freshness(spec.options),
             pool=pool,
             # The catalog sensor reports each checkpoint; the end of a run is not another
             # materialization.
             output_required=False,
-            **_of_the_op(function),
-        )(_op_function(function, spec))
-        return StreamingAsset.of(asset, spec)
+            **_of_the_op(function, names),
+        )(_op_function(function, spec, names))
+        return StreamingAsset.of(asset, spec, translator=names)
 
     return decorate
 
@@ -173,6 +181,7 @@ def streaming_multi_asset(
     description: str | None = None,
     code_version: str | None = None,
     pool: str | None = None,
+    translator: StreamTranslator | None = None,
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make several assets of one query, for example one whose `foreachBatch` writes several tables.
 
@@ -193,6 +202,7 @@ def streaming_multi_asset(
         description: Description of the op; default: the function's docstring.
         code_version: Version of the query's code, for every spec.
         pool: As in `dagster.multi_asset`.
+        translator: As in `streaming_asset`; it chooses each of the specs.
 
     Raises:
         OptionError: An option or the stream id is not valid, there are no specs, one has partitions or
@@ -212,6 +222,7 @@ def streaming_multi_asset(
         stall_timeout_ms=stall_timeout_ms,
     )
     declared("anything")
+    names = translator or StreamTranslator()
 
     def decorate(function: StreamFunction) -> StreamingAsset:
         op_name = name or function.__name__
@@ -221,15 +232,30 @@ def streaming_multi_asset(
                 f"streaming_multi_asset {op_name}: specs is empty. Name the assets that the query writes."
             )
         asset = dg.multi_asset(
-            name=op_name,
-            specs=[_output_of_a_stream(each, spec, code_version) for each in specs],
+            name=names.get_op_name(op_name),
+            specs=[_output_of_a_stream(names.get_asset_spec(each), spec, code_version) for each in specs],
             description=description or inspect.getdoc(function),
             pool=pool,
-            **_of_the_op(function),
-        )(_op_function(function, spec))
-        return StreamingAsset.of(asset, spec)
+            **_of_the_op(function, names),
+        )(_op_function(function, spec, names))
+        return StreamingAsset.of(asset, spec, translator=names, name=op_name)
 
     return decorate
+
+
+def arguments_of(spec: dg.AssetSpec) -> dict[str, Any]:
+    """An asset spec as arguments of `dagster.asset`."""
+    return {
+        "key": spec.key,
+        "deps": spec.deps,
+        "group_name": spec.group_name,
+        "description": spec.description,
+        "metadata": spec.metadata,
+        "tags": {name: value for name, value in spec.tags.items() if not name.startswith(KIND_TAG_PREFIX)},
+        "kinds": spec.kinds,
+        "code_version": spec.code_version,
+        "owners": spec.owners,
+    }
 
 
 def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: str | None) -> dg.AssetSpec:
@@ -249,9 +275,9 @@ def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: s
     )
 
 
-def _of_the_op(function: StreamFunction) -> dict[str, Any]:
+def _of_the_op(function: StreamFunction, translator: StreamTranslator) -> dict[str, Any]:
     return {
-        "required_resource_keys": set(RESOURCES | set(_resources(function))),
+        "required_resource_keys": translator.keys_of(RESOURCES | set(_resources(function))),
         "config_schema": StreamRunConfig.to_fields_dict(),
         "op_tags": STREAM_TAGS,
     }
@@ -267,8 +293,10 @@ def _resources(function: StreamFunction) -> list[str]:
     return parameters[1:]
 
 
-def _op_function(function: StreamFunction, spec: StreamSpec) -> Callable[[dg.AssetExecutionContext], Iterator[Any]]:
-    resources = _resources(function)
+def _op_function(
+    function: StreamFunction, spec: StreamSpec, translator: StreamTranslator
+) -> Callable[[dg.AssetExecutionContext], Iterator[Any]]:
+    keys = {each: translator.get_resource_key(each) for each in _resources(function)}
 
     def streaming(context: dg.AssetExecutionContext) -> Iterator[Any]:
         # Imported here: only a run needs Spark, not the definition of an asset.
@@ -277,8 +305,8 @@ def _op_function(function: StreamFunction, spec: StreamSpec) -> Callable[[dg.Ass
         yield from run_stream(
             context,
             spec,
-            context.resources,
-            lambda: function(context, **{each: getattr(context.resources, each) for each in resources}),
+            DeploymentResources.of(context.resources, translator),
+            lambda: function(context, **{each: getattr(context.resources, key) for each, key in keys.items()}),
             check=refuse_retry_policy,
         )
 

@@ -25,6 +25,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     SparkSessionResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.translator import StreamTranslator
 
 
 class StreamResources(dg.Resolvable, dg.Model):
@@ -47,8 +48,8 @@ class StreamResources(dg.Resolvable, dg.Model):
         describe("The SQL catalog of streams, snapshots and events."),
     ] = None
 
-    def named(self) -> Mapping[str, Any]:
-        """The resources by the names that streams require."""
+    def given(self) -> Mapping[str, Any]:
+        """The resources that are given here, by what they are."""
         found = {
             "pyspark": SparkSessionResource(spark_config=as_text(self.spark_config))
             if self.spark_config is not None
@@ -100,11 +101,11 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
 class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     """Streams with Flink-grade checkpoints: assets, start jobs, operator jobs, sensors and schedules.
 
-    Use one per code location, because its sensors supervise all streams. List streams that you
-    define in Python in `declared_in_python`.
+    Its sensors supervise the streams that it declares, and no others. With several in one project,
+    give each a `name_prefix`. List streams that you define in Python in `declared_in_python`.
     """
 
-    streams: Annotated[Sequence[StreamDeclaration], describe("The streams of this code location.")] = ()
+    streams: Annotated[Sequence[StreamDeclaration], describe("The streams.")] = ()
     declared_in_python: Annotated[
         Sequence[str],
         describe(
@@ -122,6 +123,21 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         StreamResources | None,
         describe("Resources of the streams. Default: those of the code location, under the same names."),
     ] = None
+    name_prefix: Annotated[
+        str | None,
+        describe(
+            "Comes before the names of jobs, sensors, schedules and ops, and before the keys of the resources that "
+            "are given here, with an underscore. Several components in one project need different ones. Default: no "
+            "prefix."
+        ),
+    ] = None
+    resource_keys: Annotated[
+        Mapping[str, str],
+        describe(
+            "Keys of the resources pyspark, checkpoint_storage, state_backend and checkpoint_catalog, where they "
+            "differ from these names."
+        ),
+    ] = {}
 
     @classmethod
     def model(cls) -> type[BaseModel]:
@@ -141,6 +157,16 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         """Adds `{{ env_var('NAME') }}` to the template scope; only runs see its value."""
         return {"env_var": dg.EnvVar}
 
+    def translator(self) -> StreamTranslator:
+        """The names of everything that the component defines.
+
+        Raises:
+            OptionError: The prefix or a resource is not valid.
+        """
+        given = self.resources.given() if self.resources is not None and self.name_prefix is not None else {}
+        prefixed = {name: f"{self.name_prefix}_{name}" for name in given}
+        return StreamTranslator(self.name_prefix, {**prefixed, **self.resource_keys})
+
     def all_streams(self) -> list[Stream]:
         """Every stream declared here.
 
@@ -154,7 +180,8 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
                     f"declared_in_python names {path!r}, which is no stream but a {type(stream).__name__}. Name what "
                     "streaming_asset, streaming_multi_asset, external_streaming_asset or declare_stream returned."
                 )
-        return [*(declared.stream() for declared in self.streams), *further]
+        translator = self.translator()
+        return [*(declared.stream(translator) for declared in self.streams), *further]
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
         """Build the definitions of all streams."""
@@ -176,4 +203,6 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         )
         if self.resources is None:
             return definitions
-        return dg.Definitions.merge(definitions, dg.Definitions(resources=self.resources.named()))
+        translator = self.translator()
+        resources = {translator.get_resource_key(name): resource for name, resource in self.resources.given().items()}
+        return dg.Definitions.merge(definitions, dg.Definitions(resources=resources))

@@ -15,6 +15,7 @@ from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, 
 from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.policies.written import read_retention
 
@@ -232,13 +233,17 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
             )
         return self
 
-    def stream(self) -> StreamingAsset:
+    def stream(self, translator: StreamTranslator | None = None) -> StreamingAsset:
         """Create the streaming assets.
+
+        Args:
+            translator: Names the jobs, sensors and schedules around them, and their op.
 
         Raises:
             OptionError: An import path cannot be resolved, or one query cannot write the assets.
         """
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)
+        translator = translator or StreamTranslator()
         specs = list(self.assets) if self.assets else [dg.AssetSpec(self.name)]
         if self.freshness is not None:
             specs = [spec.replace_attributes(freshness_policy=self.freshness.policy()) for spec in specs]
@@ -247,6 +252,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
             specs=specs,
             name=self.name,
             stream_id=self.stream_id,
+            translator=translator,
             checkpointing=self.checkpointing,
             restart_strategy=self.restart,
             desired_state=self.desired_state,

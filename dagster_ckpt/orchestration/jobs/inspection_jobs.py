@@ -12,13 +12,11 @@ from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.operations.doctor import StreamExamination
 from dagster_ckpt.operations.verification import ALL, LATEST, SnapshotVerification
-from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
-    RESOURCES,
     STREAM_ID,
-    client_of,
+    StreamOps,
     errors_as_failure,
-    job_of_op,
     markdown_table,
 )
 from dagster_ckpt.stream.lease import has_living_holder
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-SPARK_RESOURCE = "pyspark"
 SNAPSHOT = f"{LATEST} (the newest snapshot), {ALL}, or the id, number (chk-7), label or location of a snapshot."
 
 
@@ -65,12 +62,13 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, which is separate because it
         starts Spark.
     """
+    ops = StreamOps(streams)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def doctor(context: dg.OpExecutionContext, config: DoctorConfigSchema) -> dict[str, Any]:
         """Diagnose a stream's live directory: what is wrong, how far back it is intact, which snapshot to use."""
         with errors_as_failure():
-            examination = client_of(context, streams).doctor(
+            examination = ops.client(context, config.stream_id).doctor(
                 config.stream_id,
                 directory=config.directory,
                 deep=config.deep,
@@ -88,7 +86,7 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context: dg.OpExecutionContext, config: VerifyConfigSchema, spark: "SparkSession | None" = None
     ) -> list[dict[str, Any]]:
         with errors_as_failure():
-            client = client_of(context, streams)
+            client = ops.client(context, config.stream_id)
             verified = client.verify(config.stream_id, config.snapshot, deep=config.deep, spark=spark)
         metadata = verification_metadata(verified)
         broken = [item for item in verified if not item.passed]
@@ -103,20 +101,20 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(metadata)
         return [item.as_record() for item in verified]
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def verify_snapshots(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
         """Prove that snapshots can be restored: check every byte and every file that a resume needs."""
         return verify(context, config)
 
-    @dg.op(required_resource_keys=RESOURCES | {SPARK_RESOURCE})
+    @ops.op_with_spark
     def verify_state(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
         """Prove that snapshots can be restored, and read the state of every operator with Spark."""
-        return verify(context, config, context.resources.pyspark.spark_session)
+        return verify(context, config, ops.resources(context).spark_session)
 
     return [
-        job_of_op("doctor_job", doctor),
-        job_of_op("verify_snapshots_job", verify_snapshots),
-        job_of_op("verify_state_job", verify_state),
+        ops.job(doctor),
+        ops.job(verify_snapshots),
+        ops.job(verify_state),
     ]
 
 
@@ -206,17 +204,18 @@ class OverviewConfigSchema(dg.Config):
 
 def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
     """Build the job that shows these streams: `show_stream_job`."""
+    ops = StreamOps(streams)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def show_stream(context: dg.OpExecutionContext, config: OverviewConfigSchema) -> None:
         """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
         with errors_as_failure():
-            client = client_of(context, streams)
-            stream = find_stream(streams, config.stream_id)
+            client = ops.client(context, config.stream_id)
+            stream = ops.stream(config.stream_id)
             metadata = overview_metadata(client.catalog, stream.stream_id, limit=config.limit)
         context.add_output_metadata(metadata)
 
-    return job_of_op("show_stream_job", show_stream)
+    return ops.job(show_stream)
 
 
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:

@@ -11,13 +11,11 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.downstream import dependents_of
-from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
-    RESOURCES,
     STREAM_ID,
-    client_of,
+    StreamOps,
     errors_as_failure,
-    job_of_op,
     markdown_table,
     report_snapshot,
 )
@@ -110,20 +108,21 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`,
         `cancel_stream_job`, `restart_stream_job` and `prefer_savepoint_job`.
     """
+    ops = StreamOps(streams)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def trigger_checkpoint(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> str:
         """Take a checkpoint of a running stream now, regardless of the minimum pause."""
         with errors_as_failure():
-            client = client_of(context, streams)
+            client = ops.client(context, config.stream_id)
             snapshot = client.trigger_checkpoint(config.stream_id, timeout_s=config.timeout_seconds)
         return report_snapshot(context, snapshot)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
         """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
         with errors_as_failure():
-            client = client_of(context, streams)
+            client = ops.client(context, config.stream_id)
             snapshot = client.trigger_savepoint(
                 config.stream_id,
                 label=config.label,
@@ -140,11 +139,11 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                     context.log.info(message)
         return report_snapshot(context, snapshot)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
         """Stop a stream at a batch boundary with a savepoint of the final state."""
         with errors_as_failure():
-            stopped = client_of(context, streams).stop(
+            stopped = ops.client(context, config.stream_id).stop(
                 config.stream_id,
                 label=config.label,
                 target_directory=config.target_directory,
@@ -153,19 +152,19 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         assert stopped.savepoint is not None
         return report_snapshot(context, stopped.savepoint)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
         """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted."""
         with errors_as_failure():
-            stopped = client_of(context, streams).cancel(config.stream_id, timeout_s=config.timeout_seconds)
+            stopped = ops.client(context, config.stream_id).cancel(config.stream_id, timeout_s=config.timeout_seconds)
         context.log.info(f"{stopped.stream_id}: canceled: {'; '.join(stopped.messages())}")
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
         """Start a stream, or stop it and start it from another snapshot. The supervisor sensor launches the run."""
         with errors_as_failure():
-            stream = find_stream(streams, config.stream_id)
-            ahead = client_of(context, streams).restart(
+            stream = ops.stream(config.stream_id)
+            ahead = ops.client(context, config.stream_id).restart(
                 stream.stream_id,
                 start_from=config.parsed(),
                 timeout_s=config.timeout_seconds,
@@ -180,20 +179,20 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             }
         )
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:
         """Select the savepoint that start_from=preferred-savepoint refers to."""
         with errors_as_failure():
-            snapshot = client_of(context, streams).prefer_savepoint(config.stream_id, config.savepoint)
+            snapshot = ops.client(context, config.stream_id).prefer_savepoint(config.stream_id, config.savepoint)
         return report_snapshot(context, snapshot)
 
     return [
-        job_of_op("trigger_checkpoint_job", trigger_checkpoint),
-        job_of_op("trigger_savepoint_job", trigger_savepoint),
-        job_of_op("stop_with_savepoint_job", stop_with_savepoint),
-        job_of_op("cancel_stream_job", cancel_stream),
-        job_of_op("restart_stream_job", restart_stream),
-        job_of_op("prefer_savepoint_job", prefer_savepoint),
+        ops.job(trigger_checkpoint),
+        ops.job(trigger_savepoint),
+        ops.job(stop_with_savepoint),
+        ops.job(cancel_stream),
+        ops.job(restart_stream),
+        ops.job(prefer_savepoint),
     ]
 
 
@@ -244,12 +243,13 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
     Returns:
         `set_desired_state_job` and `roll_back_upgrade_job`; the supervisor sensor launches the second.
     """
+    ops = StreamOps(streams)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfigSchema) -> None:
         """Set the desired state of a stream. The supervisor sensor, which must be running, reconciles it."""
         with errors_as_failure():
-            row = client_of(context, streams).set_desired_state(
+            row = ops.client(context, config.stream_id).set_desired_state(
                 config.stream_id,
                 config.state.desired,
                 retry_refused=config.retry_refused,
@@ -257,11 +257,11 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
             )
         context.add_output_metadata(desired_state_metadata(row))
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def roll_back_upgrade(context: dg.OpExecutionContext, config: RollBackConfigSchema) -> None:
         """Roll a stream back to the snapshot taken before a failed upgrade. The supervisor sensor launches this job."""
         with errors_as_failure():
-            client = client_of(context, streams)
+            client = ops.client(context, config.stream_id)
             upgrade = client.roll_back_upgrade(config.stream_id, run_id=context.run_id, report=context.log.info)
         if upgrade.phase is UpgradePhase.ROLLBACK_FAILED:
             raise dg.Failure(upgrade.reason, allow_retries=False)
@@ -271,8 +271,8 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
         context.add_output_metadata(desired_state_metadata(row))
 
     return [
-        job_of_op("set_desired_state_job", set_desired_state),
-        job_of_op(ROLL_BACK_JOB, roll_back_upgrade),
+        ops.job(set_desired_state),
+        ops.job(roll_back_upgrade),
     ]
 
 

@@ -8,11 +8,9 @@ from pydantic import Field
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
-    RESOURCES,
     STREAM_ID,
-    client_of,
+    StreamOps,
     errors_as_failure,
-    job_of_op,
     markdown_table,
     report_snapshot,
 )
@@ -80,12 +78,13 @@ def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         `apply_retention_job`, `tag_checkpoint_job`, `release_checkpoint_job`,
         `promote_checkpoint_job` and `rebuild_catalog_job`.
     """
+    ops = StreamOps(streams)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
         """Keep or delete checkpoints according to the clean-up option; finish interrupted deletions."""
         with errors_as_failure():
-            report = client_of(context, streams).apply_retention(
+            report = ops.client(context, config.stream_id).apply_retention(
                 config.stream_id, state=config.state, execution_id=config.execution_id, dry_run=config.dry_run
             )
         for message in report.messages(unlogged=True):
@@ -104,25 +103,25 @@ def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 + "; ".join(report.failed)
             )
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def tag_checkpoint(context: dg.OpExecutionContext, config: TagConfigSchema) -> str:
         """Keep a checkpoint: it is neither subsumed nor deleted when the stream ends, until it is released."""
         with errors_as_failure():
-            snapshot = client_of(context, streams).tag(config.stream_id, config.snapshot, label=config.label)
+            snapshot = ops.client(context, config.stream_id).tag(config.stream_id, config.snapshot, label=config.label)
         return report_snapshot(context, snapshot)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def release_checkpoint(context: dg.OpExecutionContext, config: ReleaseConfigSchema) -> str:
         """Release a tagged snapshot, or a savepoint taken before a rewind, so that retention may delete it."""
         with errors_as_failure():
-            snapshot = client_of(context, streams).release(config.stream_id, config.snapshot)
+            snapshot = ops.client(context, config.stream_id).release(config.stream_id, config.snapshot)
         return report_snapshot(context, snapshot)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def promote_checkpoint(context: dg.OpExecutionContext, config: PromoteConfigSchema) -> str:
         """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream."""
         with errors_as_failure():
-            snapshot = client_of(context, streams).promote(
+            snapshot = ops.client(context, config.stream_id).promote(
                 config.stream_id,
                 config.snapshot,
                 label=config.label,
@@ -130,11 +129,11 @@ def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             )
         return report_snapshot(context, snapshot)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def rebuild_catalog(context: dg.OpExecutionContext, config: RebuildConfigSchema) -> list[str]:
         """Rebuild a lost catalog: register the existing snapshots and live directories. Nothing else changes."""
         with errors_as_failure():
-            report = client_of(context, streams).rebuild(
+            report = ops.client(context, config.stream_id).rebuild(
                 config.stream_id, take_over_deployment=config.take_over_deployment
             )
         for message in report.messages():
@@ -149,11 +148,11 @@ def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return list(report.registered)
 
     return [
-        job_of_op("apply_retention_job", apply_retention),
-        job_of_op("tag_checkpoint_job", tag_checkpoint),
-        job_of_op("release_checkpoint_job", release_checkpoint),
-        job_of_op("promote_checkpoint_job", promote_checkpoint),
-        job_of_op("rebuild_catalog_job", rebuild_catalog),
+        ops.job(apply_retention),
+        ops.job(tag_checkpoint),
+        ops.job(release_checkpoint),
+        ops.job(promote_checkpoint),
+        ops.job(rebuild_catalog),
     ]
 
 

@@ -8,13 +8,11 @@ from pydantic import Field
 
 from dagster_ckpt.operations.sink_cleaning import Orphan, SinkCleaning
 from dagster_ckpt.orchestration.assets.downstream import Dependent, dependents_of
-from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
-    RESOURCES,
     STREAM_ID,
-    client_of,
+    StreamOps,
     errors_as_failure,
-    job_of_op,
     markdown_table,
 )
 from dagster_ckpt.orchestration.resources.settings import NEW_QUERY_ID, START_FROM
@@ -92,13 +90,14 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     Returns:
         `preview_rewind_job`, `fork_stream_job`, `import_stream_job` and `clean_sink_job`.
     """
+    ops = StreamOps(streams)
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
         """Show what a start would undo and process again, and the effect on each sink. Changes nothing."""
         with errors_as_failure():
-            stream = find_stream(streams, config.stream_id)
-            preview = client_of(context, streams).preview_rewind(
+            stream = ops.stream(config.stream_id)
+            preview = ops.client(context, config.stream_id).preview_rewind(
                 stream.stream_id, start_from=config.start_from, new_query_id=config.new_query_id
             )
         for message in preview.messages():
@@ -106,11 +105,11 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         dependents = dependents_of(context, stream, preview)
         context.add_output_metadata({**preview_metadata(preview), **downstream_metadata(dependents)})
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:
         """Fork a stream into another one, an independent query whose next start continues from there."""
         with errors_as_failure():
-            made = client_of(context, streams).fork(
+            made = ops.client(context, config.into_stream_id).fork(
                 config.stream_id,
                 into=config.into_stream_id,
                 start_from=config.start_from,
@@ -120,11 +119,11 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.log.info(f"{made.stream_id} goes on after batch {made.batch_id} of {made.of_stream_id}: {made.source}")
         context.add_output_metadata(fork_metadata(made))
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
         """Import a snapshot of another deployment into a stream, whose next start continues from there."""
         with errors_as_failure():
-            made = client_of(context, streams).import_snapshot(
+            made = ops.client(context, config.into_stream_id).import_snapshot(
                 config.location,
                 into=config.into_stream_id,
                 outputs=config.outputs,
@@ -134,11 +133,11 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.log.info(f"{made.stream_id} goes on after batch {made.batch_id} of {made.of_stream_id}: {made.source}")
         context.add_output_metadata(fork_metadata(made))
 
-    @dg.op(required_resource_keys=RESOURCES)
+    @ops.op
     def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
         """List, or delete, part files that the log of a rolled-back file sink no longer references."""
         with errors_as_failure():
-            cleaning = client_of(context, streams).clean_sinks(
+            cleaning = ops.client(context, config.stream_id).clean_sinks(
                 config.stream_id,
                 dry_run=config.dry_run,
                 grace_ms=round(config.grace_hours * 3_600_000),
@@ -148,10 +147,10 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(cleaning_metadata(cleaning))
 
     return [
-        job_of_op("preview_rewind_job", preview_rewind),
-        job_of_op("fork_stream_job", fork_stream),
-        job_of_op("import_stream_job", import_stream),
-        job_of_op("clean_sink_job", clean_sink),
+        ops.job(preview_rewind),
+        ops.job(fork_stream),
+        ops.job(import_stream),
+        ops.job(clean_sink),
     ]
 
 

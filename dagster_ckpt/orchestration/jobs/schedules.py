@@ -9,7 +9,8 @@ import pendulum
 
 from dagster_ckpt.operations.verification import LATEST
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources.resources import catalog_of
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
 from dagster_ckpt.policies.written import write_retention
@@ -70,7 +71,7 @@ def build_savepoint_schedule(
         OptionError: The history is a policy of your own that cannot be written in a run's config:
             its class has no import path, or arguments that are no plain values.
     """
-    schedule_name = name or f"{stream.name}_savepoint_schedule"
+    schedule_name = name or stream.translator.get_schedule_name(f"{stream.untranslated_name}_savepoint_schedule")
     kept = _in_config(history)
 
     @dg.schedule(
@@ -123,7 +124,7 @@ def build_housekeeping_schedule(
     """
 
     @dg.schedule(
-        name="checkpoint_housekeeping_schedule",
+        name=translator_of(streams).get_schedule_name("checkpoint_housekeeping_schedule"),
         job=retention_job,
         cron_schedule=cron_schedule,
         default_status=default_status,
@@ -152,18 +153,21 @@ def build_verification_schedule(
         deep: Read every byte; otherwise check only lengths and completeness.
         default_status: Whether the schedule is on by default.
     """
+    translator = translator_of(streams)
+    catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
     @dg.schedule(
-        name="checkpoint_verification_schedule",
+        name=translator.get_schedule_name("checkpoint_verification_schedule"),
+        required_resource_keys={catalog_key},
         job=verification_job,
         cron_schedule=cron_schedule,
         default_status=default_status,
         description="Verifies the newest snapshot of every stream.",
     )
     def verification_schedule(
-        context: dg.ScheduleEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+        context: dg.ScheduleEvaluationContext,
     ) -> list[dg.RunRequest]:
-        with_snapshots = checkpoint_catalog.catalog().snapshots.newest_of([stream.stream_id for stream in streams])
+        with_snapshots = catalog_of(context, catalog_key).snapshots.newest_of([stream.stream_id for stream in streams])
         return [
             _run_for(stream, context, "verify_snapshots", snapshot=LATEST, deep=deep)
             for stream in streams

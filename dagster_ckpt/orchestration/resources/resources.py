@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster import ConfigurableResource, InitResourceContext
+from dagster import ConfigurableResource
 from pydantic import Field, PrivateAttr, field_validator
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -21,17 +22,41 @@ from dagster_ckpt.config.predefined_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.translator import (
+    CHECKPOINT_CATALOG,
+    CHECKPOINT_STORAGE,
+    SPARK,
+    STATE_BACKEND,
+    StreamTranslator,
+)
 from dagster_ckpt.spark.query.session import session_with
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
-    """The `pyspark` resource: a Spark session, with settings that may come from environment variables (`EnvVar`).
+class HasResources(Protocol):
+    """The context of an op, sensor, schedule or check."""
 
-    Any other resource with a `spark_session`, such as `PySparkResource` of `dagster-pyspark`, can take
-    its place.
+    @property
+    def resources(self) -> Any:
+        """Resources by their keys."""
+
+
+class HasSparkSession(Protocol):
+    """`SparkSessionResource`, or any other resource with a Spark session."""
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """The session."""
+
+
+class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
+    """The `pyspark` resource: its settings may come from environment variables (`EnvVar`), its session on first use.
+
+    A run that is refused, for example because the stream is running already, starts no Spark. Any
+    other resource with a `spark_session`, such as `PySparkResource` of `dagster-pyspark`, can take its
+    place.
     """
 
     spark_config: dict[str, str] = Field(
@@ -39,13 +64,11 @@ class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     _session: Any = PrivateAttr(default=None)
 
-    def setup_for_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
-        """Start Spark, or use the application of this process."""
-        self._session = session_with(self.spark_config)
-
     @property
     def spark_session(self) -> SparkSession:
-        """The session."""
+        """The session; the first use starts Spark, or takes the application of this process."""
+        if self._session is None:
+            self._session = session_with(self.spark_config)
         session: SparkSession = self._session
         return session
 
@@ -270,3 +293,47 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
             CatalogError: The database cannot be reached, or has a newer version.
         """
         return Catalog(self.url)
+
+
+def catalog_of(context: HasResources, key: str) -> Catalog:
+    """Open the catalog of a sensor, schedule or check.
+
+    Args:
+        context: Its context.
+        key: The key of the catalog's resource.
+    """
+    resource: CheckpointCatalogResource = getattr(context.resources, key)
+    return resource.catalog()
+
+
+@dataclass(frozen=True)
+class DeploymentResources:
+    """The resources of a step or sensor, by what they are and not by their keys.
+
+    Attributes:
+        checkpoint_storage: Where snapshots are stored.
+        state_backend: How running queries keep their state.
+        checkpoint_catalog: The catalog.
+        pyspark: The Spark session; None where none is needed.
+    """
+
+    checkpoint_storage: CheckpointStorageResource
+    state_backend: StateBackendResource
+    checkpoint_catalog: CheckpointCatalogResource
+    pyspark: HasSparkSession | None = None
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """The Spark session; with `SparkSessionResource` this starts Spark."""
+        assert self.pyspark is not None, "the step requires no Spark session"
+        return self.pyspark.spark_session
+
+    @staticmethod
+    def of(given: object, translator: StreamTranslator) -> DeploymentResources:
+        """Find them among the resources of a context, whose keys a translator may have chosen."""
+        return DeploymentResources(
+            getattr(given, translator.get_resource_key(CHECKPOINT_STORAGE)),
+            getattr(given, translator.get_resource_key(STATE_BACKEND)),
+            getattr(given, translator.get_resource_key(CHECKPOINT_CATALOG)),
+            getattr(given, translator.get_resource_key(SPARK), None),
+        )

@@ -1,7 +1,7 @@
 """Streams in your own assets and ops: `StreamResource` runs one, `declare_stream` registers it for the sensors."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import dagster as dg
 
@@ -11,6 +11,7 @@ from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, Str
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
+    DeploymentResources,
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -19,6 +20,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     refuse_retry_policy,
     refuse_run_retries,
 )
+from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -77,7 +79,12 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         # Imported here: only a run needs Spark, not the definition of an asset.
         from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
 
-        return (yield from run_stream(context, spec, self, lambda: describe(self.pyspark.spark_session), check=_refuse))
+        resources = DeploymentResources(
+            self.checkpoint_storage, self.state_backend, self.checkpoint_catalog, self.pyspark
+        )
+        return (
+            yield from run_stream(context, spec, resources, lambda: describe(self.pyspark.spark_session), check=_refuse)
+        )
 
 
 def _refuse(context: StepContext) -> None:
@@ -87,11 +94,23 @@ def _refuse(context: StepContext) -> None:
 
 
 @overload
-def declare_stream(spec: StreamSpec, runs_in: dg.AssetsDefinition) -> StreamingAsset: ...
-@overload
-def declare_stream(spec: StreamSpec, runs_in: dg.JobDefinition, *, op: str | None = None) -> Stream: ...
 def declare_stream(
-    spec: StreamSpec, runs_in: dg.AssetsDefinition | dg.JobDefinition, *, op: str | None = None
+    spec: StreamSpec, runs_in: dg.AssetsDefinition, *, translator: StreamTranslator | None = None
+) -> StreamingAsset: ...
+@overload
+def declare_stream(
+    spec: StreamSpec,
+    runs_in: dg.JobDefinition,
+    *,
+    op: str | None = None,
+    translator: StreamTranslator | None = None,
+) -> Stream: ...
+def declare_stream(
+    spec: StreamSpec,
+    runs_in: dg.AssetsDefinition | dg.JobDefinition,
+    *,
+    op: str | None = None,
+    translator: StreamTranslator | None = None,
 ) -> Stream:
     """Register a stream in your own asset or job with `stream_definitions`.
 
@@ -103,6 +122,8 @@ def declare_stream(
         spec: The stream.
         runs_in: The asset, multi-asset or job whose op calls `StreamResource.run` with it.
         op: For a job: the name of that op; default: its only one.
+        translator: Names the jobs, sensors and schedules around it, and says which resources these use.
+            Your own definition keeps its names.
 
     Raises:
         OptionError: The op's config has no starting point, the op has a retry policy, or the job has
@@ -110,7 +131,7 @@ def declare_stream(
     """
     if isinstance(runs_in, dg.AssetsDefinition):
         _check_op(spec, runs_in.op)
-        return StreamingAsset.of(runs_in, spec)
+        return StreamingAsset.of(runs_in, spec, translator=translator)
     names = sorted(node.name for node in runs_in.nodes)
     if op is None and len(names) == 1:
         op = names[0]
@@ -121,7 +142,15 @@ def declare_stream(
     definition = runs_in.get_node_named(op).definition
     if isinstance(definition, dg.OpDefinition):
         _check_op(spec, definition)
-    return Stream(spec=spec, name=op, keys=(), code_version=None, start_job=runs_in)
+    return Stream(
+        spec=spec,
+        name=op,
+        untranslated_name=op,
+        keys=(),
+        code_version=None,
+        start_job=runs_in,
+        translator=translator or StreamTranslator(),
+    )
 
 
 def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
@@ -139,22 +168,14 @@ def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
         )
 
 
-class StreamResources(Protocol):
-    """The resources that every operation on a stream needs."""
-
-    checkpoint_storage: CheckpointStorageResource
-    state_backend: StateBackendResource
-    checkpoint_catalog: CheckpointCatalogResource
-
-
-def stream_handle(stream: Stream, resources: StreamResources | Any) -> StreamHandle:
+def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
     """Create the handle of a stream, for operators."""
     return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
 
 
 def open_stream(
     spec: StreamSpec,
-    resources: StreamResources | Any,
+    resources: DeploymentResources,
     *,
     name: str,
     writes: str,
@@ -201,7 +222,7 @@ class DefinedStreams:
         resources: Their checkpoint storage, state backend and catalog.
     """
 
-    def __init__(self, streams: Sequence[Stream], resources: StreamResources | Any) -> None:
+    def __init__(self, streams: Sequence[Stream], resources: DeploymentResources) -> None:
         self._streams = streams
         self._resources = resources
         self.catalog: Catalog = resources.checkpoint_catalog.catalog()

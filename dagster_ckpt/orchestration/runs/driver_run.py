@@ -20,6 +20,7 @@ from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.operations import lifecycle, requests
 from dagster_ckpt.operations.launch import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
+from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StartConfig
 from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -27,6 +28,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
     STREAM_ID_TAG,
     RunWatch,
     canceled_by_user,
+    refuse_overridden_resources,
+    run_tags,
     start_cause,
 )
 from dagster_ckpt.stream.handle import StreamHandle
@@ -63,7 +66,9 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
         plan_outside_runs(context.instance, stream.keys)
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
         try:
-            handle = stream_handle(stream, context.resources)
+            refuse_overridden_resources(context)
+            handle = stream_handle(stream, DeploymentResources.of(context.resources, stream.translator))
+            context.instance.add_run_tags(context.run.run_id, run_tags(handle.catalog, stream.stream_id))
             handle.register()
             _find_or_launch(context, handle, launch, watch)
             _report_place(context, handle)

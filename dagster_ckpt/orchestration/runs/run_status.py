@@ -11,50 +11,50 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import dagster as dg
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, forwarded_log
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration._compat import changed_fields
+from dagster_ckpt.orchestration.resources.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+)
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
-
-
+# The deployment that the stream belongs to, by the id in its catalog: another one may have a stream
+# of the same id.
+DEPLOYMENT_TAG = "dagster_ckpt/deployment"
+# The op of an operator job that this run executes.
+OPERATION_TAG = "dagster_ckpt/operation"
 # The failed execution that this run restarts.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
-
-
 # The execution whose externalized retention this run applies.
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
-
-
 # The catalog request that this run answers.
 START_REQUEST_TAG = "dagster_ckpt/start_request"
-
-
 # The step towards a desired state that this run performs.
 STEP_TAG = "dagster_ckpt/step"
-
-
 # Set on the last run of a stream that will not be restarted: the reason.
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
-
-
 # Dagster's own tags, on a run launched as a retry of a failed one, and on one re-executed by a
 # user.
 RETRY_NUMBER_TAG = "dagster/retry_number"
-
-
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
-
-
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
-
-
 MAX_RETRIES_TAG = "dagster/max_retries"
+
+
+def run_tags(catalog: Catalog, stream_id: str) -> dict[str, str]:
+    """The tags of every run of or for a stream."""
+    return {STREAM_ID_TAG: stream_id, DEPLOYMENT_TAG: catalog.deployment_id}
 
 
 def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> bool:
@@ -184,6 +184,7 @@ def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:
     return ProcessIdentity.of(worker.pid)
 
 
+_DEPLOYMENT = (CheckpointCatalogResource, CheckpointStorageResource, StateBackendResource)
 StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 
 
@@ -230,6 +231,32 @@ def refuse_required_outputs(context: StepContext) -> None:
             "reported by the catalog sensor. Give @dg.asset output_required=False, each AssetSpec of a @dg.multi_asset "
             "skippable=True, and an op dg.Out(is_required=False)."
         )
+
+
+def refuse_overridden_resources(context: StepContext) -> None:
+    """Refuse a run config that changes the deployment: its catalog, storage or live directories.
+
+    Sensors, operator jobs and the lease of a stream belong to the deployment of its code location. A
+    run with another catalog would start a second writer beside the first, and a run with another
+    storage would delete what the catalog lists elsewhere. Values equal to the deployment's pass: the
+    launchpad can fill them in.
+
+    Raises:
+        OptionError: The config gives a field of such a resource another value.
+    """
+    step = context.op_execution_context
+    overrides = cast("Mapping[str, Mapping[str, object]]", step.run.run_config.get("resources", {}))
+    for key, given in overrides.items():
+        definition = step.job_def.resource_defs.get(key)
+        changed = changed_fields(definition, given, _DEPLOYMENT) if definition is not None else []
+        if changed:
+            raise OptionError(
+                f"The config of this run gives resource {key} another {' and '.join(changed)} than its code location "
+                "has. A stream belongs to the catalog, storage and live directories of its deployment: elsewhere, "
+                "nothing would keep a second run from writing beside this one. Nothing was done. Remove "
+                f"resources.{key} from the config; to work with another deployment, use a code location with its "
+                "resources."
+            )
 
 
 def _run_retries(context: dg.OpExecutionContext) -> int:

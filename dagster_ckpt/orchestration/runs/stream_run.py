@@ -12,7 +12,6 @@ from typing import Any
 
 import dagster as dg
 from py4j.protocol import Py4JNetworkError
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
@@ -27,6 +26,7 @@ from dagster_ckpt.orchestration._compat import (
     plan_outside_runs,
 )
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
+from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
 from dagster_ckpt.orchestration.resources.stream_resource import open_stream
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -39,6 +39,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
     RunWatch,
     StepContext,
     canceled_by_user,
+    refuse_overridden_resources,
+    run_tags,
     start_cause,
     transitions_in_run_log,
 )
@@ -51,13 +53,14 @@ from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.query.session import application_of, apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.lease import refuse_while_written
 from dagster_ckpt.stream.start_from import StartFrom
 
 
 def run_stream(
     context: StepContext,
     spec: StreamSpec,
-    resources: Any,
+    resources: DeploymentResources,
     describe: Callable[[], DataStreamWriter],
     *,
     check: Callable[[StepContext], None],
@@ -70,7 +73,7 @@ def run_stream(
     Args:
         context: The context of the op that runs it.
         spec: The stream.
-        resources: Has `pyspark`, `checkpoint_storage`, `state_backend` and `checkpoint_catalog`.
+        resources: Its resources, with a Spark session.
         describe: Defines the query.
         check: Validates the op and its run before anything starts, raising one of our errors.
 
@@ -99,7 +102,7 @@ def run_stream(
 def _run_to_its_end(
     context: StepContext,
     spec: StreamSpec,
-    resources: Any,
+    resources: DeploymentResources,
     describe: Callable[[], DataStreamWriter],
     check: Callable[[StepContext], None],
 ) -> Outcome | None:
@@ -109,8 +112,10 @@ def _run_to_its_end(
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
     try:
         check(context)
+        refuse_overridden_resources(context)
         config = StreamRunConfig.from_op_config(context.op_execution_context.op_config)
         handle = _handle_of_this_step(context, _with_run_config(spec, config), resources)
+        context.instance.add_run_tags(context.run.run_id, run_tags(handle.catalog, spec.stream_id))
         if config.preflight:
             tried = run_preflight(context, handle, resources, describe, interrupted=watch.should_stop)
         else:
@@ -149,7 +154,7 @@ def _with_run_config(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
     return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
 
 
-def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: Any) -> StreamHandle:
+def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: DeploymentResources) -> StreamHandle:
     step = context.op_execution_context
     written = _written(context)
     return open_stream(
@@ -170,13 +175,16 @@ def _written(context: StepContext) -> list[dg.AssetSpec]:
 def _run(
     context: StepContext,
     handle: StreamHandle,
-    resources: Any,
+    resources: DeploymentResources,
     describe: Callable[[], DataStreamWriter],
     *,
     config: StreamRunConfig,
     watch: RunWatch,
 ) -> Outcome:
-    spark: SparkSession = resources.pyspark.spark_session
+    refuse_while_written(
+        handle.catalog, handle.stream_id, holder_is_over=lambda lease: run_is_over(context.instance, lease)
+    )
+    spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
     jvm = jvm_process(spark)
 
@@ -264,7 +272,7 @@ def _failure(description: str, kind: str) -> dg.Failure:
 def run_preflight(
     context: StepContext,
     handle: StreamHandle,
-    resources: Any,
+    resources: DeploymentResources,
     describe: Callable[[], DataStreamWriter],
     *,
     interrupted: Callable[[], bool],
@@ -274,7 +282,7 @@ def run_preflight(
     Raises:
         CkptError: The code could not be tried.
     """
-    apply_state_backend(resources.pyspark.spark_session, resources.state_backend.backend())
+    apply_state_backend(resources.spark_session, resources.state_backend.backend())
     # Enter again, because creating a Spark session replaces the SIGINT handler.
     with capture_interrupts():
         return preflight(handle, describe, interrupted=interrupted, report=context.log.info)

@@ -15,7 +15,7 @@ from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, ReportedEvent, events_to_report
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.sensors.snapshot_report import (
     SEQUENCE_KEY,
     SNAPSHOT_ID_KEY,
@@ -23,6 +23,7 @@ from dagster_ckpt.orchestration.sensors.snapshot_report import (
     identity,
     materialization,
 )
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
 from dagster_ckpt.stream.handle import wall_clock_ms
 
 
@@ -108,7 +109,7 @@ def build_catalog_sensor(
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     downstream_interval_seconds: int = 0,
     report_interval_seconds: int = REPORT_INTERVAL_S,
-    name: str = "checkpoint_catalog_sensor",
+    name: str | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
@@ -129,15 +130,18 @@ def build_catalog_sensor(
         downstream: A job to start after new snapshots, one run at a time.
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported per interval; 0 reports each.
-        name: Name of the sensor.
+        name: Name of the sensor; default: `checkpoint_catalog_sensor`, as the streams' translator names it.
         minimum_interval_seconds: Minimum time between two evaluations.
         default_status: Whether the sensor is on by default.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     memory = ReportMemory()
+    translator = translator_of(streams)
+    catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
     @dg.sensor(
-        name=name,
+        name=name or translator.get_sensor_name("checkpoint_catalog_sensor"),
+        required_resource_keys={catalog_key},
         jobs=[downstream] if downstream is not None else None,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
@@ -145,10 +149,10 @@ def build_catalog_sensor(
         + (f", and starts {downstream.name}." if downstream is not None else "."),
     )
     def checkpoint_catalog_sensor(
-        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+        context: dg.SensorEvaluationContext,
     ) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
-        catalog = checkpoint_catalog.catalog()
+        catalog = catalog_of(context, catalog_key)
         # Read this before the events: another process may already have reported everything up to
         # here.
         latest = catalog.events.latest_sequence()

@@ -22,6 +22,7 @@ from dagster_ckpt.operations.reconcile_desired_state import (
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
+    DEPLOYMENT_TAG,
     RETENTION_OF_TAG,
     START_REQUEST_TAG,
     STEP_TAG,
@@ -138,7 +139,7 @@ def reconcile_desired_states(
             row = rows.get(stream_id) or _first_row(catalog, stream)
             if is_steady(row, definition.declared, newest.get(stream_id), definition.code_version):
                 continue
-            step = reconcile_desired(catalog, row, definition, _orchestrator(instance))
+            step = reconcile_desired(catalog, row, definition, _orchestrator(instance, catalog.deployment_id))
         except CkptError as error:
             # One unreadable row must not block the reconciliation of all other streams.
             alerts.append(f"{stream_id}: nothing is done for it: {error}")
@@ -151,7 +152,9 @@ def reconcile_desired_states(
         attempt = next_attempt(STEP_TAG, step.step_name) if step.run is not None else None
         if attempt is not None:
             execution = newest.get(stream_id)
-            runs.append(_run(stream, step, jobs, attempt, execution.execution_id if execution is not None else ""))
+            execution_id = execution.execution_id if execution is not None else ""
+            ids = {"execution_id": execution_id, "deployment_id": catalog.deployment_id}
+            runs.append(_run(stream, step, jobs, attempt, **ids))
     return ReconcileResult(tuple(runs), frozenset(held), tuple(messages), tuple(alerts))
 
 
@@ -185,7 +188,7 @@ def _register(catalog: Catalog, stream: Stream) -> StreamRecord:
     )
 
 
-def _orchestrator(instance: dg.DagsterInstance) -> Orchestrator:
+def _orchestrator(instance: dg.DagsterInstance, deployment_id: str) -> Orchestrator:
     def run_is_over(run_id: str) -> bool:
         run = instance.get_run_by_id(run_id)
         return run is None or run.is_finished
@@ -195,15 +198,17 @@ def _orchestrator(instance: dg.DagsterInstance) -> Orchestrator:
         return run.tags.get(START_REQUEST_TAG) if run is not None else None
 
     def runs_of_step(step: str) -> StepRuns:
-        runs = instance.get_runs(dg.RunsFilter(tags={STEP_TAG: step}))
+        runs = instance.get_runs(dg.RunsFilter(tags={STEP_TAG: step, DEPLOYMENT_TAG: deployment_id}))
         failed = [run for run in runs if run.is_finished and run.status is not dg.DagsterRunStatus.SUCCESS]
         return StepRuns(len(failed), any(run.status is dg.DagsterRunStatus.SUCCESS for run in runs))
 
     return Orchestrator(run_is_over, start_request_of, runs_of_step)
 
 
-def _run(stream: Stream, step: Step, jobs: StepJobs, attempt: int, execution_id: str) -> dg.RunRequest:
-    tags = {STREAM_ID_TAG: stream.stream_id, STEP_TAG: step.step_name}
+def _run(
+    stream: Stream, step: Step, jobs: StepJobs, attempt: int, *, execution_id: str, deployment_id: str
+) -> dg.RunRequest:
+    tags = {STREAM_ID_TAG: stream.stream_id, DEPLOYMENT_TAG: deployment_id, STEP_TAG: step.step_name}
     config: dict[str, str | bool]
     if step.run is StepRun.PREFLIGHT and stream.start_job is not None:
         # The stream's own job has the resources and the context that the function needs.

@@ -11,7 +11,16 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.operations.reconcile import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG, RunWorker, has_time_limit, worker_of
+from dagster_ckpt.orchestration.runs.run_status import (
+    DEPLOYMENT_TAG,
+    OPERATION_TAG,
+    RETENTION_OF_TAG,
+    STEP_TAG,
+    STREAM_ID_TAG,
+    RunWorker,
+    has_time_limit,
+    worker_of,
+)
 from dagster_ckpt.runtime.settlement import record_death
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
@@ -155,6 +164,7 @@ def report_lost_runs(
     if instance.run_launcher.supports_check_run_worker_health:
         # Dagster's own monitoring covers such runs.
         return []
+    deployment_id = catalog.deployment_id
     lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)
     under_way = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
     told = []
@@ -162,13 +172,25 @@ def report_lost_runs(
     silences.keep(quiet)
     for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
         # It may have ended in the meantime; its end must not be recorded twice.
-        if run.tags.get(STREAM_ID_TAG) not in stream_ids or run.status not in under_way:
+        if not _is_watched(run, stream_ids, deployment_id) or run.status not in under_way:
             continue
         worker = worker_of(instance, run.run_id)
         if worker is None or not _is_lost(catalog, run, worker, silences):
             continue
         told.append(_report(instance, run, worker))
     return told
+
+
+def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: str) -> bool:
+    """Whether a run belongs to one of these streams, and shows its life in this catalog or needs a supervisor."""
+    if run.tags.get(STREAM_ID_TAG) not in stream_ids:
+        return False
+    # Another deployment may have a stream of the same id. Its runs show their life in its catalog.
+    if run.tags.get(DEPLOYMENT_TAG, deployment_id) != deployment_id:
+        return False
+    # An operator's run may take hours, and shows nothing meanwhile. Only one that the supervisor launched would
+    # block it.
+    return OPERATION_TAG not in run.tags or RETENTION_OF_TAG in run.tags or STEP_TAG in run.tags
 
 
 def _is_lost(catalog: Catalog, run: dg.DagsterRun, worker: RunWorker, silences: Silences) -> bool:

@@ -10,8 +10,9 @@ from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.operations.reconcile import Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.runs.run_status import (
+    DEPLOYMENT_TAG,
     RESTART_OF_TAG,
     RETENTION_OF_TAG,
     START_REQUEST_TAG,
@@ -27,6 +28,7 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     observed_ends,
     report_lost_runs,
 )
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
 from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import holds_lease
 
@@ -42,7 +44,7 @@ def build_supervisor_sensor(
     retention_job: dg.JobDefinition,
     roll_back_job: dg.JobDefinition,
     *,
-    name: str = "checkpoint_supervisor_sensor",
+    name: str | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
@@ -60,15 +62,18 @@ def build_supervisor_sensor(
         streams: The streaming assets to supervise.
         retention_job: The job that applies retention, from `build_retention_jobs`.
         roll_back_job: The job that rolls upgrades back, from `build_desired_state_jobs`.
-        name: Name of the sensor.
+        name: Name of the sensor; default: `checkpoint_supervisor_sensor`, as the streams' translator names it.
         minimum_interval_seconds: Minimum time between two evaluations.
         default_status: Whether the sensor is on by default.
     """
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
+    translator = translator_of(streams)
+    catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
     @dg.sensor(
-        name=name,
+        name=name or translator.get_sensor_name("checkpoint_supervisor_sensor"),
+        required_resource_keys={catalog_key},
         jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job, roll_back_job],
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
@@ -76,9 +81,10 @@ def build_supervisor_sensor(
         "starts that were asked for, and has retention applied after runs that could not do it themselves.",
     )
     def checkpoint_supervisor_sensor(
-        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+        context: dg.SensorEvaluationContext,
     ) -> dg.SensorResult:
-        catalog = checkpoint_catalog.catalog()
+        catalog = catalog_of(context, catalog_key)
+        deployment_id = catalog.deployment_id
         messages = report_lost_runs(context.instance, catalog, by_stream_id, silences)
         # First, because this step requests starts, which are launched below like those requested by
         # users.
@@ -87,7 +93,7 @@ def build_supervisor_sensor(
             catalog,
             by_stream_id,
             StepJobs(retention_job.name, roll_back_job.name),
-            lambda tag, value: _next_attempt(context.instance, tag, value),
+            lambda tag, value: _next_attempt(context.instance, deployment_id, tag, value),
         )
         messages += reconciled.messages
         for alert in reconciled.alerts:
@@ -116,7 +122,7 @@ def _starts(
         # An externally started program picks up the request itself.
         if stream is None or stream.start_job is None or _has_a_launcher(instance, request):
             continue
-        ended = _run_that_never_answered(instance, request)
+        ended = _run_that_never_answered(instance, request, catalog.deployment_id)
         if ended is not None:
             catalog.requests.fail_start(request.request_id, ended)
             messages.append(f"{request.stream_id}: {ended}")
@@ -124,7 +130,7 @@ def _starts(
             messages.append(
                 f"{request.stream_id}: starting from {request.arguments.get('start_from')} for {request.origin}"
             )
-            yield _start_run(stream, request)
+            yield _start_run(stream, request, catalog.deployment_id)
 
 
 def _has_a_launcher(instance: dg.DagsterInstance, request: RequestRecord) -> bool:
@@ -134,15 +140,17 @@ def _has_a_launcher(instance: dg.DagsterInstance, request: RequestRecord) -> boo
     return run is not None and not run.is_finished
 
 
-def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord) -> str | None:
+def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord, deployment_id: str) -> str | None:
     """Why a run launched for a request ended before its stream could answer, or None."""
-    runs = instance.get_runs(dg.RunsFilter(tags={START_REQUEST_TAG: request.request_id}), limit=1)
+    runs = instance.get_runs(
+        dg.RunsFilter(tags={START_REQUEST_TAG: request.request_id, DEPLOYMENT_TAG: deployment_id}), limit=1
+    )
     if not runs or not runs[0].is_finished:
         return None
     return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
 
 
-def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
+def _start_run(stream: Stream, request: RequestRecord, deployment_id: str) -> dg.RunRequest:
     assert stream.start_job is not None
     config = {
         "start_from": str(request.arguments.get("start_from", "latest")),
@@ -154,7 +162,11 @@ def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
         run_key=f"start-{request.request_id}",
         job_name=stream.start_job.name,
         run_config={"ops": {stream.name: {"config": config}}},
-        tags={STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
+        tags={
+            STREAM_ID_TAG: stream.stream_id,
+            DEPLOYMENT_TAG: deployment_id,
+            START_REQUEST_TAG: request.request_id,
+        },
     )
 
 
@@ -182,22 +194,22 @@ def _reconciled(
         )
         messages.append(f"{execution.stream_id}: {verdict.reason}")
         if isinstance(verdict, Restart):
-            attempt = _next_attempt(context.instance, RESTART_OF_TAG, execution.execution_id)
+            attempt = _next_attempt(context.instance, catalog.deployment_id, RESTART_OF_TAG, execution.execution_id)
             if attempt is not None:
-                yield _restart(stream, execution, attempt)
+                yield _restart(stream, execution, attempt, catalog.deployment_id)
         elif isinstance(verdict, Retain):
-            attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution.execution_id)
+            attempt = _next_attempt(context.instance, catalog.deployment_id, RETENTION_OF_TAG, execution.execution_id)
             if attempt == 0 and verdict.state is TerminalState.FAILED:
                 context.log.error(report_terminal_failure(context.instance, catalog, execution, verdict.reason))
             if attempt is not None:
-                yield _retention(retention_job, execution, verdict, attempt)
+                yield _retention(retention_job, execution, verdict, attempt, catalog.deployment_id)
         else:
             assert isinstance(verdict, Wait)
 
 
-def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | None:
+def _next_attempt(instance: dg.DagsterInstance, deployment_id: str, tag: str, value: str) -> int | None:
     """Number of the next run with a tag, or None while one is in progress or failed too recently."""
-    attempts = instance.get_run_records(dg.RunsFilter(tags={tag: value}))
+    attempts = instance.get_run_records(dg.RunsFilter(tags={tag: value, DEPLOYMENT_TAG: deployment_id}))
     if not all(record.dagster_run.is_finished for record in attempts):
         return None
     if attempts:
@@ -209,18 +221,24 @@ def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | N
     return len(attempts)
 
 
-def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
+def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int, deployment_id: str) -> dg.RunRequest:
     assert stream.start_job is not None
     return dg.RunRequest(
         # A run that ended before it could begin an execution leaves the failure unhandled: try
         # again.
         run_key=f"restart-{execution.execution_id}-{attempts_before}",
         job_name=stream.start_job.name,
-        tags={STREAM_ID_TAG: stream.stream_id, RESTART_OF_TAG: execution.execution_id},
+        tags={
+            STREAM_ID_TAG: stream.stream_id,
+            DEPLOYMENT_TAG: deployment_id,
+            RESTART_OF_TAG: execution.execution_id,
+        },
     )
 
 
-def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain, attempts_before: int) -> dg.RunRequest:
+def _retention(
+    retention_job: str, execution: ExecutionRecord, verdict: Retain, attempts_before: int, deployment_id: str
+) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=f"retention-{execution.execution_id}-{attempts_before}",
         job_name=retention_job,
@@ -235,5 +253,9 @@ def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain, 
                 }
             }
         },
-        tags={STREAM_ID_TAG: execution.stream_id, RETENTION_OF_TAG: execution.execution_id},
+        tags={
+            STREAM_ID_TAG: execution.stream_id,
+            DEPLOYMENT_TAG: deployment_id,
+            RETENTION_OF_TAG: execution.execution_id,
+        },
     )

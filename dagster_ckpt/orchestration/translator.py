@@ -1,0 +1,147 @@
+"""`StreamTranslator`: the asset keys and names that streams get in Dagster, and the resources that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_ckpt.errors import OptionError
+
+if TYPE_CHECKING:
+    from dagster_ckpt.orchestration.assets.stream import Stream
+
+SPARK = "pyspark"
+CHECKPOINT_STORAGE = "checkpoint_storage"
+STATE_BACKEND = "state_backend"
+CHECKPOINT_CATALOG = "checkpoint_catalog"
+# What operator jobs need; a run of a stream needs Spark as well.
+OPERATOR_RESOURCES = frozenset({CHECKPOINT_STORAGE, STATE_BACKEND, CHECKPOINT_CATALOG})
+RESOURCES = OPERATOR_RESOURCES | {SPARK}
+
+
+@dataclass(frozen=True)
+class StreamTranslator:
+    """Chooses asset specs, names of jobs, sensors and schedules, and resource keys.
+
+    With several `stream_definitions` in one code location, for example one per catalog, each needs
+    its own names. Pass a translator to the decorator of each stream; everything else is named by the
+    translator of its streams. For names that no prefix yields, override methods in a subclass.
+
+    Attributes:
+        name_prefix: Comes before the names of jobs, ops, sensors and schedules, with an underscore. None:
+            no prefix.
+        resource_keys: The keys of the resources `pyspark`, `checkpoint_storage`, `state_backend` and
+            `checkpoint_catalog`, where they differ from these names.
+
+    Raises:
+        OptionError: The prefix cannot begin a name in Dagster, or there is no such resource.
+
+    Example:
+        >>> EU = StreamTranslator("eu", {"checkpoint_catalog": "eu_catalog", "state_backend": "eu_state"})
+        >>> EU.get_job_name("cancel_stream_job")
+        'eu_cancel_stream_job'
+        >>> EU.get_resource_key("checkpoint_catalog")
+        'eu_catalog'
+    """
+
+    name_prefix: str | None = None
+    resource_keys: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Validate the prefix and the resources."""
+        if self.name_prefix is not None and not self.name_prefix.isidentifier():
+            raise OptionError(
+                f"StreamTranslator: name_prefix is {self.name_prefix!r}, which cannot begin a name in Dagster. Use "
+                "letters, digits and '_', beginning with a letter."
+            )
+        unknown = sorted(set(self.resource_keys) - RESOURCES)
+        if unknown:
+            raise OptionError(
+                f"StreamTranslator: resource_keys names {unknown[0]!r}, but streams use the resources "
+                f"{', '.join(sorted(RESOURCES))}. Give keys for these only."
+            )
+
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        """The spec of an asset that a stream writes: its key, group, tags, owners, metadata.
+
+        The stream id of a single asset is its key joined by dots, unless `stream_id` is given: a
+        changed key is then another stream.
+
+        Args:
+            spec: The spec as given to the decorator.
+        """
+        return spec
+
+    def get_start_job_name(self, name: str) -> str:
+        """Name of the job that starts a stream.
+
+        Args:
+            name: Name of the stream's only asset, without its key prefix; otherwise that of its op.
+        """
+        return self.get_job_name(f"{name}_stream")
+
+    def get_job_name(self, name: str) -> str:
+        """Name of a job.
+
+        Args:
+            name: Its name without a translator, such as `cancel_stream_job`.
+        """
+        return self._prefixed(name)
+
+    def get_op_name(self, name: str) -> str:
+        """Name of an op of an operator job, or of several assets; Dagster wants one for each op of a code location.
+
+        Args:
+            name: Its name without a translator, such as `cancel_stream`.
+        """
+        return self._prefixed(name)
+
+    def get_sensor_name(self, name: str) -> str:
+        """Name of a sensor.
+
+        Args:
+            name: Its name without a translator, such as `checkpoint_supervisor_sensor`.
+        """
+        return self._prefixed(name)
+
+    def get_schedule_name(self, name: str) -> str:
+        """Name of a schedule.
+
+        Args:
+            name: Its name without a translator, such as `checkpoint_housekeeping_schedule`.
+        """
+        return self._prefixed(name)
+
+    def get_resource_key(self, resource: str) -> str:
+        """Key of a resource.
+
+        Args:
+            resource: `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`.
+        """
+        return self.resource_keys.get(resource, resource)
+
+    def keys_of(self, resources: Iterable[str]) -> set[str]:
+        """The keys of several resources."""
+        return {self.get_resource_key(each) for each in resources}
+
+    def _prefixed(self, name: str) -> str:
+        return name if self.name_prefix is None else f"{self.name_prefix}_{name}"
+
+
+def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
+    """The translator of streams that share jobs and sensors.
+
+    Raises:
+        OptionError: They have different ones.
+    """
+    first = streams[0].translator if streams else StreamTranslator()
+    for stream in streams:
+        if stream.translator != first:
+            raise OptionError(
+                f"Streams {streams[0].stream_id!r} and {stream.stream_id!r} have different translators, so they cannot "
+                "share jobs and sensors. Give both the same translator, or call stream_definitions once for each."
+            )
+    return first

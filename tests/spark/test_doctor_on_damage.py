@@ -88,6 +88,15 @@ def test_a_log_that_does_not_fit_its_checksum_is_damaged(live: Path, path: str) 
     assert diagnosis.good_back_to != 4
 
 
+def test_a_file_that_spark_is_writing_is_not_compared_with_its_checksum(live: Path) -> None:
+    unfinished = live / "offsets/.5.6e2f8112.tmp"
+    unfinished.write_text("v1\n{")
+    with_hadoops_checksum(unfinished)
+    unfinished.write_text("v1\n{}\n{")
+
+    assert {item.severity for item in examined(live).findings} <= {Severity.NOTE}
+
+
 def test_a_changelog_that_is_sound_beside_a_stale_checksum_is_harmless(live: Path) -> None:
     changelog = live / "state/0/0/5.changelog"
     with_hadoops_checksum(changelog)

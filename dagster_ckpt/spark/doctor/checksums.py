@@ -282,8 +282,10 @@ def examine_log_contents(subject: Subject) -> Iterator[Finding]:
     """Compare each log entry and metadata file with its checksum file, if there is one."""
     for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
         directory, slash, name = hidden.rpartition("/")
-        path = f"{directory}{slash}{name[1 : -len(_SUM)]}"
-        if not _is_log(path):
+        summed = name[1 : -len(_SUM)]
+        path = f"{directory}{slash}{summed}"
+        # A hidden file with a checksum is one that Spark is writing.
+        if summed.startswith(".") or not _is_log(path):
             continue
         try:
             findings = list(examine_content(subject.folder, path))

@@ -26,27 +26,18 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.execution_config import (
         ExecutionConfig,
     )
-    from dagster_ckpt.config.heap_state_backends import (
-        FsStateBackend,
-        HashMapStateBackend,
-        MemoryStateBackend,
-    )
-    from dagster_ckpt.config.kafka_semantic import (
-        KafkaDelivery,
-        Semantic,
-        kafka_delivery,
-    )
     from dagster_ckpt.config.modes import (
         CheckpointingMode,
         DesiredState,
         ExternalizedCheckpointCleanup,
         ExternalizedCheckpointRetention,
+        KafkaDelivery,
+        Semantic,
         TimeCharacteristic,
-    )
-    from dagster_ckpt.config.predefined_options import (
-        PredefinedOptions,
+        kafka_delivery,
     )
     from dagster_ckpt.config.rocksdb_options import (
+        PredefinedOptions,
         RocksDBOptionsFactory,
     )
     from dagster_ckpt.config.rocksdb_state_backends import (
@@ -55,6 +46,9 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.config.state_backend import (
         CustomStateBackend,
+        FsStateBackend,
+        HashMapStateBackend,
+        MemoryStateBackend,
         StateBackend,
     )
     from dagster_ckpt.driver.driver import (
@@ -161,31 +155,29 @@ _MODULES = {
     ),
     "config.durations": ("Duration",),
     "config.execution_config": ("ExecutionConfig",),
-    "config.heap_state_backends": (
-        "FsStateBackend",
-        "HashMapStateBackend",
-        "MemoryStateBackend",
-    ),
-    "config.kafka_semantic": (
-        "KafkaDelivery",
-        "Semantic",
-        "kafka_delivery",
-    ),
     "config.modes": (
         "CheckpointingMode",
         "DesiredState",
         "ExternalizedCheckpointCleanup",
         "ExternalizedCheckpointRetention",
+        "KafkaDelivery",
+        "Semantic",
         "TimeCharacteristic",
+        "kafka_delivery",
     ),
-    "config.predefined_options": ("PredefinedOptions",),
-    "config.rocksdb_options": ("RocksDBOptionsFactory",),
+    "config.rocksdb_options": (
+        "PredefinedOptions",
+        "RocksDBOptionsFactory",
+    ),
     "config.rocksdb_state_backends": (
         "EmbeddedRocksDBStateBackend",
         "RocksDBStateBackend",
     ),
     "config.state_backend": (
         "CustomStateBackend",
+        "FsStateBackend",
+        "HashMapStateBackend",
+        "MemoryStateBackend",
         "StateBackend",
     ),
     "driver.driver": ("run_stream",),

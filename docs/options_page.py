@@ -15,9 +15,8 @@ from typing import Any
 from dagster_ckpt import flink as options
 from dagster_ckpt.config import checkpoint_options as ranges
 from dagster_ckpt.config import execution_config as execution
-from dagster_ckpt.config.option_description import OptionDescription
-from dagster_ckpt.config.predefined_options import OPTIONS_SET
-from dagster_ckpt.config.rocksdb_options import RocksDBOptions
+from dagster_ckpt.config.rocksdb_options import OPTIONS_SET, RocksDBOptions
+from dagster_ckpt.config.validation import OptionDescription
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings

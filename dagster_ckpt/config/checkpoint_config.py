@@ -6,17 +6,15 @@ from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 from dagster_ckpt.config import checkpoint_options as allowed
-from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions, describe_options
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
 from dagster_ckpt.config.durations import Duration
-from dagster_ckpt.config.effects import describe_options
 from dagster_ckpt.config.modes import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
 )
-from dagster_ckpt.config.option_description import OptionDescription
-from dagster_ckpt.config.validation import INT_MAX, Choice, Switch
+from dagster_ckpt.config.validation import INT_MAX, Choice, OptionDescription, Switch
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.trigger import TriggerPolicy

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from dagster_ckpt.config.option_description import Effect, OptionDescription
 from dagster_ckpt.config.storage_path import StoragePath
-from dagster_ckpt.config.validation import WholeNumber
+from dagster_ckpt.config.validation import Effect, OptionDescription, WholeNumber
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024

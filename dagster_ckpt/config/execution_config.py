@@ -5,8 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.config.modes import TimeCharacteristic
-from dagster_ckpt.config.option_description import Effect, OptionDescription
-from dagster_ckpt.config.validation import LONG_MAX, Choice, Milliseconds, Switch, WholeNumber
+from dagster_ckpt.config.validation import (
+    LONG_MAX,
+    Choice,
+    Effect,
+    Milliseconds,
+    OptionDescription,
+    Switch,
+    WholeNumber,
+)
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 SERIALIZER = "spark.serializer"

@@ -5,12 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.config.heap_state_backends import FsStateBackend
-from dagster_ckpt.config.option_description import Effect, OptionDescription
-from dagster_ckpt.config.predefined_options import PredefinedOptions
-from dagster_ckpt.config.rocksdb_options import PREDEFINED, TRANSFER_THREADS, RocksDBOptions, options_factory
-from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, SettingValue, StateBackend
+from dagster_ckpt.config.rocksdb_options import (
+    PREDEFINED,
+    TRANSFER_THREADS,
+    PredefinedOptions,
+    RocksDBOptions,
+    options_factory,
+)
+from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, FsStateBackend, SettingValue, StateBackend
 from dagster_ckpt.config.storage_path import StoragePath
+from dagster_ckpt.config.validation import Effect, OptionDescription
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 # Flink removed these after 1.10. They still work here but are not advertised.

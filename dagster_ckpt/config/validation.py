@@ -1,9 +1,12 @@
-"""Validators for option values. The check and the sentence that a user reads come from the same value."""
+"""Validators of values, and how an option is described. The check and the message come from the same value."""
 
+from __future__ import annotations
+
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
@@ -145,3 +148,51 @@ class Choice(Generic[Member]):
         if value not in self.enum.__members__:
             raise OptionError(f"{self.option} is {value!r}, but must be {self.allowed}.")
         return self.enum[value]
+
+
+STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def checked_stream_id(stream_id: str) -> str:
+    """Validate a stream id and return it.
+
+    Raises:
+        OptionError: The id could name a path outside its folder.
+    """
+    if not STREAM_ID_PATTERN.fullmatch(stream_id):
+        raise OptionError(
+            f"{stream_id!r} cannot be the id of a stream, because it names a folder: use up to 128 letters, digits, "
+            "'_', '.' "
+            "and '-', a letter or digit first."
+        )
+    return stream_id
+
+
+class Effect(Enum):
+    """Kind of effect that an option has on Spark.
+
+    Attributes:
+        REAL: The engine or the coordinator implements exactly this.
+        MAPPED: A Spark mechanism with the same purpose implements it.
+        NONE: Not applicable, for the reason given.
+    """
+
+    REAL = "real"
+    MAPPED = "mapped"
+    NONE = "none"
+
+
+class OptionDescription(NamedTuple):
+    """One entry in the result of `describe`.
+
+    Attributes:
+        option: Its keyword, as in `CheckpointConfig(interval=…)`.
+        value: The value as set; durations in ms.
+        effect: How it takes effect.
+        explanation: What that means for this value.
+    """
+
+    option: str
+    value: object
+    effect: Effect
+    explanation: str

@@ -13,7 +13,7 @@ from dagster_ckpt.catalog.transitions import printed_log
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import StateBackend
-from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
+from dagster_ckpt.config.validation import STREAM_ID_PATTERN
 from dagster_ckpt.driver.pipes import pipes_report
 from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.flink.deployment import Deployment

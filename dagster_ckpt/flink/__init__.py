@@ -12,18 +12,24 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.durations import Duration
 from dagster_ckpt.config.execution_config import ExecutionConfig
-from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
-from dagster_ckpt.config.kafka_semantic import KafkaDelivery, Semantic, kafka_delivery
 from dagster_ckpt.config.modes import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
+    KafkaDelivery,
+    Semantic,
     TimeCharacteristic,
+    kafka_delivery,
 )
-from dagster_ckpt.config.predefined_options import PredefinedOptions
-from dagster_ckpt.config.rocksdb_options import RocksDBOptionsFactory
+from dagster_ckpt.config.rocksdb_options import PredefinedOptions, RocksDBOptionsFactory
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
-from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
+from dagster_ckpt.config.state_backend import (
+    CustomStateBackend,
+    FsStateBackend,
+    HashMapStateBackend,
+    MemoryStateBackend,
+    StateBackend,
+)
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.flink.program import JobExecutionResult, StreamExecution
 from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration

@@ -12,8 +12,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client import Client
 from dagster_ckpt.config import execution_config as allowed
 from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
-from dagster_ckpt.config.option_description import OptionDescription
-from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
+from dagster_ckpt.config.validation import STREAM_ID_PATTERN, OptionDescription
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.configured_program import ConfiguredProgram
 from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployment_below

@@ -21,7 +21,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
 from dagster_ckpt.config.storage_path import StoragePath
-from dagster_ckpt.config.stream_id import checked_stream_id
+from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.io.custom import FolderFileIO
 from dagster_ckpt.io.file_io import FileIO

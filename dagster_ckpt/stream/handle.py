@@ -14,7 +14,7 @@ from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import StateBackend
-from dagster_ckpt.config.stream_id import checked_stream_id
+from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -1,10 +1,12 @@
 import pytest
 
-from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
 from dagster_ckpt.config.state_backend import (
     BackendChange,
     CustomStateBackend,
+    FsStateBackend,
+    HashMapStateBackend,
+    MemoryStateBackend,
     PinnedState,
     StateBackend,
     backend_change,

@@ -13,7 +13,7 @@ from dagster_ckpt.config.modes import (
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
 )
-from dagster_ckpt.config.option_description import Effect
+from dagster_ckpt.config.validation import Effect
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 

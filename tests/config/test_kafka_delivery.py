@@ -2,8 +2,8 @@ import pickle
 
 import pytest
 
-from dagster_ckpt.config.kafka_semantic import Semantic, kafka_delivery
-from dagster_ckpt.config.option_description import Effect
+from dagster_ckpt.config.modes import Semantic, kafka_delivery
+from dagster_ckpt.config.validation import Effect
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 

@@ -9,11 +9,17 @@ import pyspark
 import pytest
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
-from dagster_ckpt.config.option_description import Effect
-from dagster_ckpt.config.predefined_options import OPTIONS_SET, PredefinedOptions, spark_settings_of
+from dagster_ckpt.config.rocksdb_options import OPTIONS_SET, PredefinedOptions, spark_settings_of
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
-from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend, storage_of_stream
+from dagster_ckpt.config.state_backend import (
+    CustomStateBackend,
+    FsStateBackend,
+    HashMapStateBackend,
+    MemoryStateBackend,
+    StateBackend,
+    storage_of_stream,
+)
+from dagster_ckpt.config.validation import Effect
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 ROCKSDB = "spark.sql.streaming.stateStore.rocksdb."

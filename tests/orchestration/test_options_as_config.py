@@ -16,10 +16,9 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
-from dagster_ckpt.config.predefined_options import PredefinedOptions
+from dagster_ckpt.config.rocksdb_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
-from dagster_ckpt.config.state_backend import CustomStateBackend
+from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.resources.resources import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.damage import damage_of

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
-from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import (
     LeaseHeldError,
     LiveDirectoryError,

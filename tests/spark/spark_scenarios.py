@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
-from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -18,10 +18,15 @@ from application_settings import THREADS
 from pyspark.sql import SparkSession
 from spark_scenarios import Workload, aggregation
 
-from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
-from dagster_ckpt.config.predefined_options import PredefinedOptions
+from dagster_ckpt.config.rocksdb_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
-from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
+from dagster_ckpt.config.state_backend import (
+    CustomStateBackend,
+    FsStateBackend,
+    HashMapStateBackend,
+    MemoryStateBackend,
+    StateBackend,
+)
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.query import start_query

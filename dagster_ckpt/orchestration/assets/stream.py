@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
+from dagster_ckpt.config.validation import STREAM_ID_PATTERN
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings

@@ -17,10 +17,9 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
-from dagster_ckpt.config.predefined_options import PredefinedOptions
+from dagster_ckpt.config.rocksdb_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
-from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
+from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.translator import (
     CHECKPOINT_CATALOG,

@@ -141,6 +141,13 @@ if TYPE_CHECKING:
         UpgradeMode,
         UpgradePolicy,
     )
+    from dagster_ckpt.sinks.registry import (
+        register_sink,
+    )
+    from dagster_ckpt.sinks.sink import (
+        OnRepeat,
+        Sink,
+    )
 
 # The module of each public name. Names are imported on first use, so that reading a catalog needs
 # neither Dagster nor Spark.
@@ -240,6 +247,11 @@ _MODULES = {
         "UpgradeMode",
         "UpgradePolicy",
     ),
+    "sinks.registry": ("register_sink",),
+    "sinks.sink": (
+        "OnRepeat",
+        "Sink",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -270,6 +282,7 @@ __all__ = [
     "JobManagerCheckpointStorage",
     "KafkaDelivery",
     "MemoryStateBackend",
+    "OnRepeat",
     "PeriodicSavepoints",
     "PredefinedOptions",
     "RestartSettings",
@@ -279,6 +292,7 @@ __all__ = [
     "RocksDBStateBackend",
     "SavepointHistory",
     "Semantic",
+    "Sink",
     "SparkSessionResource",
     "StateBackend",
     "StateBackendResource",
@@ -305,6 +319,7 @@ __all__ = [
     "external_streaming_asset",
     "kafka_delivery",
     "reading_checkpoint",
+    "register_sink",
     "run_stream",
     "stream_definitions",
     "streaming_asset",

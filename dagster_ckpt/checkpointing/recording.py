@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, Snapsho
 from dagster_ckpt.checkpointing.progress import BatchFigures
 from dagster_ckpt.checkpointing.snapshotting import TakenSnapshot
 from dagster_ckpt.errors import CkptError, LeaseLostError
-from dagster_ckpt.spark.query.guarantees import guarantees
+from dagster_ckpt.sinks.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle
 

@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.sinks.guarantees import guarantees
+from dagster_ckpt.sinks.in_snapshot import names_of_others
+from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
-from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import DEPLOYMENT
 from dagster_ckpt.stream.start_from import checked_label
@@ -132,7 +135,7 @@ def _take(
 ) -> TakenSnapshot:
     is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
     base = stream.store.base(order.base) if is_checkpoint else None
-    with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks, base=base) as staged:
+    with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=sinks_of(order.sinks), base=base) as staged:
         taken = staged.cut
 
         runner = executors_above(stream.executor_copy_bytes) if stream.executor_copy_bytes is not None else None
@@ -145,9 +148,12 @@ def _take(
             on_cut(taken.batch_id)
             return held
 
-        others = [sink for sink in order.sinks if file_sink_path(sink) is None]
         named = {"label": order.label} if order.label is not None else {}
-        properties = {**taken.properties, "other_sinks": others, DEPLOYMENT: stream.catalog.deployment_id}
+        properties = {
+            **taken.properties,
+            **guarantees(ExecutionMode(taken.properties["mode"]), order.sinks).properties(),
+        }
+        properties |= {"other_sinks": names_of_others(order.sinks), DEPLOYMENT: stream.catalog.deployment_id}
         properties |= {**order.properties, **named}
         header = SnapshotHeader(
             snapshot_id=order.snapshot_id,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.config.storage_path import StoragePath, local_path
@@ -10,6 +12,9 @@ from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.fsspec import FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
+
+# Drivers of the same storage.
+_DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, follow_links: bool = True) -> FileIO:
@@ -48,3 +53,46 @@ def normalised(location: str) -> str:
             "configured storage, where that is on the same host."
         )
     return path.url
+
+
+def same_folder(one: str, other: str) -> bool:
+    """Whether two spellings of a URL refer to the same folder: Spark writes `file:/a` where a user writes `/a`."""
+    return _plain(one) == _plain(other)
+
+
+def folders_overlap(one: str, other: str) -> bool:
+    """Whether two folders are the same, or one contains the other."""
+    return _lies_in(one, other) or _lies_in(other, one)
+
+
+def _lies_in(inner: str, outer: str) -> bool:
+    path = local_path(inner)
+    if path is None:
+        return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")
+    path = path.resolve()
+    return _plain(outer) in {_known_by_its_inode(each) for each in (path, *path.parents)}
+
+
+def _plain(url: str) -> str:
+    path = local_path(url)
+    if path is not None:
+        return _known_by_its_inode(path)
+    scheme, _, rest = url.partition("://")
+    authority, _, below = rest.partition("/")
+    # Normalised like Hadoop's `Path`.
+    return f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"
+
+
+def _known_by_its_inode(path: Path) -> str:
+    """A local folder, independent of the path used: symbolic links, disks mounted twice, case-insensitive names."""
+    path = path.resolve()
+    for there in (path, *path.parents):
+        try:
+            stat = there.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            # It does not exist yet: resolve relative to its nearest existing parent.
+            continue
+        except OSError:
+            break
+        return f"{stat.st_dev}:{stat.st_ino}/{path.relative_to(there)}"
+    return str(path)

@@ -10,6 +10,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CkptError, NothingCommittedError, StorageAccessError
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
+from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.checksums import KnownSnapshot
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
@@ -87,7 +88,7 @@ def examine_live_directory(
     snapshots = stream.catalog.snapshots.restorable(stream.stream_id)
     diagnosis = diagnose(
         LiveDirectory(location),
-        sinks=stream.catalog.executions.last_sinks(stream.stream_id),
+        sinks=sinks_of(stream.catalog.executions.last_sinks(stream.stream_id)),
         expected_query_id=snapshots[0].query_id if snapshots else None,
         deep=deep,
         snapshot=_known_snapshot(stream, snapshots) if deep else None,

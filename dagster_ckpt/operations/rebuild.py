@@ -23,6 +23,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError
+from dagster_ckpt.sinks.in_snapshot import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
@@ -273,9 +274,7 @@ def _where_it_stood(
 def _note_execution(stream: StreamHandle, lease: LeaseKeeper, rebuilt: RebuiltStream, batch: int | None) -> None:
     """Record what an execution would have reported: where the query writes, and its last batch."""
     newest = rebuilt.snapshots[-1].properties if rebuilt.snapshots else {}
-    noted, others = newest.get("sinks"), newest.get("other_sinks")
-    sinks = [f"FileSink[{sink['path']}]" for sink in noted] if isinstance(noted, list) else []
-    sinks += [str(sink) for sink in others] if isinstance(others, list) else []
+    sinks = [sink.name for sink in sinks_in(newest)]
     execution_id = str(uuid.uuid4())
     executions = stream.catalog.executions
     executions.start(lease.record, execution_id, run_id="rebuilt from storage", cause=StartCause.MANUAL, holder=_LOST)

@@ -20,7 +20,7 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
-from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.sinks.registry import output_of
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -84,7 +84,7 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
     plan = plan_recovery(facts)
     # The previous code, which wrote the snapshot, is about to start: what the new code wrote
     # elsewhere is left.
-    output = NamedOutput.of_sinks(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
+    output = output_of(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
     preview = preview_rewind(stream, facts, plan, output)
     for message in preview.messages():
         report(message)
@@ -95,6 +95,6 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
         # Refusals were raised earlier: a file could not be read or written, and the next try
         # continues there.
         raise StorageAccessError(str(error)) from error
-    for path in prepared.rolled_back:
-        report(f"rolled back the file sink {path}")
+    for place in prepared.rolled_back:
+        report(f"rolled back the sink {place}")
     return describe_snapshot(stream.catalog.snapshots.get(snapshot_id))

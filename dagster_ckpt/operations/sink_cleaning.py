@@ -7,23 +7,14 @@ its own files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.recovery.sink_survey import refuse_to_clean
-from dagster_ckpt.sinks.part_files import (
-    PartFile,
-    SinkLog,
-    delete_part_files,
-    names_in,
-    part_files,
-    read_sink_log,
-    storage_time_ms,
-)
-from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
-from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.sinks.in_snapshot import part_files_in_snapshot
+from dagster_ckpt.sinks.part_files import Leftovers, PartFile
+from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.stream.snapshots import describe_snapshot
@@ -104,32 +95,29 @@ def clean_sinks(
         StorageAccessError: A sink or a snapshot cannot be reached.
     """
     refuse_to_clean(stream)
-    sinks = [
-        path for path in map(file_sink_path, stream.catalog.executions.last_sinks(stream.stream_id)) if path is not None
-    ]
-    # List files first, then logs: a file committed in between is then found in the log.
-    files = {sink: part_files(sink) for sink in sinks}
-    logs = {sink: read_sink_log(sink) for sink in sinks}
+    sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    # Of each sink, files are listed first, then its log is read.
+    found = [(sink, leftovers) for sink in sinks if (leftovers := sink.leftovers()) is not None]
     in_snapshots = _named_in_snapshots(stream)
     rewinds = _rewinds(stream)
     may_write = _may_be_writing(stream)
-    now_ms = {sink: storage_time_ms(sink) for sink in sinks}
-    orphans = tuple(
-        Orphan(
-            sink,
-            file,
-            age_ms=_age_ms(file, now_ms[sink]),
-            undone_by=_undone_by(file, rewinds),
-            kept_because=in_snapshots.get(file.name) or _too_young(file, logs[sink], may_write, now_ms[sink], grace_ms),
-        )
-        for sink, found in files.items()
-        for file in found
-        if file.name not in logs[sink].names
-    )
-    if not dry_run:
-        for sink in sinks:
-            delete_part_files(sink, [each.file for each in orphans if each.sink == sink and each.is_removable])
-    return SinkCleaning(orphans, deleted=not dry_run)
+    orphans: list[Orphan] = []
+    for sink, leftovers in found:
+        unlisted = [file for file in leftovers.files if file.name not in leftovers.log.names]
+        theirs = [
+            Orphan(
+                sink.place or sink.name,
+                file,
+                age_ms=_age_ms(file, leftovers.now_ms),
+                undone_by=_undone_by(file, rewinds),
+                kept_because=in_snapshots.get(file.name) or _too_young(file, leftovers, may_write, grace_ms),
+            )
+            for file in unlisted
+        ]
+        orphans += theirs
+        if not dry_run:
+            sink.delete_leftovers([each.file for each in theirs if each.is_removable])
+    return SinkCleaning(tuple(orphans), deleted=not dry_run)
 
 
 def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
@@ -142,11 +130,11 @@ def _may_be_writing(stream: StreamHandle) -> bool:
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
 
 
-def _too_young(file: PartFile, log: SinkLog, may_write: bool, now_ms: int | None, grace_ms: int) -> str | None:
-    age_ms = _age_ms(file, now_ms)
+def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: int) -> str | None:
+    age_ms, newest_ms = _age_ms(file, leftovers.now_ms), leftovers.log.newest_at_ms
     if file.modified_at_ms is None or age_ms is None:
         return "its age is not known"
-    if may_write and (log.newest_at_ms is None or file.modified_at_ms >= log.newest_at_ms):
+    if may_write and (newest_ms is None or file.modified_at_ms >= newest_ms):
         return "the running query may be writing it"
     if age_ms < grace_ms:
         return f"younger than the grace period of {grace_ms // 1000} s"
@@ -159,19 +147,9 @@ def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
     for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
         if snapshot.location is not None:
             named |= dict.fromkeys(
-                _named_in_snapshot(stream, snapshot.location), f"{describe_snapshot(snapshot)} names it"
+                part_files_in_snapshot(stream.store, snapshot.location), f"{describe_snapshot(snapshot)} names it"
             )
     return named
-
-
-def _named_in_snapshot(stream: StreamHandle, location: str) -> set[str]:
-    names: set[str] = set()
-
-    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-        names.update(names_in(b"".join(chunks), f"{location}/{entry.path}"))
-
-    stream.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
-    return names
 
 
 def _rewinds(stream: StreamHandle) -> list[EventRecord]:

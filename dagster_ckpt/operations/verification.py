@@ -21,9 +21,8 @@ from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import SnapshotStore
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import sink_entry
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
 from dagster_ckpt.spark.query.state_rows import StateRows, count_state_rows

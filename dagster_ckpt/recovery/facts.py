@@ -8,10 +8,13 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Snaps
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
+from dagster_ckpt.sinks.in_snapshot import captured_sinks
+from dagster_ckpt.sinks.registry import described_sink
+from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshots import unregistered_snapshot
@@ -123,20 +126,20 @@ def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> Un
         if (commit := built.live.positions().commit) is not None
     ]
     snapshots: list[str] = []
-    folders = [output.folder] if output is not None and output.folder is not None else []
+    described = described_sink(output)
+    sinks = [described] if described is not None else []
     for location in stream.store.checkpoints():
         header = _header(stream, location)
         snapshots.append(location if header is not None else f"{location}, which cannot be read")
-        folders += _folders(header)
+        sinks += _sinks(header)
     for location in stream.store.savepoints():
         header = _header(stream, location)
         # The folder may contain savepoints of other streams.
         if header is not None and header.stream_id == stream.stream_id:
             snapshots.append(f"savepoint {location}")
-            folders += _folders(header)
-    distinct = [folder for i, folder in enumerate(folders) if not any(same_folder(folder, at) for at in folders[:i])]
-    sinks = [told for folder in distinct if (told := _log(folder)) is not None]
-    return UnknownState(directories, snapshots, sinks)
+            sinks += _sinks(header)
+    logs = [told for sink in distinct(sinks) if not sink.knows_queries and (told := _log(sink)) is not None]
+    return UnknownState(directories, snapshots, logs)
 
 
 def _header(stream: StreamHandle, location: str) -> SnapshotHeader | None:
@@ -148,14 +151,13 @@ def _header(stream: StreamHandle, location: str) -> SnapshotHeader | None:
         return None
 
 
-def _folders(header: SnapshotHeader | None) -> list[str]:
-    noted = header.properties.get("sinks") if header is not None else None
-    return [str(sink["path"]) for sink in noted] if isinstance(noted, list) else []
+def _sinks(header: SnapshotHeader | None) -> list[Sink]:
+    return (captured_sinks(header.properties) or []) if header is not None else []
 
 
-def _log(folder: str) -> str | None:
+def _log(sink: Sink) -> str | None:
     try:
-        last = logged_batch(folder)
+        last = newest_batch(sink, None)
     except StorageAccessError:
-        return f"the sink log of {folder}, which cannot be reached"
-    return None if last is None else f"the sink log of {folder}, up to batch {last}"
+        return f"the sink log of {sink.place}, which cannot be reached"
+    return None if last is None else f"the sink log of {sink.place}, up to batch {last}"

@@ -8,25 +8,27 @@ stream. What its first start must check is recorded in the catalog until that st
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
+from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import refuse_copies
-from dagster_ckpt.sinks.parquet import fork_output
-from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry, StillMine, own_past
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_fork import fork_output
+from dagster_ckpt.sinks.file_sink_log import own_past
+from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
-from dagster_ckpt.spark.query.output import same_folder
-from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -305,24 +307,15 @@ def give_outputs(
 
 
 def _logs_of_sinks(sinks: Sequence[str], batch_id: int) -> dict[str, list[SinkEntry]]:
-    return {
-        sink.path: [SinkEntry(file.source.rsplit("/", 1)[-1], file.folder.read(file.source)) for file in sink.files]
-        for sink in own_past(sinks, batch_id)
-    }
+    return {folder: own_past(folder, batch_id) for folder in _folders(sinks)}
 
 
 def _logs_of_snapshot(stream: StreamHandle, location: str) -> dict[str, list[SinkEntry]]:
-    described: Any = stream.store.manifest(location).header.properties.get("sinks")
-    paths = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
-    logs: dict[str, list[SinkEntry]] = {path: [] for path in paths}
-
-    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-        _, index, name = entry.path.split("/", 2)
-        logs[paths[int(index)]].append(SinkEntry(name, b"".join(chunks)))
-
-    stream.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
-    current = [
-        path for path in map(file_sink_path, stream.catalog.executions.last_sinks(stream.stream_id)) if path is not None
-    ]
+    logs = logs_in_snapshot(stream.store, location)
     # The fork may not write to the original's current folders either.
+    current = _folders(stream.catalog.executions.last_sinks(stream.stream_id))
     return logs | {path: [] for path in current if path not in logs}
+
+
+def _folders(sinks: Sequence[str]) -> list[str]:
+    return [sink.folder for sink in sinks_of(sinks) if isinstance(sink, FileSink)]

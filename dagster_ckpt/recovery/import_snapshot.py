@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SnapshotCorruptError
+from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.fork import Fork, TakenUp, give_outputs, take_up
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
-from dagster_ckpt.recovery.sink_survey import sink_logs_of_snapshot
-from dagster_ckpt.sinks.parquet import strange_file
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry, StillMine
+from dagster_ckpt.sinks.file_sink_fork import strange_file
+from dagster_ckpt.sinks.in_snapshot import captured_sinks, logs_in_snapshot, other_sinks
+from dagster_ckpt.sinks.registry import sink_of
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import folders_overlap, same_folder
-from dagster_ckpt.spark.query.sinks import sink_place
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import claim_live_folder
@@ -89,7 +89,7 @@ def import_snapshot(
         StorageAccessError: Something cannot be read or written.
     """
     snapshot = foreign_snapshot(stream, location)
-    logs = sink_logs_of_snapshot(stream, snapshot_location(snapshot))
+    logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))
     sinks = _moved_sinks(snapshot, outputs)
     _refuse_taken(stream, snapshot, sinks, logs if with_rows else {})
     folders = {path: sink.new for path in logs for sink in sinks if sink.name == path} if with_rows else {}
@@ -133,7 +133,7 @@ def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_
     """
     named = _sinks_of(snapshot)
     asked = {old.strip(): new.strip() for old, new in outputs.items()}
-    known = named or {old: sink_place(old) or old for old in asked}
+    known = named or {old: sink_of(old).place or old for old in asked}
     listed = ", ".join(known) or "none; name the place that its query writes to"
     moved = []
     for name, old in known.items():
@@ -154,15 +154,15 @@ def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_
 
 
 def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
-    described, others = snapshot.properties.get("sinks"), snapshot.properties.get("other_sinks", [])
-    if not isinstance(described, list) or not isinstance(others, list):
+    captured, others = captured_sinks(snapshot.properties), other_sinks(snapshot.properties)
+    if captured is None or ("other_sinks" in snapshot.properties and others is None):
         raise SnapshotCorruptError(
             f"{snapshot.location} does not say which sinks its query wrote to, so nobody could keep the imported "
-            "stream "
-            "away from them. Import another snapshot."
+            "stream away from them. Import another snapshot."
         )
-    folders: dict[str, str | None] = {str(sink["path"]): str(sink["path"]) for sink in described}
-    return folders | {str(sink): sink_place(str(sink)) for sink in others}
+    folders: dict[str, str | None] = {sink.place or sink.name: sink.place for sink in captured}
+    # A table that is known by its name only has no other place.
+    return folders | {sink.name: sink.place if sink.place != sink.name else None for sink in others or ()}
 
 
 def _refuse_taken(
@@ -218,7 +218,7 @@ def _meet(sink: _MovedSink, place: str) -> bool:
 def _places_of_others(stream: StreamHandle) -> Iterator[str]:
     """Where other streams of the catalog wrote last, or will write after a fork or import that has not started yet."""
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
-        yield sink_place(sink) or sink
+        yield sink_of(sink).place or sink
     for other in stream.catalog.streams.all():
         if other.stream_id != stream.stream_id and other.pending_restore is not None:
             yield from map(str, [*other.pending_restore.get("mapped", ()), *other.pending_restore.get("outputs", ())])

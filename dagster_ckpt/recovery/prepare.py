@@ -21,15 +21,19 @@ from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, sink_logs_of_snapshot, survey_sinks
+from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
 from dagster_ckpt.sinks.guard import Verdict
 from dagster_ckpt.sinks.in_flight import settle_in_flight
+from dagster_ckpt.sinks.in_snapshot import captured_sinks, logs_in_snapshot, sinks_in
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.sink import RollBack, Sink, roll_back
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import StillMine, own_past, roll_back, roll_back_to_own_past
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clone, give_query_id, materialize, unwatched
-from dagster_ckpt.spark.query.output import NamedOutput, begin_log, empty_log
-from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshots import describe_snapshot
@@ -41,8 +45,8 @@ class PreparedStart:
 
     Attributes:
         live: The live directory.
-        rolled_back: Paths of the file sinks that were rolled back to the restored batch.
-        may_repeat: Descriptions of sinks that this process cannot roll back.
+        rolled_back: Places of the sinks that were rolled back to the restored batch.
+        may_repeat: Names of sinks that this process cannot roll back.
     """
 
     live: LiveDirectory
@@ -152,13 +156,14 @@ def _resume(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedS
     """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
     live.note_in_use()
     _begin_logs(sinks, lease.step)
-    return PreparedStart(live, tuple(settle_in_flight(live, sinks.to_settle, still_mine=lease.step)))
+    return PreparedStart(live, _places(settle_in_flight(live, sinks.to_settle, still_mine=lease.step)))
 
 
 def _begin_logs(sinks: Survey, still_mine: StillMine) -> None:
     batch_id = sinks.aim.batch_id
-    for path in sinks.of(Verdict.BEGIN):
-        begin_log(path, batch_id, empty_log(batch_id, sinks.log_names), still_mine=still_mine)
+    for sink in sinks.of(Verdict.BEGIN):
+        if isinstance(sink, FileSink):
+            begin_log(sink.folder, batch_id, empty_log(batch_id, sinks.log_names), still_mine=still_mine)
 
 
 def _restore(
@@ -217,11 +222,12 @@ def _rewind(
             f"to batch {batch_id}. Start it once with start_from=latest, or go back to a snapshot, which names them."
         )
     # Raises before anything is changed if a sink cannot be rolled back.
-    own_past(_allowed(wrote_to, sinks), batch_id)
-    # For a table that already has the next batch and cannot be rolled back.
+    for sink in _allowed(sinks_of(wrote_to), sinks):
+        sink.check_roll_back(RollBack(batch_id))
     started_ms = monotonic_ms()
-    has_tables = any(file_sink_path(sink) is None for sink in wrote_to)
-    clone(old, live, at_batch=batch_id, carry_state=has_tables, marked=True, watch=watch)
+    # For a sink that already has the next batch and cannot be rolled back.
+    has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to))
+    clone(old, live, at_batch=batch_id, carry_state=has_others, marked=True, watch=watch)
     if fork:
         give_query_id(live, str(uuid.uuid4()))
     # The new timeline inherits the old one's snapshots up to this batch.
@@ -241,9 +247,13 @@ def _rewind(
     return _finish_restore(stream, record, sinks, lease)
 
 
-def _allowed(sinks: Sequence[str], survey: Survey) -> list[str]:
-    """The file sinks among a stream's previous sinks whose log may be rolled back."""
-    return [sink for sink in sinks if (path := file_sink_path(sink)) is not None and survey.allows(path)]
+def _allowed(sinks: Sequence[Sink], survey: Survey) -> list[Sink]:
+    """Those of a stream's previous sinks that may be rolled back."""
+    return [sink for sink in sinks if sink.rolls_back and survey.allows(sink)]
+
+
+def _places(sinks: Iterable[Sink]) -> tuple[str, ...]:
+    return tuple(sink.place or sink.name for sink in sinks)
 
 
 def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
@@ -315,32 +325,27 @@ def _start_empty(
 def _roll_back_pending(
     stream: StreamHandle, pending: Mapping[str, Any], survey: Survey, still_mine: StillMine
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Roll back what the start may roll back; returns the places, and the names of the sinks that it cannot."""
+    logs: dict[str, list[SinkEntry]] = {}
     if "location" in pending:
-        return _roll_back_to_snapshot(stream, str(pending["location"]), survey, still_mine)
-    sinks = [str(sink) for sink in pending.get("sinks", ())]
-    others = tuple(sink for sink in sinks if file_sink_path(sink) is None)
+        location = str(pending["location"])
+        header = stream.store.manifest(location).header
+        if captured_sinks(header.properties) is None:
+            raise SnapshotCorruptError(
+                f"{location} does not say which sinks its query wrote to. Restore another snapshot."
+            )
+        logs = logs_in_snapshot(stream.store, location)
+        sinks, batch_id = sinks_in(header.properties), header.batch_id
+        # What the stream wrote to since then.
+        sinks += [sink for sink in survey.of(Verdict.ROLL_BACK) if not sink.is_among(sinks)]
+    else:
+        sinks = sinks_of([str(sink) for sink in pending.get("sinks", ())])
+        batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
     allowed = _allowed(sinks, survey)
-    if "batch_id" in pending:
-        return tuple(roll_back_to_own_past(allowed, int(pending["batch_id"]), still_mine=still_mine)), others
-    paths = tuple(path for path in map(file_sink_path, allowed) if path is not None)
-    for path in paths:
-        roll_back(path, BEFORE_THE_FIRST_BATCH, (), still_mine=still_mine)
-    return paths, others
-
-
-def _roll_back_to_snapshot(
-    stream: StreamHandle, location: str, survey: Survey, still_mine: StillMine
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    header = stream.store.manifest(location).header
-    if not isinstance(header.properties.get("sinks"), list):
-        raise SnapshotCorruptError(f"{location} does not say which sinks its query wrote to. Restore another snapshot.")
-    rolled_back = []
-    for path, entries in sink_logs_of_snapshot(stream, location).items():
-        if survey.allows(path):
-            roll_back(path, header.batch_id, entries, still_mine=still_mine)
-            rolled_back.append(path)
-    others = header.properties.get("other_sinks")
-    return tuple(rolled_back), tuple(str(sink) for sink in others) if isinstance(others, list) else ()
+    for sink in allowed:
+        entries = logs.get(sink.place) if sink.place is not None else None
+        roll_back(sink, RollBack(batch_id, entries), still_mine)
+    return _places(allowed), tuple(sink.name for sink in sinks if not sink.rolls_back)
 
 
 def snapshot_location(snapshot: SnapshotRecord) -> str:

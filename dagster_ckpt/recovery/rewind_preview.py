@@ -12,15 +12,14 @@ from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
-from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
-from dagster_ckpt.sinks.forecast import forecast
 from dagster_ckpt.sinks.in_flight import carries_state, forecast_in_flight, keeps_state
+from dagster_ckpt.sinks.registry import sink_of, sinks_of
+from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import NamedOutput, same_folder
-from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot, sinks_written
 
@@ -154,21 +153,14 @@ def preview_rewind(
         sources=apart.sources if apart else (),
         span_ms=apart.span_ms if apart and apart.span_ms is not None else plan.rewound_ms,
         left=tuple(left),
-        sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged))),
+        sinks=(*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
         safety_savepoint=describe_safety_savepoint(plan, facts.start_from),
     )
 
 
-def _is_judged(sink: str, told: Sequence[SinkForecast]) -> bool:
-    return _is_one_of(sink, [each.sink for each in told])
-
-
-def _is_one_of(sink: str, sinks: Sequence[str]) -> bool:
-    """Whether a file sink is among others, even if they spell its folder differently."""
-    path = file_sink_path(sink)
-    others = [other for other in map(file_sink_path, sinks) if other is not None]
-    return path is not None and any(same_folder(path, other) for other in others)
+def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
+    return any(sink.is_same(sink_of(each.sink)) for each in judged)
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
@@ -201,11 +193,10 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
         )
 
 
-def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[str]:
+def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
     """The sinks the query wrote to when the snapshot was taken, and its current ones."""
-    then = list(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else []
-    now = dict.fromkeys(sinks_written(stream))
-    return [*then, *(sink for sink in now if sink not in then and not _is_one_of(sink, then))]
+    then = sinks_of_snapshot(stream, plan.snapshot) if plan.snapshot is not None else ()
+    return distinct(sinks_of([*then, *sinks_written(stream)]))
 
 
 def _sinks_in_flight(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
@@ -247,14 +238,7 @@ def _log_entries(
 ) -> dict[str, Sequence[SinkEntry]] | None:
     if plan.snapshot is None:
         return None
-    noted = _properties(stream, plan.snapshot).get("sinks")
-    paths = [str(sink["path"]) for sink in noted] if isinstance(noted, list) else []
-    entries: dict[str, list[SinkEntry]] = {path: [] for path in paths}
-    for file, data in files.items():
-        if file.startswith(f"{SINKS_FOLDER}/"):
-            _, index, name = file.split("/", 2)
-            entries[paths[int(index)]].append(SinkEntry(name, data))
-    return dict(entries)
+    return dict(logs_of_sinks(_properties(stream, plan.snapshot), files))
 
 
 def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str, bytes]) -> Distance | None:

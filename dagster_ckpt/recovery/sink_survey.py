@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import SharedSinkError
+from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
-from dagster_ckpt.sinks.effect import SinkEffect, SinkForecast
-from dagster_ckpt.sinks.guard import Judgement, NamedFolders, Refusal, SinkFacts, Start, Verdict, judge
-from dagster_ckpt.sinks.parquet import copied_files, files_of, past_of, read_log_at_hand
-from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_fork import copied_files
+from dagster_ckpt.sinks.file_sink_log import files_of, past_of, read_log_at_hand
+from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot
+from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import sink_entry
-from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
-from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written
 from dagster_ckpt.stream.liveness import is_held
 
@@ -53,16 +55,16 @@ class Aim:
 
     def is_mapped(self, place: str) -> bool:
         """Whether an import, if any, allows the query to write to a location."""
-        return self.mapped is None or _is_among(place, self.mapped)
+        return self.mapped is None or any(same_folder(place, mapped) for mapped in self.mapped)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a start does with each folder.
+    """What a start does with each sink that can be rolled back.
 
     Attributes:
         aim: Where it brings the query.
-        judgements: One for each folder that the query names, or that the stream or the snapshot is
+        judgements: One for each such sink that the query names, or that the stream or the snapshot is
             known to have written.
         to_settle: Sinks to check for the batch in flight if the query continues.
         log_names: Names of the entries of a log that ends at the batch, if known.
@@ -73,24 +75,24 @@ class Survey:
     to_settle: tuple[str, ...] = ()
     log_names: tuple[str, ...] = ()
 
-    def allows(self, path: str) -> bool:
-        """Whether the log of a folder may be rolled back."""
-        return any(each.verdict is Verdict.ROLL_BACK and same_folder(each.path, path) for each in self.judgements)
+    def allows(self, sink: Sink) -> bool:
+        """Whether a sink may be rolled back."""
+        return any(each.verdict is Verdict.ROLL_BACK and each.sink.is_same(sink) for each in self.judgements)
 
-    def of(self, verdict: Verdict) -> list[str]:
-        """The folders with a verdict."""
-        return [each.path for each in self.judgements if each.verdict is verdict]
+    def of(self, verdict: Verdict) -> list[Sink]:
+        """The sinks with a verdict."""
+        return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        """Forecasts for folders that are not simply continued or rolled back."""
+        """Forecasts for sinks that are not simply continued or rolled back."""
         told = [_forecast(each, self.aim) for each in self.judgements]
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Pass a start only if no folder belongs to another query.
+        """Pass a start only if no sink belongs to another query.
 
         Raises:
-            SharedSinkError: A folder does.
+            SharedSinkError: A sink does.
         """
         _refuse(
             self.judgements,
@@ -103,7 +105,7 @@ class Survey:
 def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
     refused = [each for each in judgements if each.verdict is Verdict.REFUSE]
     if refused:
-        told = " ".join(f"{each.path}: {each.refusal}." for each in refused)
+        told = " ".join(f"{each.sink.place}: {each.refusal}." for each in refused)
         raise SharedSinkError(f"{what} {told} {advice}")
 
 
@@ -165,60 +167,68 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
         StorageAccessError: A folder cannot be reached.
     """
     judgements = []
+    originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:
-        facts = SinkFacts(Start.FORKED, batch_id, ours=False, noted=True, originals=_is_among(new, [*logs]))
+        sink = FileSink.at(new)
+        facts = SinkFacts(Start.FORKED, batch_id, ours=False, noted=True, originals=sink.is_among(originals))
         if not facts.originals:
             at_hand = read_log_at_hand(new, batch_id)
             past = past_of(at_hand, copied_files(old, new, logs[old]))
             facts = replace(facts, last=at_hand.last_batch, past=past)
-        judgements.append(judge(new, facts))
+        judgements.append(judge(sink, facts))
     _refuse(judgements, "The output is not forked, nothing was changed.", "Name an empty folder.")
 
 
 def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Survey:
-    noted = sink_logs_of_snapshot(stream, aim.location) if aim.location is not None else {}
-    last_sinks = list(
-        dict.fromkeys([*aim.sinks, *sinks_written(stream), *stream.catalog.executions.last_sinks(stream.stream_id)])
-    )
-    ours = [path for path in map(file_sink_path, last_sinks) if path is not None]
-    others = stream.catalog.executions.sinks_of_others(stream.stream_id)
-    anothers = [path for path in map(file_sink_path, others) if path is not None]
-    named = NamedFolders.of(output, last_sinks, [*noted] if aim.start is not Start.CLEAN else [])
+    logs = logs_in_snapshot(stream.store, aim.location) if aim.location is not None else {}
+    noted = [(FileSink.at(path), entries) for path, entries in logs.items()]
+    reported = stream.catalog.executions.last_sinks(stream.stream_id)
+    last_sinks = sinks_of(list(dict.fromkeys([*aim.sinks, *sinks_written(stream), *reported])))
+    ours = [sink for sink in last_sinks if sink.rolls_back]
+    anothers = sinks_of(stream.catalog.executions.sinks_of_others(stream.stream_id))
+    named = NamedSinks.of(output, last_sinks, [sink for sink, _ in noted] if aim.start is not Start.CLEAN else [])
     left_behind = aim.is_unfinished or aim.snapshot_id not in {
         snapshot.snapshot_id for snapshot in stream.catalog.snapshots.restorable(stream.stream_id)
     }
-    lasts = {path: logged_batch(path) for path in named.folders}
+    lasts = [(sink, newest_batch(sink, None)) for sink in named.sinks if isinstance(sink, FileSink)]
     planned = _planned(stream) if aim.start in (Start.RESUME, Start.CLEAN) else None
     judgements = []
-    for path in _distinct([*noted, *named.folders, *ours, *aim.originals]):
-        entries = next((log for each, log in noted.items() if same_folder(each, path)), None)
+    originals = [FileSink.at(path) for path in aim.originals]
+    for sink in distinct([*(sink for sink, _ in noted), *named.sinks, *ours, *originals]):
+        entries = next((entries for each, entries in noted if each.is_same(sink)), None)
         facts = SinkFacts(
             aim.start,
             aim.batch_id,
-            named=named.names(path),
-            ours=_is_among(path, ours),
+            named=named.names(sink),
+            ours=sink.is_among(ours),
             others_known=bool(last_sinks),
             noted=entries is not None,
-            originals=_is_among(path, aim.originals),
-            anothers=_is_among(path, anothers),
-            mapped=aim.is_mapped(path),
-            last=next((last for each, last in lasts.items() if same_folder(each, path)), None),
+            originals=sink.is_among(originals),
+            anothers=sink.is_among(anothers),
+            mapped=aim.is_mapped(sink.place or sink.name),
+            last=next((last for each, last in lasts if each.is_same(sink)), None),
             planned=planned,
             left_behind=left_behind,
+            has_log=isinstance(sink, FileSink),
+            knows_queries=sink.knows_queries,
         )
-        if facts.named and (entries is not None or not facts.ours):
-            at_hand = read_log_at_hand(path, aim.batch_id if aim.noted_batch is None else aim.noted_batch)
-            facts = replace(facts, blank=at_hand.is_blank)
-            if entries is not None:
-                facts = replace(facts, past=past_of(at_hand, files_of(entries, path)))
-        judgements.append(judge(path, facts))
-    if output is not None and output.place is not None and output.folder is None and not aim.is_mapped(output.place):
-        judgements.append(Judgement(output.place, Verdict.REFUSE, Refusal.NOT_MAPPED))
-    names = next(([entry.name for entry in log] for log in noted.values() if log), list(aim.log_names))
-    to_settle = [f"FileSink[{path}]" for path in named.folders]
+        judgements.append(judge(sink, _compared(sink, facts, entries, aim)))
+    if output is not None and output.place is not None and not named.sinks and not aim.is_mapped(output.place):
+        judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
+    names = next(([entry.name for entry in log] for _, log in noted if log), list(aim.log_names))
+    to_settle = [sink.name for sink in named.sinks]
     # A table that the query wrote to is checked under its own id.
-    to_settle += [sink for sink in last_sinks if file_sink_path(sink) is None]
+    to_settle += [sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)]
     return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
+
+
+def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None, aim: Aim) -> SinkFacts:
+    """The facts, with what the log of a file sink says of who wrote it."""
+    if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
+        return facts
+    at_hand = read_log_at_hand(sink.folder, aim.batch_id if aim.noted_batch is None else aim.noted_batch)
+    past = past_of(at_hand, files_of(entries, sink.folder)) if entries is not None else facts.past
+    return replace(facts, blank=at_hand.is_blank, past=past)
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
@@ -231,40 +241,19 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
     Raises:
         SharedSinkError: Another stream writes there.
     """
-    if output is None or output.folder is None:
+    sink = described_sink(output)
+    if sink is None or sink.knows_queries:
         return
     for other in stream.catalog.executions.of_other_streams(stream.stream_id):
-        sinks = (other.progress or {}).get("sinks")
-        paths = map(file_sink_path, map(str, sinks)) if isinstance(sinks, list) else ()
-        if not any(path is not None and same_folder(path, output.folder) for path in paths):
+        reported = (other.progress or {}).get("sinks")
+        if not sink.is_among(sinks_of([str(name) for name in reported]) if isinstance(reported, list) else []):
             continue
         if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(
-                f"Stream {stream.stream_id!r} is not started: it would write to {output.folder}, where stream "
-                f"{other.stream_id!r} "
-                f"writes (run {other.run_id}). Each would pass over the batches of the other without a word. Let it "
-                "write to a folder of its own."
+                f"Stream {stream.stream_id!r} is not started: it would write to {sink.place}, where stream "
+                f"{other.stream_id!r} writes (run {other.run_id}). Each would pass over the batches of the other "
+                "without a word. Let it write to a folder of its own."
             )
-
-
-def sink_logs_of_snapshot(stream: StreamHandle, location: str) -> dict[str, list[SinkEntry]]:
-    """The logs of file sinks contained in a snapshot, by folder.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: It cannot be reached.
-    """
-    described = stream.store.manifest(location).header.properties.get("sinks")
-    paths = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
-    logs: dict[str, list[SinkEntry]] = {path: [] for path in paths}
-
-    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-        index, name = sink_entry(entry.path)
-        logs[paths[index]].append(SinkEntry(name, b"".join(chunks)))
-
-    if paths:
-        stream.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
-    return logs
 
 
 def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
@@ -286,7 +275,7 @@ def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
         return Aim(
             Start.FORKED,
             max(batch_id, commit if commit is not None else batch_id),
-            sinks=[f"FileSink[{path}]" for path in pending.get("outputs", ())],
+            sinks=[FileSink.at(str(path)).name for path in pending.get("outputs", ())],
             originals=[str(path) for path in pending["parent_outputs"]],
             log_names=[str(name) for name in pending["log_names"]],
             mapped=[str(place) for place in pending["mapped"]] if "mapped" in pending else None,
@@ -301,20 +290,8 @@ def _planned(stream: StreamHandle) -> int | None:
     return LiveDirectory(live).positions().offset if live is not None else None
 
 
-def _distinct(paths: Sequence[str]) -> list[str]:
-    found: list[str] = []
-    for path in paths:
-        if not _is_among(path, found):
-            found.append(path)
-    return found
-
-
-def _is_among(path: str, others: Sequence[str]) -> bool:
-    return any(same_folder(path, other) for other in others)
-
-
 def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
-    sink = f"FileSink[{judgement.path}]"
+    sink = judgement.sink.name
     if judgement.verdict is Verdict.LEAVE and aim.start is not Start.RESUME:
         return SinkForecast(sink, SinkEffect.UNTOUCHED, "The query about to start does not write there.")
     if judgement.verdict is Verdict.BEGIN:

@@ -32,10 +32,9 @@ from dagster_ckpt.recovery.retention import delete_older_live_directories, disca
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
+from dagster_ckpt.sinks.guarantees import can_replay_a_batch, guarantees
 from dagster_ckpt.snapshot.manifest import SnapshotKind
-from dagster_ckpt.spark.query.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.spark.query.sinks import can_replay_a_batch
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper
 
@@ -275,7 +274,7 @@ class AttemptRunner:
             # In these modes a batch is not replayed identically, so a snapshot cannot include it, even if forced.
             return False
         # A restore replays the batch. A sink that does not detect that would receive its rows twice.
-        return self._stream.options.force_unaligned or all(can_replay_a_batch(sink) for sink in running.order.sinks)
+        return self._stream.options.force_unaligned or can_replay_a_batch(running.order.sinks)
 
     def _stored(self, result: Stored) -> Event:
         taken = result.taken

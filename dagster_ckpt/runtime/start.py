@@ -25,6 +25,7 @@ from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest
 from dagster_ckpt.runtime.start_watch import StartWatch
+from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
@@ -218,8 +219,8 @@ class Start:
         return plan
 
     def _report_sinks(self, prepared: PreparedStart) -> None:
-        for path in prepared.rolled_back:
-            log_message(self._stream.stream_id, f"rolled back the file sink {path}")
+        for place in prepared.rolled_back:
+            log_message(self._stream.stream_id, f"rolled back the sink {place}")
         for sink in prepared.may_repeat:
             log_message(
                 self._stream.stream_id, f"this sink cannot be rolled back and gets the rewound batches again: {sink}"
@@ -227,9 +228,10 @@ class Start:
 
     def _note_output(self, output: NamedOutput | None) -> None:
         """Record where the query will write: it may be killed before it reports that itself."""
-        if output is not None and output.folder is not None:
-            sinks = [f"FileSink[{output.folder}]"]
-            self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, {"sinks": sinks})
+        sink = described_sink(output)
+        if sink is not None:
+            noted = {"sinks": [sink.name]}
+            self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
 
     def _note_damage(self, live: LiveDirectory, damage: Damage | None) -> None:
         """Note that the query cannot resume in a live directory, so that the next start chooses another point."""

@@ -1,4 +1,4 @@
-"""Read what a Delta table remembers of a query, from its plain JSON commits.
+"""Delta tables: what one remembers of a query, read from its plain JSON commits, and what that means for a replay.
 
 The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers":
 appId is the query's id, version is the batch) and skips a batch that is not greater than the newest
@@ -9,15 +9,20 @@ are Parquet and are not read here.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError
 from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.tables import BATCH_MEMORY, cannot_look, forecast_remembered, unproven
 
 LOG = "_delta_log"
+_NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _COMMIT = re.compile(r"(\d{20})\.json")
 
 
@@ -105,3 +110,98 @@ def _restored_to(action: Mapping[str, Any]) -> int | None:
         return None
     version = str((info.get("operationParameters") or {}).get("version"))
     return number_in(version)
+
+
+class DeltaTable(Sink):
+    """A Delta table known by its folder."""
+
+    on_repeat = OnRepeat.SKIPS
+    is_proven = False
+    knows_queries = True
+
+    def __init__(self, name: str, place: str) -> None:
+        super().__init__(name, place)
+        self.folder = place
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        match = _NAME.fullmatch(name)
+        return cls(name, match["path"]) if match else None
+
+    @classmethod
+    def name_of(cls, output_format: str, place: str) -> str | None:
+        """See `Sink.name_of`."""
+        return f"DeltaSink[{place}]" if output_format == "delta" else None
+
+    def last_batch(self, query_id: str | None) -> int | None:
+        """See `Sink.last_batch`."""
+        if query_id is None:
+            return None
+        try:
+            return self._memory(query_id, sys.maxsize).last_batch
+        except FileNotFoundError:
+            return None
+
+    def forecast(self, replay: Replay) -> SinkForecast:
+        """See `Sink.forecast`."""
+        if replay.to_batch < 0 or not replay.keeps_query_id or replay.query_id is None:
+            return self._as_another_query(replay)
+        try:
+            memory = self._memory(replay.query_id, replay.to_batch)
+        except (CkptError, FileNotFoundError) as error:
+            return cannot_look(self, "Delta", error)
+        if memory.last_batch is None and not memory.reaches_back:
+            return SinkForecast(
+                self.name,
+                SinkEffect.LOSE,
+                f"The table {BATCH_MEMORY} and query id, but older commits are only in Parquet checkpoints of its log: "
+                "it cannot be ruled out that it passes over the rewound batches.",
+                "Start with new_query_id after restoring the table.",
+            )
+        if _would_miss_state(memory.last_batch, replay):
+            return SinkForecast(
+                self.name,
+                SinkEffect.UNREACHABLE,
+                f"The table has this query's batches up to {memory.last_batch} and passes over them without running "
+                "them: their state would never be computed, and the query would fail at the batch after.",
+                f"RESTORE it to before batch {replay.to_batch + 1} and start with new_query_id.",
+            )
+        where = f"RESTORE it to version {memory.version}" if memory.version is not None else "RESTORE it to before them"
+        return forecast_remembered(
+            self,
+            memory.last_batch,
+            replay,
+            advice=f"{where} and start with new_query_id: RESTORE does not make it forget this query's batches.",
+        )
+
+    def _as_another_query(self, replay: Replay) -> SinkForecast:
+        repeats = SinkForecast(
+            self.name,
+            SinkEffect.DUPLICATE,
+            "The table does not know the new query id, so it takes the rewound batches once more.",
+            "RESTORE it to the version before them first.",
+        )
+        if replay.query_id is None:
+            return repeats
+        try:
+            memory = self._memory(replay.query_id, replay.to_batch)
+        except (CkptError, FileNotFoundError):
+            return repeats
+        if memory.last_batch is not None and memory.last_batch <= replay.to_batch:
+            return unproven(self, f"The table holds no batch after {replay.to_batch}.")
+        if memory.version is not None and memory.restored_to == memory.version:
+            return unproven(self, f"The table was restored to version {memory.version}, before the rewound batches.")
+        if memory.version is None:
+            return repeats
+        advice = f"RESTORE it to version {memory.version} first."
+        return SinkForecast(self.name, repeats.effect, repeats.reason, advice)
+
+    def _memory(self, query_id: str, batch_id: int) -> DeltaMemory:
+        return read_delta_memory(open_file_io(self.folder), query_id, batch_id)
+
+
+def _would_miss_state(last_batch: int | None, replay: Replay) -> bool:
+    if not replay.stateful or last_batch is None or last_batch <= replay.to_batch:
+        return False
+    return not (replay.carries_state and last_batch == replay.in_flight)

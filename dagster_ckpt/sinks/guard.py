@@ -1,19 +1,21 @@
-"""Guard: decide who owns a sink's log before a start, restore, rewind, fork, roll-back or clean-up changes it.
+"""Guard: decide who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
 
-A log is rolled back, emptied or continued only if the query about to start names its folder, and if
-catalog, stream and log agree on who wrote it. A folder that a snapshot names and the query does not
-is not changed.
+A sink is rolled back, emptied or continued only if the query about to start names it, and if
+catalog, stream and the sink's own log agree on who wrote it. A sink that a snapshot names and the
+query does not is not changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from dagster_ckpt.sinks.parquet import Past
-from dagster_ckpt.spark.query.output import NamedOutput, same_folder
-from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import Past
+from dagster_ckpt.sinks.registry import described_sink
+from dagster_ckpt.sinks.sink import Sink, distinct
+from dagster_ckpt.spark.query.output import NamedOutput
 
 
 class Start(StrEnum):
@@ -68,7 +70,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class SinkFacts:
-    """Facts about one folder.
+    """Facts about one sink that can be rolled back; for the file sink, about its folder.
 
     Attributes:
         start: The kind of start.
@@ -85,6 +87,9 @@ class SinkFacts:
         blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
         left_behind: The snapshot is of an abandoned timeline, so the log may have diverged since.
+        has_log: It is a file sink. Another sink has no log that a query could continue by mistake: what
+            its own stream has written is undone.
+        knows_queries: The sink keeps the batches of different queries apart.
     """
 
     start: Start
@@ -101,37 +106,45 @@ class SinkFacts:
     blank: bool = False
     past: Past = Past.SAME
     left_behind: bool = False
+    has_log: bool = True
+    knows_queries: bool = False
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Decision for one folder.
+    """Decision for one sink.
 
     Attributes:
-        path: The folder.
-        verdict: What happens to its log.
+        sink: The sink.
+        verdict: What happens to it.
         refusal: Why the start is refused, for REFUSE.
     """
 
-    path: str
+    sink: Sink
     verdict: Verdict
     refusal: Refusal | None = None
 
 
-def judge(path: str, facts: SinkFacts) -> Judgement:
-    """Decide what a start does with the log of one folder. A pure function."""
+def judge(sink: Sink, facts: SinkFacts) -> Judgement:
+    """Decide what a start does with one sink. A pure function."""
     if not facts.named:
-        return Judgement(path, Verdict.LEAVE)
+        return Judgement(sink, Verdict.LEAVE)
     if facts.originals:
-        return Judgement(path, Verdict.REFUSE, Refusal.ORIGINALS)
-    if facts.anothers and facts.last is not None and (not facts.ours or facts.start is Start.CLEAN):
-        return Judgement(path, Verdict.REFUSE, Refusal.ANOTHER_STREAMS)
+        return Judgement(sink, Verdict.REFUSE, Refusal.ORIGINALS)
+    is_shared = facts.anothers and not facts.knows_queries and (facts.last is not None or not facts.has_log)
+    if is_shared and (not facts.ours or facts.start is Start.CLEAN):
+        return Judgement(sink, Verdict.REFUSE, Refusal.ANOTHER_STREAMS)
     if not facts.mapped:
-        return Judgement(path, Verdict.REFUSE, Refusal.NOT_MAPPED)
-    decided = _RULES[facts.start](facts)
+        return Judgement(sink, Verdict.REFUSE, Refusal.NOT_MAPPED)
+    decided = _RULES[facts.start](facts) if facts.has_log else _without_log(facts)
     if isinstance(decided, Refusal):
-        return Judgement(path, Verdict.REFUSE, decided)
-    return Judgement(path, decided)
+        return Judgement(sink, Verdict.REFUSE, decided)
+    return Judgement(sink, decided)
+
+
+def _without_log(facts: SinkFacts) -> Verdict:
+    goes_back = facts.start in (Start.TO_SNAPSHOT, Start.TO_BATCH, Start.EMPTY)
+    return Verdict.ROLL_BACK if goes_back and facts.ours else Verdict.CONTINUE
 
 
 def _resume(facts: SinkFacts) -> Verdict | Refusal:
@@ -223,26 +236,37 @@ _RULES = {
 
 
 @dataclass(frozen=True)
-class NamedFolders:
-    """Folders to which the query about to start writes files.
+class NamedSinks:
+    """The sinks to which the query about to start writes, as far as they can be rolled back.
 
     Attributes:
-        folders: The folders.
-        is_seen: Whether the folders come from the query itself. Otherwise, if the query is not
-            available, they come from the catalog and the snapshot.
+        sinks: The sinks.
+        is_seen: Whether they come from the query itself. Otherwise, if the query is not available, they
+            come from the catalog and the snapshot.
     """
 
-    folders: tuple[str, ...]
+    sinks: tuple[Sink, ...]
     is_seen: bool
 
     @staticmethod
-    def of(output: NamedOutput | None, last_sinks: Sequence[str], noted: Sequence[str] = ()) -> NamedFolders:
-        """The folders of a described query, or if there is none, those to which the stream is known to write."""
-        if output is not None:
-            return NamedFolders((output.folder,) if output.folder is not None else (), is_seen=True)
-        last = [path for path in map(file_sink_path, last_sinks) if path is not None]
-        return NamedFolders(tuple(dict.fromkeys([*last, *noted])), is_seen=False)
+    def of(output: NamedOutput | None, last_sinks: Sequence[Sink], noted: Sequence[Sink] = ()) -> NamedSinks:
+        """The sink of a described query, or if there is none, those to which the stream is known to write."""
+        if output is None:
+            known = [sink for sink in (*last_sinks, *noted) if sink.rolls_back]
+            return NamedSinks(tuple(distinct(known)), is_seen=False)
+        sink = described_sink(output)
+        if sink is None and output.place is None:
+            # A table, or a function, that the description does not name: the one written last.
+            same_kind = [each for each in last_sinks if each.rolls_back and _may_be_that_of(each, output)]
+            return NamedSinks(tuple(distinct(same_kind)), is_seen=False)
+        return NamedSinks((sink,) if sink is not None and sink.rolls_back else (), is_seen=True)
 
-    def names(self, path: str) -> bool:
-        """Whether a folder is among them, in any spelling."""
-        return any(same_folder(path, folder) for folder in self.folders)
+    def names(self, sink: Sink) -> bool:
+        """Whether a sink is among them, in any spelling."""
+        return sink.is_among(self.sinks)
+
+
+def _may_be_that_of(sink: Sink, output: NamedOutput) -> bool:
+    """Whether a query whose description names no place may write to a sink; a file sink is always named."""
+    described = described_sink(replace(output, place=sink.place))
+    return described is not None and described.is_same(sink) and not isinstance(sink, FileSink)

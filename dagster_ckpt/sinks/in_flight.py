@@ -1,9 +1,10 @@
 """Decide what happens to the batch in flight (planned but not committed), based on what each sink remembers of it.
 
-A file sink and a Delta table skip a batch that they already have *without running it*: no task
-runs, no state is written, and Spark commits the batch. For a sink that has batch N+1 when the query
-continues after N, every start must therefore ensure one of three things: the complete state of N+1
-is available as well, or the sink's log is rolled back to N, or the query is not started. Checkpoint
+Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have
+*without running it*: no task runs, no state is written, and Spark commits the batch. For a sink that
+has batch N+1 when the query continues after N, every start must therefore ensure one of three
+things: the complete state of N+1 is available as well, or the sink is rolled back to N, or the query
+is not started. Checkpoint
 format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3 does not
 even resume in place (`assertion failed: CheckpointInfo length: 0`), so there only the second way is
 possible.
@@ -11,24 +12,20 @@ possible.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
-from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.delta import read_delta_memory
-from dagster_ckpt.sinks.effect import SinkEffect, SinkForecast
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.sink import OnRepeat, RollBack, Sink, SinkEffect, SinkForecast, newest_batch, roll_back
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import cut, state_after
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import StillMine, roll_back_to_own_past
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry, parse_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
-from dagster_ckpt.spark.query.output import logged_batch
-from dagster_ckpt.spark.query.sinks import file_sink_path
 
-_DELTA = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 BEFORE_THE_FIRST_BATCH = -1
 
 
@@ -162,34 +159,6 @@ def carries_state(live: LiveDirectory, at_batch: int) -> bool:
         return False
 
 
-def remembered_batch(sink: str, live: LiveDirectory, batch_id: int) -> int | None:
-    """The newest batch of a sink that skips existing batches without running them.
-
-    Args:
-        sink: Spark's name for it.
-        live: The live directory, which identifies the query.
-        batch_id: The committed batch.
-
-    Returns:
-        None for a sink without batches, and for every other kind of sink, which runs every batch.
-
-    Raises:
-        LiveDirectoryError: A commit of the table cannot be parsed.
-        StorageAccessError: The sink cannot be reached.
-    """
-    path = file_sink_path(sink)
-    if path is not None:
-        return logged_batch(path)
-    match = _DELTA.fullmatch(sink)
-    if match is None:
-        return None
-    try:
-        query_id = parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-        return read_delta_memory(open_file_io(match["path"]), query_id, batch_id).last_batch
-    except FileNotFoundError:
-        return None
-
-
 def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkForecast]:
     """Forecast what each sink does with the batch after the committed one, if it already has that batch.
 
@@ -202,10 +171,10 @@ def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkFo
         StorageAccessError: The directory or a sink cannot be reached.
     """
     found = _decided(live, sinks)
-    return [forecast for sink, at, what in found if (forecast := _forecast(sink, at, what)) is not None]
+    return [forecast for sink, at, what in found if (forecast := _forecast(sink.name, at, what)) is not None]
 
 
-def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine) -> list[str]:
+def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine) -> list[Sink]:
     """Before a query starts in a directory, roll back the sinks that would skip a batch whose state is missing.
 
     Can be interrupted at any point and repeated.
@@ -216,7 +185,7 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: S
         still_mine: Entered around each change; raises if this process is no longer the writer.
 
     Returns:
-        Folders of the file sinks whose log was rolled back.
+        The sinks that were rolled back.
 
     Raises:
         RowsAtRiskError: A sink that cannot be rolled back would skip such a batch.
@@ -226,33 +195,31 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: S
     """
     found = _decided(live, sinks)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
-    told = [_forecast(sink, at, what) for sink, at, what in found if what in stops]
+    told = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
     refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in told if each is not None)
     if refused:
         raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
-    rolled_back: list[str] = []
-    for sink, at, what in found:
-        if what is InFlight.ROLL_BACK:
-            rolled_back += roll_back_to_own_past([sink], at, still_mine=still_mine)
-    return rolled_back
+    rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]
+    for sink, at in rolled_back:
+        roll_back(sink, RollBack(at), still_mine)
+    return [sink for sink, _ in rolled_back]
 
 
-def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[str, int, InFlight]]:
+def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[Sink, int, InFlight]]:
     """Each sink with the batch after which the query continues, and what happens to the next one."""
-    memories = [sink for sink in sinks if file_sink_path(sink) is not None or _DELTA.fullmatch(sink)]
+    memories = [sink for sink in sinks_of(sinks) if sink.on_repeat is OnRepeat.SKIPS]
     if not memories:
         return []
     at = unfinished(live)
     found = []
     for sink in memories:
-        is_file_sink = file_sink_path(sink) is not None
-        if not is_file_sink and not _asks_the_table(at):
+        if sink.knows_queries and not _asks_the_sink(at):
             continue
-        newest = remembered_batch(sink, live, at.batch_id)
-        if is_file_sink and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
+        newest = newest_batch(sink, live_query_id(live) if sink.knows_queries else None)
+        if not sink.knows_queries and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
             found.append((sink, at.batch_id, InFlight.FOREIGN))
             continue
-        facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=is_file_sink)
+        facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=sink.rolls_back)
         found.append((sink, at.batch_id, decide_in_flight(facts)))
     return found
 
@@ -263,8 +230,8 @@ def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
     return planned is None or batch_id > planned
 
 
-def _asks_the_table(at: Unfinished) -> bool:
-    """Whether the table's log matters: if the state is available, an unreadable table does not prevent a start."""
+def _asks_the_sink(at: Unfinished) -> bool:
+    """Whether the memory of the sink matters: if the state is available, an unreadable table prevents no start."""
     passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.SKIPPED
     return at.planned and not passed
 
@@ -277,7 +244,7 @@ def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
         return SinkForecast(
             sink,
             SinkEffect.EXACT,
-            f"{has}, and the state after it cannot be gone on from: its log goes back to batch {batch_id}, and the "
+            f"{has}, and the state after it cannot be gone on from: it goes back to batch {batch_id}, and the "
             "batch is run again.",
         )
     if what is InFlight.FOREIGN:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from dagster_ckpt.errors import SinkRollbackError
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG, own_past
+from dagster_ckpt.sinks.file_sink_log import LOG, own_past
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 
@@ -54,6 +54,33 @@ class SinkLog:
     newest_at_ms: int | None
 
 
+@dataclass(frozen=True)
+class Leftovers:
+    """The part files of a folder, and what tells which of them nothing needs.
+
+    Attributes:
+        files: All part files, listed before the log: a file committed in between is then in the log.
+        log: Content of the log.
+        now_ms: The current time by the clock that dates the files; None if it dates none.
+    """
+
+    files: tuple[PartFile, ...]
+    log: SinkLog
+    now_ms: int | None
+
+
+def read_leftovers(path: str) -> Leftovers:
+    """List the part files of a folder, then read its log.
+
+    Raises:
+        SinkRollbackError: The log is missing or incomplete, so the listed files are unknown.
+        LiveDirectoryError: The log has a hole, or an entry cannot be parsed.
+        StorageAccessError: The folder cannot be read or written.
+    """
+    files = tuple(part_files(path))
+    return Leftovers(files, read_sink_log(path), storage_time_ms(path))
+
+
 def part_files(path: str) -> list[PartFile]:
     """Files below a folder with a name in the form of Spark's file sink.
 
@@ -88,7 +115,7 @@ def read_sink_log(path: str) -> SinkLog:
             f"{path} has no log ({LOG} is missing or empty), so no file there can be told to be an orphan. Readers "
             "take all files of such a folder for rows; delete by hand what is not needed."
         )
-    own_past([f"FileSink[{path}]"], max(entries.values()))
+    own_past(path, max(entries.values()))
     newest = max(entries, key=entries.__getitem__)
     written = {file.name: file.modified_at_ms for file in _all_files(f"{path.rstrip('/')}/{LOG}")}
     names = frozenset(

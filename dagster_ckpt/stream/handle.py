@@ -16,6 +16,7 @@ from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
+from dagster_ckpt.sinks.in_snapshot import sinks_in
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.recorded import RecordedSettings
@@ -225,6 +226,4 @@ def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[s
     properties = snapshot.properties or (
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )
-    noted, others = properties.get("sinks"), properties.get("other_sinks")
-    files = [f"FileSink[{sink['path']}]" for sink in noted] if isinstance(noted, list) else []
-    return (*files, *(str(sink) for sink in (others if isinstance(others, list) else ())))
+    return tuple(sink.name for sink in sinks_in(properties))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import same_folder
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 

@@ -7,7 +7,7 @@ import pytest
 
 from dagster_ckpt.checkpointing.recording import provenance
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.spark.query.guarantees import ExecutionMode
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts
 from tests.support.retention_shelf import Shelf

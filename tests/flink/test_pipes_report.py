@@ -36,7 +36,7 @@ catalog.executions.latest = lambda stream_id: (looks.release(), look(stream_id))
 
 with pipes_report(catalog, "sales", interval_s=0.05) as report:
     assert report.run_id == sys.argv[2]
-    log_message("sales", "rolled back the file sink")
+    log_message("sales", "rolled back the sink")
     for _ in range(3):
         assert looks.acquire(timeout=60)
     if sys.argv[3] == "fail":
@@ -88,7 +88,7 @@ def test_a_program_tells_its_log_its_progress_and_its_end(catalog_url: str) -> N
             "dagster_ckpt/savepoint": "file:///savepoint",
         }
     ]
-    assert log.count("Stream sales: rolled back the file sink") == 1
+    assert log.count("Stream sales: rolled back the sink") == 1
     assert log.count("sales: batch 41, 1000 input rows, no snapshot yet") == 1, "nothing new is not told again"
 
 

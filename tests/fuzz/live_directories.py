@@ -13,10 +13,12 @@ from pathlib import Path
 
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.memory import MemoryFileIO
+from dagster_ckpt.sinks.file_sink_log import logged_batch, own_past
 from dagster_ckpt.sinks.part_files import read_sink_log
+from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.snapshot.reader import extract
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import capture
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import capture, own_past
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, live_query_id, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
@@ -24,7 +26,6 @@ from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
 from dagster_ckpt.spark.checkpoint_dir.state.zip_member import read_member
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
-from dagster_ckpt.spark.query.output import logged_batch
 from dagster_ckpt.spark.query.source_distance import distance
 from tests.fuzz.case import Case, Target
 from tests.fuzz.mutations import mutated_bytes, mutated_text
@@ -80,7 +81,7 @@ def check(case: Case, scratch: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not (name == case.where and data == _GONE):
             path.write_bytes(data)
-    sinks = [f"FileSink[file:{scratch}/out]"]
+    sinks = sinks_of([f"FileSink[file:{scratch}/out]"])
 
     def live() -> LiveDirectory:
         return LiveDirectory(str(scratch / "live-1"))
@@ -93,7 +94,7 @@ def check(case: Case, scratch: Path) -> None:
         lambda: distance(live(), None, 4, 3),
         lambda: read_operators(live().folder, 4),
         lambda: capture(sinks, 5),
-        lambda: own_past(sinks, 5),
+        lambda: own_past(f"file:{scratch}/out", 5),
         lambda: read_sink_log(f"file:{scratch}/out"),
         lambda: logged_batch(f"file:{scratch}/out"),
         lambda: clone(live(), LiveDirectory(str(scratch / "live-2"))),

@@ -15,7 +15,7 @@ from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.guarantees import ExecutionMode
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.lease import LeaseKeeper
 from tests.support.retention_shelf import STREAM, Shelf

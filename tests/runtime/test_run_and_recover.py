@@ -99,7 +99,7 @@ def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(be
     bench.feed(3)
     bench.run_to_the_end()
     assert any("restore chk-" in report for report in bench.reports)
-    assert any("rolled back the file sink" in report for report in bench.reports)
+    assert any("rolled back the sink" in report for report in bench.reports)
     bench.assert_exact()
 
 

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.sinks.guard import NamedFolders, Refusal, SinkFacts, Start, Verdict, judge
-from dagster_ckpt.sinks.parquet import Past, SinkLogAtHand, past_of
+from dagster_ckpt.sinks import registry
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import Past, SinkLogAtHand, past_of
+from dagster_ckpt.sinks.guard import NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.sinks.registry import register_sink, sinks_of
+from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.spark.query.output import NamedOutput
 
 CASES = yaml.safe_load(Path(__file__).with_name("sink_guard.yaml").read_text())
@@ -22,7 +26,7 @@ def test_whose_sink_it_is_decides_what_a_start_does_with_it(case: dict[str, Any]
     flags = {name: case[name] for name in FLAGS if name in case}
     facts = SinkFacts(Start(case["start"]), case["at"], past=Past(case.get("past", "SAME")), **flags)
 
-    told = judge("/out", facts)
+    told = judge(FileSink.at("/out"), facts)
 
     assert told.verdict is Verdict(case["verdict"])
     assert told.refusal is (Refusal[case["why"]] if "why" in case else None)
@@ -67,12 +71,39 @@ def test_a_log_has_the_past_of_a_snapshot_or_not(at_hand: SinkLogAtHand, noted: 
 
 
 def test_a_described_query_names_its_folder_and_no_other(tmp_path: Path) -> None:
-    before = [f"FileSink[file:{tmp_path}/before]", "ForeachBatchSink"]
+    before = sinks_of([f"FileSink[file:{tmp_path}/before]", "ForeachBatchSink"])
+    in_the_snapshot = [FileSink.at(f"{tmp_path}/in the snapshot")]
 
-    seen = NamedFolders.of(NamedOutput("parquet", f"{tmp_path}/now"), before, [f"{tmp_path}/in the snapshot"])
-    table = NamedFolders.of(NamedOutput("kafka", "orders"), before)
-    unseen = NamedFolders.of(None, before, [f"{tmp_path}/in the snapshot"])
+    seen = NamedSinks.of(NamedOutput("parquet", f"{tmp_path}/now"), before, in_the_snapshot)
+    topic = NamedSinks.of(NamedOutput("kafka", "orders"), before)
+    unseen = NamedSinks.of(None, before, in_the_snapshot)
 
-    assert (seen.names(f"file:{tmp_path}/now"), seen.names(f"{tmp_path}/before")) == (True, False)
-    assert table.folders == ()
-    assert [unseen.names(f"{tmp_path}/{name}") for name in ("before", "in the snapshot", "now")] == [True, True, False]
+    def names(named: NamedSinks, folder: str) -> bool:
+        return named.names(FileSink.at(folder))
+
+    assert (names(seen, f"file:{tmp_path}/now"), names(seen, f"{tmp_path}/before")) == (True, False)
+    assert topic.sinks == ()
+    assert [names(unseen, f"{tmp_path}/{name}") for name in ("before", "in the snapshot", "now")] == [True, True, False]
+
+
+def test_a_query_that_does_not_say_where_it_writes_may_write_to_the_last_sink_of_its_kind(tmp_path: Path) -> None:
+    @register_sink
+    class Rows(Sink):
+        rolls_back = True
+
+        @classmethod
+        def of(cls, name: str) -> Rows | None:
+            return cls(name, "rows.db") if name == "ForeachBatchSink[rows.db]" else None
+
+    before = sinks_of(["ForeachBatchSink[rows.db]", f"FileSink[{tmp_path}]"])
+
+    def named(output: NamedOutput) -> list[str]:
+        return [sink.name for sink in NamedSinks.of(output, before).sinks]
+
+    try:
+        assert named(NamedOutput("foreachbatch", None)) == ["ForeachBatchSink[rows.db]"]
+        assert named(NamedOutput("foreachbatch", "other.db")) == []
+        assert named(NamedOutput("console", None)) == []
+        assert named(NamedOutput("parquet", None)) == []
+    finally:
+        registry._registered.remove(Rows)

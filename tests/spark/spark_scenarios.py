@@ -14,11 +14,11 @@ from pyspark.sql.streaming import DataStreamWriter
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import NothingCommittedError
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import logged_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Materialized, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
-from dagster_ckpt.spark.query.output import logged_batch
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
 from tests.support.small_spark import lay_file
@@ -165,7 +165,7 @@ def take_snapshot(live: LiveDirectory, *, carry_in_flight: bool, output: Path | 
 
 
 def _take(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None) -> TakenSnapshot:
-    sinks = (f"FileSink[file:{output}]",) if output else ()
+    sinks = [FileSink.at(f"file:{output}")] if output else []
     with staged_cut(live, carry_in_flight=carry_in_flight, sinks=sinks) as staged:
         files = {}
         for file in staged.stage(staged.files):

@@ -26,7 +26,8 @@ from pyspark.sql import SparkSession
 from spark_scenarios import HEAP, ROCKSDB_V2, Workload, aggregation, run_to_the_end
 
 from dagster_ckpt.config.state_backend import StateBackend
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back_to_own_past
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.doctor.checksums import crc32c
@@ -65,7 +66,7 @@ def patients(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_healthy_stopped_directory_has_no_finding_above_a_note(patients: Patients, query: str) -> None:
     _, patient = patients[query]
 
-    diagnosis = diagnose(patient.live, sinks=patient.sinks)
+    diagnosis = diagnose(patient.live, sinks=sinks_of(patient.sinks))
 
     assert [item for item in diagnosis.findings if item.severity is not Severity.NOTE] == []
     assert (diagnosis.batch_id, diagnosis.good_back_to) == (patient.newest, patient.newest)
@@ -89,7 +90,7 @@ def test_damage_below_a_snapshot_is_recognised_for_each_format(
 
     sst = damage(patient)
 
-    diagnosis = diagnose(patient.live, sinks=patient.sinks)
+    diagnosis = diagnose(patient.live, sinks=sinks_of(patient.sinks))
     found = [item for item in diagnosis.findings if item.code is code]
     assert [item.path for item in found] == [str(sst.relative_to(patient.root))]
     assert found[0].severity is Severity.ERROR
@@ -100,7 +101,7 @@ def test_an_old_snapshot_without_its_files_is_called_harmless(patients: Patients
     (patient.root / STATE / "1.zip").write_bytes(snapshot_zip(("000099-gone.sst", 5)))
     (patient.root / STATE / "2.zip").write_bytes(b"no zip")
 
-    diagnosis = diagnose(patient.live, sinks=patient.sinks)
+    diagnosis = diagnose(patient.live, sinks=sinks_of(patient.sinks))
 
     found = [item for item in diagnosis.findings if item.code is Code.SNAPSHOT_DANGLING]
     assert [item.path for item in found] == [f"{STATE}/1.zip", f"{STATE}/2.zip"]
@@ -117,7 +118,7 @@ def test_every_kind_of_damage_is_recognised_named_and_weighed(patients: Patients
     query_id = json.loads((patient.root / "metadata").read_text())["id"]
     case.damage(patient)
 
-    diagnosis = diagnose(patient.live, sinks=patient.sinks, expected_query_id=query_id)
+    diagnosis = diagnose(patient.live, sinks=sinks_of(patient.sinks), expected_query_id=query_id)
 
     told = [(item.code.value, item.severity.value, item.path) for item in diagnosis.findings]
     newest = diagnosis.batch_id if diagnosis.batch_id is not None else original
@@ -154,14 +155,15 @@ def test_a_query_goes_on_exactly_from_the_batch_the_directory_is_good_back_to(
     expected = work.rows(spark)
     damage(patient)
 
-    diagnosis = diagnose(patient.live, sinks=patient.sinks)
+    diagnosis = diagnose(patient.live, sinks=sinks_of(patient.sinks))
 
     assert not diagnosis.can_resume
     assert diagnosis.good_back_to is not None
     assert 0 < diagnosis.good_back_to < patient.newest
     fresh = LiveDirectory(str(tmp_path / "fresh"))
     clone(patient.live, fresh, at_batch=diagnosis.good_back_to)
-    roll_back_to_own_past(patient.sinks, diagnosis.good_back_to, still_mine=nullcontext)
+    for sink in sinks_of(patient.sinks):
+        sink.roll_back(RollBack(diagnosis.good_back_to), nullcontext)
     # In other batches than before, so that a sink that was not brought back would lose rows.
     run_to_the_end(spark, work, fresh, files_per_batch=2)
     assert work.rows(spark) == expected
@@ -191,7 +193,7 @@ def test_a_directory_with_a_running_query_that_purges_has_no_finding_above_a_not
     def examine() -> None:
         while not done.is_set():
             try:
-                diagnoses.append(diagnose(patient.live, sinks=patient.sinks))
+                diagnoses.append(diagnose(patient.live, sinks=sinks_of(patient.sinks)))
             except Exception as error:  # noqa: BLE001 - looked at by the test
                 errors.append(error)
                 return

@@ -6,8 +6,10 @@ import pytest
 
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry, capture, roll_back
-from dagster_ckpt.spark.query.sinks import can_replay_a_batch, file_sink_path
+from dagster_ckpt.sinks.file_sink_log import roll_back
+from dagster_ckpt.sinks.guarantees import can_replay_a_batch
+from dagster_ckpt.sinks.registry import sink_of, sinks_of
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, capture
 
 INTERVAL = 10
 
@@ -40,7 +42,7 @@ def visible(sink: Path) -> list[str]:
 
 
 def entries(sink: Path, batch: int) -> tuple[SinkEntry, ...]:
-    (captured,) = capture([f"FileSink[file:{sink}]"], batch)
+    (captured,) = capture(sinks_of([f"FileSink[file:{sink}]"]), batch)
     return tuple(SinkEntry(file.path.rsplit("/", 1)[-1], file.open().read()) for file in captured.files)
 
 
@@ -59,14 +61,14 @@ def test_the_newest_compact_entry_and_those_after_it_represent_a_sink(
 ) -> None:
     write_log(tmp_path, 23)
 
-    (captured,) = capture([f"FileSink[file:{tmp_path}]", "ForeachBatchSink"], batch)
+    (captured,) = capture(sinks_of(["ForeachBatchSink", f"FileSink[file:{tmp_path}]"]), batch)
 
     assert [file.path for file in captured.files] == [f"sinks/0/{name}" for name in names]
     assert captured.properties() == {"kind": "file", "path": f"file:{tmp_path}", "last_batch": batch}
 
 
 def test_a_sink_without_a_log_yet_is_captured_as_empty(tmp_path: Path) -> None:
-    (captured,) = capture([f"FileSink[file:{tmp_path}/none]"], 3)
+    (captured,) = capture(sinks_of([f"FileSink[file:{tmp_path}/none]"]), 3)
 
     assert (captured.last_batch, captured.files) == (None, ())
 
@@ -76,7 +78,7 @@ def test_a_hole_in_the_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_spark_metadata/10").unlink()
 
     with pytest.raises(IncompleteCutError, match="_spark_metadata/10 is missing"):
-        capture([f"FileSink[file:{tmp_path}]"], 12)
+        capture(sinks_of([f"FileSink[file:{tmp_path}]"]), 12)
 
 
 @pytest.mark.parametrize("batch", [0, 6, 8, 9, 10, 11, 18, 19, 23])
@@ -197,9 +199,9 @@ def test_a_sink_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) 
     ],
 )
 def test_a_sink_that_is_shown_to_remember_batches_takes_one_twice(description: str, replays: bool) -> None:
-    assert can_replay_a_batch(description) is replays
+    assert can_replay_a_batch([description]) is replays
 
 
 def test_only_a_file_sink_has_a_path() -> None:
-    assert file_sink_path("FileSink[s3a://bucket/a b[1]]") == "s3a://bucket/a b[1]"
-    assert file_sink_path("ForeachBatchSink") is None
+    assert sink_of("FileSink[s3a://bucket/a b[1]]").place == "s3a://bucket/a b[1]"
+    assert sink_of("ForeachBatchSink").place is None

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from live_files import LiveFiles
 
+from dagster_ckpt.sinks.guarantees import Guarantee, guarantees
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.query.guarantees import ExecutionMode, Guarantee, guarantees, mode_of_execution
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode, mode_of_execution
 
 FILE_SINK = "FileSink[file:/out]"
 DELTA = "DeltaSink[/table]"
@@ -64,11 +65,12 @@ def files(tmp_path: Path) -> LiveFiles:
 def test_a_snapshot_of_micro_batches_tells_their_guarantee(files: LiveFiles) -> None:
     files.batches(2)
 
-    properties = cut(files.live, carry_in_flight=False, sinks=(CONSOLE,)).properties
+    properties = cut(files.live, carry_in_flight=False).properties
+    guarantee = guarantees(ExecutionMode(properties["mode"]), [CONSOLE]).properties()["guarantee"]
 
     assert properties["mode"] == "MICRO_BATCH"
-    assert properties["guarantee"]["state"] == "EXACTLY_ONCE"
-    assert properties["guarantee"]["sink"] == "AT_LEAST_ONCE"
+    assert guarantee["state"] == "EXACTLY_ONCE"
+    assert guarantee["sink"] == "AT_LEAST_ONCE"
 
 
 def test_gaps_in_both_logs_show_asynchronous_progress_tracking(files: LiveFiles) -> None:

@@ -25,7 +25,8 @@ from spark_scenarios import (
 
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError
-from dagster_ckpt.sinks.effect import SinkEffect
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
 from dagster_ckpt.sinks.in_flight import (
     InFlight,
     InFlightFacts,
@@ -33,12 +34,12 @@ from dagster_ckpt.sinks.in_flight import (
     forecast_in_flight,
     settle_in_flight,
 )
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back_to_own_past
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.sink import RollBack, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code
-from dagster_ckpt.spark.query.output import begin_log, empty_log
 from tests.support.needs import by_name
 from tests.support.small_spark import small_spark
 
@@ -132,7 +133,7 @@ def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> l
 @pytest.mark.spark
 def test_in_place(killed: Killed, expected: list[str]) -> None:
     in_v2 = killed.work.backend is ROCKSDB_V2
-    found = {finding.code for finding in diagnose(killed.live, sinks=killed.sinks).findings}
+    found = {finding.code for finding in diagnose(killed.live, sinks=sinks_of(killed.sinks)).findings}
     assert (Code.SINK_HAS_BATCH_IN_FLIGHT in found) is in_v2
     told = [(each.effect, "passed over" in each.reason) for each in forecast_in_flight(killed.live, killed.sinks)]
 
@@ -166,7 +167,7 @@ def test_other_starts_bring_the_sink_back(killed: Killed, expected: list[str], h
         assert killed.work.newest_batch() == killed.cut_off - 1
     elif how == "rewound":
         clone(killed.live, killed.fresh, at_batch=killed.cut_off - 2)
-        roll_back_to_own_past(killed.sinks, killed.cut_off - 2, still_mine=nullcontext)
+        FileSink.at(str(killed.work.output)).roll_back(RollBack(killed.cut_off - 2), nullcontext)
     elif how == "restored":
         killed.snapshot.restore(killed.fresh)
     else:
@@ -214,7 +215,7 @@ def live_by_hand(root: Path, *, state: bool) -> LiveDirectory:
         "metadata": json.dumps({"id": QUERY}),
         "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
         "state/0/_metadata/metadata": f"v1\n{json.dumps(operator | stores)}",
-        "state/0/0/_metadata/schema": "\0\2v1\0\42" + '{"fields":[{"name":"a shop"}]}    ',
+        "state/0/0/_metadata/schema": "\0\2v1\0\35" + '{"type":"struct","fields":[]} ',
         "state/0/0/1.delta": "x",
     }
     for batch in range(2):

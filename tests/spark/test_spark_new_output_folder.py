@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log, logged_batch
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import begin_log, empty_log, logged_batch
 from dagster_ckpt.spark.query.query import start_query
 from tests.support.small_spark import lay_file, small_spark
 

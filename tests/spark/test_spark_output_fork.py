@@ -10,10 +10,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.errors import RestoreError
-from dagster_ckpt.sinks.parquet import fork_output
+from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_fork import fork_output
 from dagster_ckpt.sinks.part_files import part_files, read_sink_log
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry
-from dagster_ckpt.spark.query.output import named_output, same_folder
+from dagster_ckpt.sinks.registry import described_sink
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
+from dagster_ckpt.spark.query.output import named_output
 
 pytestmark = pytest.mark.spark
 
@@ -32,7 +35,7 @@ def test_a_partitioned_output_is_forked_with_its_folders(spark: SparkSession, tm
     old, new = tmp_path / "out put", tmp_path / "new one"
     told = named_output(writer)
     assert told is not None
-    assert told.folder == str(old)
+    assert told.place == str(old)
     assert same_folder(str(old), f"file:{old}/")
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(60)
@@ -57,7 +60,7 @@ def test_only_a_file_sink_has_a_folder_before_it_is_started(spark: SparkSession,
     writer = writer.format(options["format"]) if "format" in options else writer.foreachBatch(lambda rows, batch: None)
 
     told = named_output(writer.option("path", options["path"]) if "path" in options else writer)
-    assert told is None or told.folder is None
+    assert not isinstance(described_sink(told), FileSink)
 
 
 def test_a_log_that_names_files_elsewhere_cannot_be_forked(tmp_path: Path) -> None:

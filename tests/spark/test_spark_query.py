@@ -11,12 +11,12 @@ from spark_scenarios import FILES, HEAP, Workload, aggregation, take_snapshot
 
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, QueryStopError
+from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import materialize
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
-from dagster_ckpt.spark.query.sinks import file_sink_path
 
 pytestmark = [pytest.mark.spark, pytest.mark.core]
 
@@ -54,7 +54,7 @@ def test_every_batch_is_reported_once(query: SupervisedQuery, live: LiveDirector
     assert reports[-1].batch_id == live.positions().commit
     assert sum(report.input_rows for report in reports) == FILES * 12
     # Spark 3.5 names it as the user did.
-    assert [file_sink_path(sink) for sink in reports[-1].sinks] in ([f"file:{folder}/output"], [f"{folder}/output"])
+    assert [sink_of(sink).place for sink in reports[-1].sinks] in ([f"file:{folder}/output"], [f"{folder}/output"])
     assert reports[-1].watermark is not None
     assert query.recent_progress() == []
     assert query.progress() == reports[-1]

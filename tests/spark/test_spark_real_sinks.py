@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.sinks.effect import Replay, SinkEffect
-from dagster_ckpt.sinks.forecast import forecast
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back
+from dagster_ckpt.sinks.file_sink_log import roll_back
+from dagster_ckpt.sinks.registry import forecast
+from dagster_ckpt.sinks.sink import Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.query import start_query

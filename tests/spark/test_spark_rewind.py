@@ -21,8 +21,10 @@ from spark_scenarios import (
 
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.errors import IncompleteCutError
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import own_past
 from dagster_ckpt.sinks.part_files import delete_part_files, part_files, read_sink_log
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import own_past, roll_back_to_own_past
+from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
@@ -82,7 +84,7 @@ def test_a_query_rewound_to_a_batch_gives_the_rows_of_the_uninterrupted_run(
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
         planned = batch + 1 if batch < (original.positions().commit or 0) else None
         made = clone(original, target, at_batch=batch)
-        roll_back_to_own_past([f"FileSink[file:{work.output}]"], batch, still_mine=nullcontext)
+        FileSink.at(f"file:{work.output}").roll_back(RollBack(batch), nullcontext)
         state = inspect_live_directory(target)
         assert (made.batch_id, state.batch_id, state.in_flight) == (batch, batch, planned), state.reason
         # Cut otherwise than the first time: a sink that was not rolled back would lose rows here.
@@ -105,7 +107,7 @@ def test_without_the_roll_back_of_its_log_the_sink_loses_rows_and_with_it_leaves
     run_to_the_end(spark, work, LiveDirectory(f"file://{tmp_path}/careless"), files_per_batch=3)
     careless = work.rows(spark)
 
-    roll_back_to_own_past([f"FileSink[file:{work.output}]"], 1, still_mine=nullcontext)
+    FileSink.at(f"file:{work.output}").roll_back(RollBack(1), nullcontext)
     clone(live, LiveDirectory(f"file://{tmp_path}/careful"), at_batch=1)
     run_to_the_end(spark, work, LiveDirectory(f"file://{tmp_path}/careful"), files_per_batch=3)
     careful = work.rows(spark)
@@ -132,7 +134,7 @@ def test_every_batch_that_spark_retains_can_be_gone_back_to(spark: SparkSession,
     for batch in reversed(retained):
         target = LiveDirectory(f"file://{tmp_path}/live-{batch}")
         clone(live, target, at_batch=batch)
-        roll_back_to_own_past([f"FileSink[file:{work.output}]"], batch, still_mine=nullcontext)
+        FileSink.at(f"file:{work.output}").roll_back(RollBack(batch), nullcontext)
         run_to_the_end(spark, work, target, files_per_batch=2)
         assert work.rows(spark) == expected, f"rewound to batch {batch}"
 
@@ -147,4 +149,4 @@ def test_a_batch_whose_state_is_gone_is_refused_and_leaves_nothing(spark: SparkS
         clone(live, LiveDirectory(f"file://{tmp_path}/rewound"), at_batch=2)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["left", "live", "output", "right"]
-    assert own_past([f"FileSink[file:{work.output}]"], 2)
+    assert own_past(f"file:{work.output}", 2)

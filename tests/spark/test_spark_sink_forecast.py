@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
-from dagster_ckpt.sinks.forecast import forecast
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry
+from dagster_ckpt.sinks.registry import forecast
+from dagster_ckpt.sinks.sink import Replay, SinkEffect, SinkForecast
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 
 QUERY = "11111111-2222"
 

@@ -7,6 +7,7 @@ import pytest
 from live_files import HDFS, ROCKSDB, LiveFiles, changelog, schema, snapshot_zip, version_1_changelog
 
 from dagster_ckpt.errors import UnknownLayoutError
+from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 
@@ -148,7 +149,7 @@ def test_an_unknown_version_of_a_file_sinks_log_is_refused_by_name(files: LiveFi
     sink.put("_spark_metadata/1", 'v2\n{"path":"file:///out/b"}')
 
     with pytest.raises(UnknownLayoutError, match=r"_spark_metadata/1 is .* v2"):
-        cut(files.live, carry_in_flight=False, sinks=(f"FileSink[file:{tmp_path}/out]",))
+        cut(files.live, carry_in_flight=False, sinks=sinks_of([f"FileSink[file:{tmp_path}/out]"]))
 
 
 def test_a_provider_that_extends_one_of_sparks_is_read_as_that(files: LiveFiles) -> None:

@@ -18,6 +18,7 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.retention import delete_older_live_directories
+from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -327,7 +328,7 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
 
     def test_no_snapshot_is_taken(self, history: History, sinks: list[str]) -> None:
         with pytest.raises(IncompleteCutError, match="another query writes there"):
-            cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks)
+            cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks_of(sinks))
 
     def test_no_query_is_started(self, history: History, stream: StreamHandle, sinks: list[str]) -> None:
         with pytest.raises(SharedSinkError, match="its log does not stand where the stream stands"):
@@ -338,4 +339,4 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
         (history.shelf.live / f"commits/{LAST + 1}").unlink()
 
         sinks = [f"FileSink[file:{history.sink}]"]
-        assert cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks).batch_id == LAST
+        assert cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks_of(sinks)).batch_id == LAST

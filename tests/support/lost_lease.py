@@ -41,10 +41,10 @@ from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.sinks.registry import output_of
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
@@ -178,7 +178,7 @@ class Successor:
         catalog.executions.start(lease, "new", run_id="run of the new", cause=StartCause.RESTART_NEW_RUN, holder=NEW)
         sinks = [f"FileSink[file:{self.output}]"] if self.is_fork else catalog.executions.last_sinks(STREAM)
         plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=False))
-        output = NamedOutput.of_sinks(sinks) if self.is_fork else None
+        output = output_of(sinks) if self.is_fork else None
         self.live = prepare(stream, plan, keeper, output).live
         catalog.executions.running(lease, "new", live_directory=self.live.url, recovery=plan.as_record())
         if catalog.streams.get(stream.stream_id).pending_restore is not None:

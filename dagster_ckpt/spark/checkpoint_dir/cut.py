@@ -14,8 +14,8 @@ from typing import Any
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
 from dagster_ckpt.spark.checkpoint_dir.description import CutFacts, describe
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import CapturedSink, capture
 from dagster_ckpt.spark.checkpoint_dir.file_source import source_files
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
@@ -76,7 +76,7 @@ def cut(
     live: LiveDirectory,
     *,
     carry_in_flight: bool,
-    sinks: Sequence[str] = (),
+    sinks: Sequence[SinkToCapture] = (),
     base: BaseSnapshot | None = None,
     attempts: int = ATTEMPTS,
     at_batch: int | None = None,
@@ -87,7 +87,7 @@ def cut(
     Args:
         live: The live directory.
         carry_in_flight: Also include the planned offsets of the batch in flight, if there is one.
-        sinks: The query's sinks, as its progress names them.
+        sinks: The query's sinks.
         base: A snapshot that the new one may extend: then only newer files are inspected.
         attempts: Number of retries if Spark commits and purges concurrently.
         at_batch: A committed batch that Spark still retains, after which to resume; by default the
@@ -137,7 +137,7 @@ def _cut_at(
     positions: Positions,
     *,
     carry_in_flight: bool,
-    sinks: Sequence[str],
+    sinks: Sequence[SinkToCapture],
     base: BaseSnapshot | None,
     carry_state: bool,
     checks_sinks: bool,
@@ -176,7 +176,7 @@ def _cut_at(
     if checks_sinks:
         _check_sinks_are_its_own(live, batch_id, captured)
     _check_still_there(live, batch_id, metadata)
-    facts = CutFacts(committed, before, in_flight, commit, operators, sinks, captured)
+    facts = CutFacts(committed, before, in_flight, commit, operators, captured)
     properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
     in_flight_batch = in_flight.batch_id if in_flight else None
     return Cut(
@@ -281,15 +281,15 @@ def _file_sources(*entries: OffsetEntry | None) -> set[str]:
 
 def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Sequence[CapturedSink]) -> None:
     """Check that a sink's log contains only batches that this query planned; otherwise Spark would skip its batches."""
-    ahead = [(sink.newest, sink.path) for sink in captured if sink.newest is not None and sink.newest > batch_id]
+    ahead = [(sink.newest, sink.place) for sink in captured if sink.newest is not None and sink.newest > batch_id]
     if not ahead:
         return
     # Read after the sinks: the query plans a batch before it writes to the sink.
     planned = live.positions().offset
-    for newest, path in ahead:
+    for newest, place in ahead:
         if planned is None or newest > planned:
             raise IncompleteCutError(
-                f"The file sink {path} has batch {newest}, but the query of {live.url} has planned batches up to "
+                f"The file sink {place} has batch {newest}, but the query of {live.url} has planned batches up to "
                 f"{planned}: another query writes there, and batches of this one may have been passed over. Stop the "
                 "other one, and start this one from a snapshot with start_from=...: that rolls the sink back."
             )

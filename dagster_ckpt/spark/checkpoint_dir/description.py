@@ -12,10 +12,10 @@ from importlib import metadata
 from typing import Any
 
 from dagster_ckpt.foreign import from_json
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import CapturedSink
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.query.guarantees import guarantees, mode_in_logs
+from dagster_ckpt.spark.query.execution_mode import mode_in_logs
 
 # Settings that Spark pins per kind of operator, by operator name.
 _STATE_FORMATS = {
@@ -37,8 +37,7 @@ class CutFacts:
         in_flight: The entry of the batch in flight, if it is included.
         commit: The commit.
         operators: The stateful operators.
-        sinks: Sinks as the query's progress names them.
-        captured: The captured logs of file sinks.
+        captured: What the sinks remember of their batches.
     """
 
     committed: OffsetEntry
@@ -46,7 +45,6 @@ class CutFacts:
     in_flight: OffsetEntry | None
     commit: CommitEntry
     operators: Sequence[Operator]
-    sinks: Sequence[str]
     captured: Sequence[CapturedSink]
 
 
@@ -69,7 +67,7 @@ def describe(facts: CutFacts) -> dict[str, Any]:
             "state_checkpoint": None if not operators else 1 if commit.state_ids is None else 2,
         },
         "pyspark_of_reader": _pyspark_version(),
-        **guarantees(mode_in_logs(committed, facts.before), facts.sinks).properties(),
+        "mode": mode_in_logs(committed, facts.before).value,
     }
 
 

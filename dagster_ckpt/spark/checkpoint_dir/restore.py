@@ -10,13 +10,11 @@ from enum import Enum
 from itertools import islice
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError
-from dagster_ckpt.foreign import number_in
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
-from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
@@ -347,21 +345,6 @@ class Filler:
         """Whether a file goes into the live directory unchanged."""
         is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
         return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
-
-
-def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink and name of the log entry that a file of a snapshot contains.
-
-    Raises:
-        RestoreError: It contains none.
-    """
-    _, *rest = path.split("/")
-    index = number_in(rest[0]) if rest else None
-    if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
-        raise RestoreError(
-            f"The snapshot holds a file {path!r}, which is no entry of a sink's log. Restore another snapshot."
-        )
-    return index, rest[1]
 
 
 def _query_id(live: LiveDirectory) -> str:

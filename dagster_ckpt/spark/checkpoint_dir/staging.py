@@ -28,6 +28,7 @@ from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
 from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     HELD_IN_MEMORY_BYTES,
@@ -137,7 +138,7 @@ def staged_cut(
     live: LiveDirectory,
     *,
     carry_in_flight: bool,
-    sinks: Sequence[str] = (),
+    sinks: Sequence[SinkToCapture] = (),
     base: BaseSnapshot | None = None,
     at_batch: int | None = None,
     carry_state: bool = False,
@@ -147,7 +148,7 @@ def staged_cut(
     Args:
         live: The live directory.
         carry_in_flight: Also include the planned offsets of the batch in flight.
-        sinks: The query's sinks, as its progress names them.
+        sinks: The query's sinks.
         base: A snapshot that the new one may extend; `cut.extends` says whether it does.
         at_batch: A committed batch that Spark still retains; by default the newest.
         carry_state: Also include the state after the batch in flight, if it is complete.

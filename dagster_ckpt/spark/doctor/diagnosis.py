@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
@@ -20,9 +20,9 @@ from dagster_ckpt.spark.doctor.checksums import (
     examine_log_contents,
 )
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
-from dagster_ckpt.spark.doctor.logs import examine_batch_logs, examine_file_sinks, examine_source_logs
+from dagster_ckpt.spark.doctor.logs import examine_batch_logs, examine_source_logs
 from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examine_state_files
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.subject import SinkToExamine, Subject
 
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 
 def good_back_to(
-    live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool = True, damaged: Set[str] = frozenset()
+    live: LiveDirectory, *, sinks: Sequence[SinkToExamine] = (), deep: bool = True, damaged: Set[str] = frozenset()
 ) -> int | None:
     """The newest committed batch after which a resume finds everything that it needs, or None.
 
@@ -167,7 +167,7 @@ class Diagnosis:
 def diagnose(
     live: LiveDirectory,
     *,
-    sinks: Sequence[str] = (),
+    sinks: Sequence[SinkToExamine] = (),
     expected_query_id: str | None = None,
     deep: bool = True,
     snapshot: KnownSnapshot | None = None,
@@ -179,8 +179,7 @@ def diagnose(
 
     Args:
         live: The directory.
-        sinks: The query's sinks, as its progress names them; their logs are compared with the
-            checkpoint.
+        sinks: The query's sinks; they are compared with the checkpoint.
         expected_query_id: The id of the stream's query; None if unknown.
         deep: Read the content of every state file that a resume needs, and examine older state
             snapshots. Otherwise check names and sizes only.
@@ -233,7 +232,7 @@ def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Findi
         findings += examine_log_contents(subject)
         if snapshot is not None:
             findings += examine_against_snapshot(subject, snapshot, state.needed)
-    findings += examine_file_sinks(subject)
+    findings += [finding for sink in subject.sinks for finding in sink.examine(subject)]
     findings += examine_leftovers(subject)
     yield from _without_repetition(findings)
     if not any(finding.severity is Severity.ERROR for finding in findings):

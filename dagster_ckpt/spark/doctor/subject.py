@@ -6,14 +6,24 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
+from dagster_ckpt.spark.doctor.finding import Finding
 
 _PATH_IN_MESSAGE = re.compile(r"(\S+?)(?: is | has | cannot | vanished |: |$)")
+
+
+class SinkToExamine(SinkToCapture, Protocol):
+    """A sink, as the doctor sees it."""
+
+    def examine(self, subject: Subject) -> Iterator[Finding]:
+        """Compare the sink with a live directory."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Subject:
         live: The directory.
         commits: Batches in the commit log.
         offsets: Batches in the offset log.
-        sinks: The query's sinks, as its progress names them.
+        sinks: The query's sinks.
         expected_query_id: The query id that `metadata` must contain, or None if unknown.
         deep: Whether to read the content of state files too.
     """
@@ -32,14 +42,18 @@ class Subject:
     live: LiveDirectory
     commits: Sequence[int]
     offsets: Sequence[int]
-    sinks: Sequence[str] = ()
+    sinks: Sequence[SinkToExamine] = ()
     expected_query_id: str | None = None
     deep: bool = True
     _parsed: dict[str, OffsetEntry] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(
-        live: LiveDirectory, *, sinks: Sequence[str] = (), expected_query_id: str | None = None, deep: bool = True
+        live: LiveDirectory,
+        *,
+        sinks: Sequence[SinkToExamine] = (),
+        expected_query_id: str | None = None,
+        deep: bool = True,
     ) -> Subject:
         """Read a directory. Commits first, as in `LiveDirectory.positions`."""
         commits = batch_ids(live.folder, COMMITS)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_ckpt.spark.query.output import NamedOutput, qualified
+
 
 @dataclass(frozen=True)
 class SourceProgress:
@@ -66,8 +68,13 @@ class QueryProgress:
     rows_per_second: float | None = None
 
     @staticmethod
-    def of(report: Mapping[str, Any]) -> QueryProgress:
-        """Parse the JSON form of a report."""
+    def of(report: Mapping[str, Any], output: NamedOutput | None = None) -> QueryProgress:
+        """Parse the JSON form of a report.
+
+        Args:
+            report: The report.
+            output: Where the query writes: Spark's name for the sink may not say it. None if unknown.
+        """
         durations = report.get("durationMs") or {}
         sink = (report.get("sink") or {}).get("description")
         return QueryProgress(
@@ -77,7 +84,7 @@ class QueryProgress:
             input_rows=max(0, int(report.get("numInputRows") or 0)),
             state_rows=sum(int(operator["numRowsTotal"]) for operator in report.get("stateOperators") or []),
             watermark=(report.get("eventTime") or {}).get("watermark"),
-            sinks=(str(sink),) if sink else (),
+            sinks=(qualified(str(sink), output),) if sink else (),
             duration_ms=int(report.get("batchDuration") or 0),
             ran="addBatch" in durations,
             sources=tuple(SourceProgress.of(source) for source in report.get("sources") or []),

@@ -18,7 +18,8 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
 from dagster_ckpt.spark.query.description import is_described_query, session_of
-from dagster_ckpt.spark.query.guarantees import ExecutionMode, mode_of_execution
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode, mode_of_execution
+from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_query
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.progress import QueryProgress
@@ -80,7 +81,7 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
     if is_described_query(writer):
         refuse_unknown_state(live_directory, release_of(session_of(writer).version))
     named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
-    return SupervisedQuery(named.start())
+    return SupervisedQuery(named.start(), named_output(writer))
 
 
 def trace_of(error: Exception) -> str:
@@ -106,10 +107,16 @@ def jvm_process(spark: SparkSession) -> JvmProcess | None:
 
 
 class SupervisedQuery:
-    """A started query."""
+    """A started query.
 
-    def __init__(self, query: StreamingQuery) -> None:
+    Args:
+        query: The query.
+        output: Where it writes; None if unknown.
+    """
+
+    def __init__(self, query: StreamingQuery, output: NamedOutput | None = None) -> None:
         self._query = query
+        self._output = output
         self._seen = ("", -1)
         self._facts: QueryFacts | None = None
 
@@ -244,7 +251,7 @@ class SupervisedQuery:
     def _reports(self) -> Iterator[QueryProgress]:
         """Reports of batches that ran, newest first."""
         for text in self._json_reports():
-            report = QueryProgress.of(json.loads(text))
+            report = QueryProgress.of(json.loads(text), self._output)
             if report.ran:
                 yield report
 

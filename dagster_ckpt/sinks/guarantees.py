@@ -1,9 +1,4 @@
-"""The delivery guarantees of a restored query in each of Spark's execution modes.
-
-Derived from Spark 4.3: `MicroBatchExecution`, `AsyncProgressTrackingMicroBatchExecution`,
-`ContinuousExecution` and the real-time trigger. Triggers that only determine when a micro-batch
-starts (processing time, available-now, once) are all `MICRO_BATCH`.
-"""
+"""The delivery guarantees of a restored query: what its execution mode and its sinks give together."""
 
 from __future__ import annotations
 
@@ -12,24 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
-from dagster_ckpt.spark.query.sinks import can_replay_a_batch, is_unproven
-
-
-class ExecutionMode(StrEnum):
-    """How Spark executes a query.
-
-    MICRO_BATCH: One planned batch after the other.
-    ASYNC_PROGRESS: Micro-batches whose offsets and commits are written periodically in the
-        background.
-    CONTINUOUS: Long-running tasks with epochs; stateless.
-    REAL_TIME: Long-running batches whose offsets are known only at their end.
-    """
-
-    MICRO_BATCH = "MICRO_BATCH"
-    ASYNC_PROGRESS = "ASYNC_PROGRESS"
-    CONTINUOUS = "CONTINUOUS"
-    REAL_TIME = "REAL_TIME"
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.sink import OnRepeat, Sink
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 
 
 class Guarantee(StrEnum):
@@ -105,7 +85,7 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
         return Guarantees(mode, exactly, at_least, unaligned=False, why=why)
     if mode in _AT_LEAST_ONCE_MODES:
         return Guarantees(mode, at_least, at_least, unaligned=False, why=_AT_LEAST_ONCE_MODES[mode])
-    forgetful = [sink for sink in sinks if not can_replay_a_batch(sink)]
+    forgetful = [sink for sink in sinks_of(sinks) if not sink.shows_rows_once]
     if sinks and not forgetful:
         why = "Every batch is replayed with the same offsets and state, and its sink knows batches it has written."
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
@@ -116,41 +96,12 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
 
 
-def _unsure(sink: str) -> str:
-    if is_unproven(sink):
-        return f"no test with a real table shows that {sink} passes over batches it has written"
-    return f"{sink} does not know batches it has written"
+def _unsure(sink: Sink) -> str:
+    if sink.on_repeat in (OnRepeat.SKIPS, OnRepeat.RUNS):
+        return f"no test with a real table shows that {sink.name} passes over batches it has written"
+    return f"{sink.name} does not know batches it has written"
 
 
-def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
-    """The execution mode of a query, as far as its offset log shows it.
-
-    The log of a real-time query looks like that of micro-batches, and so does that of asynchronous
-    progress tracking without a gap. Only the running query can tell them apart
-    (`SupervisedQuery.facts`).
-
-    Args:
-        committed: Offsets of the newest committed batch.
-        before: The previous entry.
-    """
-    if committed.continuous:
-        return ExecutionMode.CONTINUOUS
-    if before is not None and before.batch_id < committed.batch_id - 1:
-        return ExecutionMode.ASYNC_PROGRESS
-    return ExecutionMode.MICRO_BATCH
-
-
-def mode_of_execution(execution_class: str, trigger_class: str) -> ExecutionMode:
-    """The execution mode of a running query.
-
-    Args:
-        execution_class: Simple name of its `StreamExecution`.
-        trigger_class: Simple name of its trigger.
-    """
-    if trigger_class == "RealTimeTrigger":
-        return ExecutionMode.REAL_TIME
-    if execution_class == "ContinuousExecution":
-        return ExecutionMode.CONTINUOUS
-    if execution_class == "AsyncProgressTrackingMicroBatchExecution":
-        return ExecutionMode.ASYNC_PROGRESS
-    return ExecutionMode.MICRO_BATCH
+def can_replay_a_batch(sinks: Sequence[str]) -> bool:
+    """Whether every sink shows the rows of a repeated batch once, so that a snapshot may carry a batch in flight."""
+    return all(sink.shows_rows_once for sink in sinks_of(sinks))

@@ -1,0 +1,317 @@
+"""A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back to an earlier batch.
+
+`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, regardless of
+which query wrote it. A rewound query would silently lose rows there, so a snapshot includes this
+log and a restore rolls it back. Entries are files: `<batch>`, and every tenth batch
+`<batch>.compact` with all previous entries (`CompactibleFileStreamLog`).
+
+A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark
+rejects at the next compaction and at the next read (`getAllValidBatches`). Such a folder therefore
+gets a log without files first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, CapturedSink, SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, parse_log_lines
+
+LOG = "_spark_metadata"
+# spark.sql.streaming.fileSink.log.compactInterval
+_COMPACT_INTERVAL = 10
+_NOTHING = b"v1"
+# Longer than any version line, so that a file without line breaks is not read completely.
+_VERSION_LINE_BYTES = 100
+
+
+def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSink:
+    """Capture the log of a file sink up to a batch.
+
+    Args:
+        path: FileIO to which the sink writes.
+        folder_in_snapshot: FileIO of the log's entries in the snapshot.
+        batch_id: The batch of the snapshot.
+
+    Raises:
+        IncompleteCutError: An entry is missing.
+        StorageAccessError: The log cannot be read.
+    """
+    folder = open_file_io(path)
+    names: dict[int, str] = {}
+    newest: int | None = None
+    for name in folder.list(LOG):
+        number = entry_id(name)
+        if number is None:
+            continue
+        newest = number if newest is None else max(newest, number)
+        if number <= batch_id:
+            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    if not names:
+        return CapturedSink(path, None, (), newest)
+    last = max(names)
+    first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names))
+    files = [_entry(folder, folder_in_snapshot, names.get(number), number, last) for number in range(first, last + 1)]
+    return CapturedSink(path, last, tuple(files), newest)
+
+
+def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
+    """Roll a file sink back to the batch of a snapshot.
+
+    Readers then see exactly the rows up to that batch; files of later batches stay on disk but are
+    not listed. The roll-back can be interrupted at any point, even by a power failure, and
+    repeated: the needed entries are durable before anything is deleted, and the newest entries are
+    deleted first, so the log never has a hole that Spark would reject. On return the deletions are
+    durable.
+
+    Args:
+        path: FileIO to which the sink writes.
+        batch_id: The batch; -1 empties the log.
+        entries: The snapshot's log entries of this sink.
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
+
+    Raises:
+        SinkRollbackError: The sink cannot be read or written; the roll-back is incomplete.
+    """
+    folder = open_file_io(path)
+    wanted = {entry.name: entry.data for entry in entries}
+    try:
+        present = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
+        for name in sorted(wanted, key=lambda name: entry_id(name) or 0):
+            if name not in present or folder.read(f"{LOG}/{name}") != wanted[name]:
+                # The checksum file is deleted first: next to new content it would make Hadoop
+                # reject the entry.
+                with still_mine():
+                    folder.delete(f"{LOG}/.{name}.crc")
+                with still_mine():
+                    folder.write(f"{LOG}/{name}", [wanted[name]])
+            else:
+                # Spark wrote this entry and does not flush.
+                folder.flush(f"{LOG}/{name}")
+        if present:
+            folder.flush(LOG)
+        for name in sorted(_surplus(present, wanted, batch_id), key=present.__getitem__, reverse=True):
+            with still_mine():
+                folder.delete(f"{LOG}/{name}")
+            with still_mine():
+                folder.delete(f"{LOG}/.{name}.crc")
+        if present:
+            # Without this flush, deleted entries could reappear after a power failure, and Spark
+            # would skip their batches.
+            folder.flush(LOG)
+    except (StorageAccessError, FileNotFoundError) as error:
+        raise SinkRollbackError(
+            f"The sink {path} could not be brought back to batch {batch_id}: {error}. Make it reachable and "
+            "start again: "
+            "the roll-back goes on where it stopped. Do not start the query before, it would skip batches."
+        ) from error
+
+
+def own_past(path: str, batch_id: int) -> list[SinkEntry]:
+    """Read the log of a file sink up to a batch from the sink itself.
+
+    Args:
+        path: FileIO to which the sink writes.
+        batch_id: The batch to go back to.
+
+    Raises:
+        SinkRollbackError: The log no longer reaches back that far.
+        IncompleteCutError: An entry of the log is missing.
+        StorageAccessError: The log cannot be read.
+    """
+    captured = capture_log(path, SINKS_FOLDER, batch_id)
+    first = captured.files[0].source.rsplit("/", 1)[-1] if captured.files else "0"
+    if first != "0" and not first.endswith(COMPACT):
+        raise SinkRollbackError(
+            f"{path}/{LOG} begins with entry {first}, and what came before is only in later compact entries: the sink "
+            f"cannot be brought back to batch {batch_id}. Go back to a snapshot, which carries this log."
+        )
+    return [SinkEntry(file.source.rsplit("/", 1)[-1], file.folder.read(file.source)) for file in captured.files]
+
+
+def logged_batch(path: str) -> int | None:
+    """The newest batch in the log of a file sink's folder, or None if it has none.
+
+    Raises:
+        StorageAccessError: The folder cannot be reached.
+    """
+    return max(
+        (number for name in open_file_io(path).list(LOG) if (number := entry_id(name)) is not None), default=None
+    )
+
+
+def empty_log(batch_id: int, like: Sequence[str] = ()) -> list[SinkEntry]:
+    """Entries of a log that lists no file and ends at a batch.
+
+    Args:
+        batch_id: The batch.
+        like: Names of the entries of another log that ends there, from which the compact interval
+            is derived.
+    """
+    if like:
+        return [SinkEntry(name, _NOTHING) for name in like]
+    base = (batch_id + 1) // _COMPACT_INTERVAL * _COMPACT_INTERVAL - 1
+    names = [f"{base}{COMPACT}"] if base >= 0 else []
+    return [SinkEntry(name, _NOTHING) for name in [*names, *map(str, range(base + 1, batch_id + 1))]]
+
+
+def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine = nullcontext) -> None:
+    """Create a log in a folder that ends at a batch; can be interrupted at any point and repeated.
+
+    Args:
+        path: The folder; created if it does not exist.
+        batch_id: The batch after which the query resumes.
+        entries: The log.
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
+
+    Raises:
+        SinkRollbackError: The folder cannot be written.
+    """
+    # Only if there is no log yet, and every writer creates the same one: nothing of a successor is
+    # destroyed.
+    roll_back(path, batch_id, entries, still_mine=still_mine)
+
+
+class Past(StrEnum):
+    """Relation of the current log to that of a snapshot.
+
+    NONE: There is no current log.
+    SAME: Up to the snapshot's batch it lists exactly the same files.
+    PART: It ends at or before the snapshot's batch, and lists some of the snapshot's files and no
+        others.
+    SHARED: They have files in common, but one lists files up to that batch that the other does not:
+        the current log has diverged in between, for example by a rewind.
+    STRANGER: They have no file in common: another query, or another start of this one, wrote it.
+    """
+
+    NONE = "NONE"
+    SAME = "SAME"
+    PART = "PART"
+    SHARED = "SHARED"
+    STRANGER = "STRANGER"
+
+
+@dataclass(frozen=True)
+class SinkLogAtHand:
+    """The files that the log of a file sink lists.
+
+    Attributes:
+        last_batch: Its newest batch; None if there is no log.
+        up_to: Files listed in its entries up to the requested batch.
+        later: Files listed in its later entries; after a compaction these include all earlier
+            files.
+        compacted: Whether one of the later entries is a compact one.
+        is_later: Whether there are later entries.
+    """
+
+    last_batch: int | None
+    up_to: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
+    compacted: bool = False
+    is_later: bool = False
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the log exists and lists no file."""
+        return self.last_batch is not None and not self.up_to | self.later
+
+
+def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
+    """Compare the current log with the files that a snapshot lists. A pure function."""
+    if at_hand.last_batch is None:
+        return Past.NONE
+    known = at_hand.up_to | at_hand.later
+    if not at_hand.up_to <= noted:
+        # Up to the batch, it lists files that the snapshot does not.
+        return Past.SHARED if noted & known else Past.STRANGER
+    if not noted or noted <= known:
+        return Past.SAME
+    if not at_hand.is_later:
+        return Past.PART
+    # Files of the snapshot are no longer listed. In a compacted log they may have exceeded the
+    # sink's retention time.
+    return (Past.SAME if at_hand.compacted else Past.SHARED) if noted & known else Past.STRANGER
+
+
+def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
+    """Read the log of a file sink.
+
+    Args:
+        path: Its folder.
+        batch_id: The batch up to which to compare it.
+
+    Raises:
+        LiveDirectoryError: An entry cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    folder = open_file_io(path)
+    names: dict[int, str] = {}
+    for name in folder.list(LOG):
+        number = entry_id(name)
+        if number is not None:
+            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    if not names:
+        return SinkLogAtHand(None)
+    up_to: set[str] = set()
+    later: set[str] = set()
+    for number, name in _needed(names, batch_id).items():
+        entry = SinkEntry(name, folder.read(f"{LOG}/{name}"))
+        (up_to if number <= batch_id else later).update(files_of([entry], path))
+    compacted = any(name.endswith(COMPACT) for number, name in names.items() if number > batch_id)
+    return SinkLogAtHand(
+        max(names), frozenset(up_to), frozenset(later), compacted=compacted, is_later=max(names) > batch_id
+    )
+
+
+def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
+    """Files that entries of a log list.
+
+    Raises:
+        LiveDirectoryError: An entry cannot be parsed.
+    """
+    lines = [line for entry in entries for line in parse_log_lines(entry.data, f"{path}/{LOG}/{entry.name}")]
+    return frozenset(str(line.get("path")) for line in lines)
+
+
+def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
+    """The entries needed to list all files up to the batch, and all later files."""
+    compacts = [number for number, name in names.items() if name.endswith(COMPACT)]
+    below = max((number for number in compacts if number <= batch_id), default=-1)
+    newest = max(compacts, default=-1)
+    return {n: name for n, name in names.items() if below <= n <= batch_id or n >= max(newest, batch_id + 1)}
+
+
+def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
+    """Entries that do not belong to the snapshot's history: later ones, and those of another timeline."""
+    compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
+    # Entries below the snapshot's compact entry are not read, and Spark derives its compaction
+    # interval from the existing entries.
+    unread_below = max(compacts, default=-1)
+    return [
+        name
+        for name, number in present.items()
+        if number > batch_id or (name not in wanted and number >= max(unread_below, 0))
+    ]
+
+
+def _entry(folder: FileIO, target: str, name: str | None, number: int, last: int) -> NeededFile:
+    if name is None:
+        raise IncompleteCutError(
+            f"{folder.url}/{LOG}/{number} is missing: the sink's log is needed up to batch {last} to bring "
+            "the sink back "
+            "to it. Do not delete files there; if this one is gone for good, write to a new folder."
+        )
+    source = f"{LOG}/{name}"
+    with folder.open(source) as stream:
+        check_log_version(stream.read(_VERSION_LINE_BYTES).partition(b"\n")[0], f"{folder.url}/{source}")
+    return NeededFile(folder, source, f"{target}/{name}", *folder.version(source))

@@ -1,0 +1,307 @@
+"""The protocol of a sink: what the package asks every sink about the batches that it has written.
+
+Sinks identify a batch by its number: some regardless of the query (the file sink), some together
+with the query's id (Delta, Iceberg), some not at all. A query that goes back plans its batches
+again, so the same number can stand for other rows. What a sink then does, and whether it can be
+brought back first, is known by one class for each kind of sink. `registry.py` finds the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from dagster_ckpt.errors import CkptError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
+
+if TYPE_CHECKING:
+    from dagster_ckpt.sinks.part_files import Leftovers, PartFile
+    from dagster_ckpt.spark.doctor.finding import Finding
+    from dagster_ckpt.spark.doctor.subject import Subject
+
+
+class OnRepeat(StrEnum):
+    """What a sink does with a batch of its query that it already has.
+
+    SKIPS: Spark or the sink skips the batch without running it: its rows are there once, and no
+        state is written for it.
+    RUNS: The batch is run again, and its rows are there once.
+    REPEATS: The rows are written twice.
+    UNKNOWN: It depends on facts that are not visible here.
+    """
+
+    SKIPS = "SKIPS"
+    RUNS = "RUNS"
+    REPEATS = "REPEATS"
+    UNKNOWN = "UNKNOWN"
+
+
+class SinkEffect(StrEnum):
+    """Effect of a start on the rows of a sink.
+
+    EXACT: Each row is written exactly once, as a test with the real sink shows.
+    SKIP: The sink skips batches that it has, and these contain the same rows: each row is written
+        exactly once.
+    UNPROVEN: According to the sink's own log each row is written exactly once; no test with the
+        real sink shows it.
+    DUPLICATE: Rows of the rewound batches are written twice.
+    LOSE: Rows may be lost.
+    UNKNOWN: The effect depends on facts that are not visible here.
+    UNREACHABLE: The sink has to be rolled back but cannot be: the start is refused.
+    UNTOUCHED: The query about to start does not write there: the sink is not changed.
+    STARTS: The query has not written there before: the sink contains only rows from now on.
+    REFUSED: The sink belongs to another query, or is at another batch than the query: the start is
+        refused.
+    """
+
+    EXACT = "EXACT"
+    SKIP = "SKIP"
+    UNPROVEN = "UNPROVEN"
+    DUPLICATE = "DUPLICATE"
+    LOSE = "LOSE"
+    UNKNOWN = "UNKNOWN"
+    UNREACHABLE = "UNREACHABLE"
+    UNTOUCHED = "UNTOUCHED"
+    STARTS = "STARTS"
+    REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True)
+class SinkForecast:
+    """The expected effect on one sink.
+
+    Attributes:
+        sink: Spark's name for it.
+        effect: Effect on its rows.
+        reason: Why, in a sentence or two.
+        advice: How to make it exact, or an empty string.
+    """
+
+    sink: str
+    effect: SinkEffect
+    reason: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The replay that the sinks will see.
+
+    Attributes:
+        to_batch: The batch to which the query goes back; -1 is before the first.
+        query_id: Id of the query before the start.
+        keeps_query_id: Whether the started query has the same id.
+        in_flight: The batch after `to_batch` if exactly its rows are replayed, else None.
+        stateful: Whether the query keeps state, which is not written for a batch that a sink skips
+            without running it.
+        carries_state: Whether the state after `in_flight` is included.
+        log_entries: Log entries of each file sink from a snapshot, by its folder. None reads the
+            sink's own log.
+    """
+
+    to_batch: int
+    query_id: str | None
+    keeps_query_id: bool = True
+    in_flight: int | None = None
+    stateful: bool = False
+    carries_state: bool = False
+    log_entries: Mapping[str, Sequence[SinkEntry]] | None = None
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """The point to which a sink is rolled back.
+
+    Attributes:
+        batch_id: The last batch that the sink keeps; -1 keeps none.
+        entries: What a snapshot has captured of the sink; None if the sink's own memory is used.
+    """
+
+    batch_id: int
+    entries: Sequence[SinkEntry] | None = None
+
+
+class Sink:
+    """A sink of a query, and the protocol of all kinds of sinks.
+
+    The base class is a sink of which nothing is known. A kind of sink overrides what it knows, and
+    is made known by `register_sink`. Its class attributes:
+
+    Attributes:
+        on_repeat: What it does with a batch that it already has.
+        is_proven: Whether a test with the real sink shows that.
+        rolls_back: Whether `roll_back` brings it back to an earlier batch.
+        knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream
+            must not write there.
+        effect: Effect of a replay, for a sink that does not roll back.
+        reason: Why, in a sentence or two.
+        advice: How to make it exact, or an empty string.
+    """
+
+    on_repeat: ClassVar[OnRepeat] = OnRepeat.UNKNOWN
+    is_proven: ClassVar[bool] = True
+    rolls_back: ClassVar[bool] = False
+    knows_queries: ClassVar[bool] = False
+    effect: ClassVar[SinkEffect] = SinkEffect.UNKNOWN
+    reason: ClassVar[str] = (
+        "Nothing is known of this sink: rewound batches may be written twice or passed over. To teach the package "
+        "what it does, use register_sink."
+    )
+    advice: ClassVar[str] = ""
+
+    def __init__(self, name: str, place: str | None = None) -> None:
+        self.name = name
+        self.place = place
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """The sink of this kind with a name, or None if the name is that of another kind.
+
+        Args:
+            name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A
+                `foreachBatch` query whose writer has the option `path` or `table` is named
+                `ForeachBatchSink[<that option>]`.
+        """
+        return None
+
+    @classmethod
+    def name_of(cls, output_format: str, place: str) -> str | None:
+        """The name that a sink will have whose query is only described; None for another kind of sink.
+
+        Args:
+            output_format: The format of the described query, such as `parquet` or `foreachbatch`.
+            place: The folder, topic or table that the description names.
+        """
+        return None
+
+    @property
+    def shows_rows_once(self) -> bool:
+        """Whether it shows the rows of a repeated batch once, as a test with the real sink shows."""
+        return self.is_proven and self.on_repeat in (OnRepeat.SKIPS, OnRepeat.RUNS)
+
+    def is_same(self, other: Sink) -> bool:
+        """Whether both are one sink, even if they spell its place differently."""
+        if self.name == other.name:
+            return True
+        if type(self) is not type(other) or self.place is None or other.place is None:
+            return False
+        return same_folder(self.place, other.place)
+
+    def is_among(self, others: Collection[Sink]) -> bool:
+        """Whether it is one of some sinks."""
+        return any(self.is_same(other) for other in others)
+
+    def last_batch(self, query_id: str | None) -> int | None:
+        """The newest batch of a query that it has; None if it has none, or keeps no memory of batches.
+
+        Args:
+            query_id: Id of the query; None if unknown. A sink that does not keep queries apart ignores it.
+        """
+        return None
+
+    def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
+        """What a snapshot needs of it to bring it back to a batch. See `SinkToCapture`."""
+        return None
+
+    def forecast(self, replay: Replay) -> SinkForecast:
+        """Forecast what it does with the batches after `replay.to_batch`. Changes nothing.
+
+        For a sink that rolls back, the start has checked that it belongs to the stream.
+        """
+        if not self.rolls_back:
+            return SinkForecast(self.name, self.effect, self.reason, self.advice)
+        try:
+            last = newest_batch(self, replay.query_id)
+        except CkptError as error:
+            reason = f"It has to be rolled back and cannot be reached: {error}"
+            return SinkForecast(self.name, SinkEffect.UNREACHABLE, reason)
+        if last is None or last <= replay.to_batch:
+            return SinkForecast(self.name, SinkEffect.EXACT, f"It holds no batch after {replay.to_batch}.")
+        return SinkForecast(
+            self.name,
+            SinkEffect.EXACT,
+            f"It is rolled back to batch {replay.to_batch}: batches {replay.to_batch + 1} to {last} are undone.",
+        )
+
+    def check_roll_back(self, to: RollBack) -> None:
+        """Refuse a roll-back that is known to be impossible, before anything is changed.
+
+        Raises:
+            SinkRollbackError: The sink cannot be brought back to that batch.
+        """
+
+    def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
+        """Undo all batches after `to.batch_id`.
+
+        It may be interrupted at any point, and is then repeated by the next start.
+
+        Args:
+            to: The point to go back to.
+            still_mine: Enter it around each change (`with still_mine():`). It raises if this process is no
+                longer the writer of the stream.
+
+        Raises:
+            SinkRollbackError: The sink cannot be reached or changed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says rolls_back, and does not define roll_back.")
+
+    def leftovers(self) -> Leftovers | None:
+        """Files that no batch may need any more; None for a sink that leaves none."""
+        return None
+
+    def delete_leftovers(self, files: Sequence[PartFile]) -> None:
+        """Delete some of the files that `leftovers` has listed."""
+
+    def examine(self, subject: Subject) -> Iterator[Finding]:
+        """Compare it with a live directory, for the doctor."""
+        yield from ()
+
+
+def newest_batch(sink: Sink, query_id: str | None) -> int | None:
+    """The newest batch of a query in a sink.
+
+    Raises:
+        StorageAccessError: The sink cannot be asked.
+        LiveDirectoryError: Its memory of batches cannot be parsed.
+    """
+    try:
+        return sink.last_batch(query_id)
+    except CkptError:
+        raise
+    except Exception as error:  # a user's sink raises what its own library raises
+        raise StorageAccessError(
+            f"The sink {sink.name} cannot be asked for its newest batch: {type(error).__name__}: {error}. Make it "
+            "reachable, then start again."
+        ) from error
+
+
+def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
+    """Roll a sink back; can be interrupted at any point and repeated.
+
+    Raises:
+        SinkRollbackError: It could not be rolled back; the next start tries again.
+        LeaseLostError: This process is no longer the writer.
+        IncompleteCutError: An entry of its log is missing.
+        StorageAccessError: It cannot be read.
+    """
+    try:
+        sink.roll_back(to, still_mine)
+    except CkptError:
+        raise
+    except Exception as error:  # a user's sink raises what its own library raises
+        raise SinkRollbackError(
+            f"The sink {sink.name} could not be brought back to batch {to.batch_id}: {type(error).__name__}: {error}. "
+            "Make it reachable and start again: the roll-back is repeated. Do not start the query before."
+        ) from error
+
+
+def distinct(sinks: Sequence[Sink]) -> list[Sink]:
+    """The sinks, each once, the first of each spelling."""
+    found: list[Sink] = []
+    for sink in sinks:
+        if not sink.is_among(found):
+            found.append(sink)
+    return found

@@ -1,0 +1,121 @@
+"""What a snapshot carries of the sinks of a query: the protocol that a cut asks, and the files of a sink's log.
+
+A cut only knows this protocol. The sinks themselves, and the rules that bring one back to an earlier
+batch, are in `dagster_ckpt/sinks/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.foreign import number_in
+from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
+
+SINKS_FOLDER = "sinks"
+# Entered around each change of something that a successor would use; raises if this process is no
+# longer the writer.
+StillMine = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class CapturedSink:
+    """What one sink has remembered of its batches, up to that of a snapshot.
+
+    Attributes:
+        place: Where the sink writes.
+        last_batch: Newest batch in it, up to the snapshot's; None if it has none yet.
+        files: The files that make up its memory.
+        newest: Newest batch in it, even if it is later than the snapshot's; None if it has none
+            yet.
+        kind: The kind of sink, for the snapshot's properties.
+    """
+
+    place: str
+    last_batch: int | None
+    files: tuple[NeededFile, ...]
+    newest: int | None = None
+    kind: str = "file"
+
+    def properties(self) -> dict[str, Any]:
+        """The sink's properties in a snapshot."""
+        return {"kind": self.kind, "path": self.place, "last_batch": self.last_batch}
+
+
+@dataclass(frozen=True)
+class SinkEntry:
+    """One log entry of a file sink, from a snapshot.
+
+    Attributes:
+        name: Its file name.
+        data: Its content.
+    """
+
+    name: str
+    data: bytes
+
+
+class SinkToCapture(Protocol):
+    """A sink, as a cut sees it."""
+
+    def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
+        """What a snapshot needs of it to bring it back to a batch; None for a sink without such files.
+
+        Args:
+            folder: Folder of its files in the snapshot.
+            batch_id: The batch of the snapshot.
+
+        Raises:
+            IncompleteCutError: Something of it is missing.
+            StorageAccessError: It cannot be read.
+        """
+
+
+def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]:
+    """Capture every sink that has files which a snapshot needs.
+
+    Raises:
+        IncompleteCutError: Something of a sink is missing.
+        StorageAccessError: A sink cannot be read.
+    """
+    captured: list[CapturedSink] = []
+    for sink in sinks:
+        found = sink.capture(f"{SINKS_FOLDER}/{len(captured)}", batch_id)
+        captured += [found] if found is not None else []
+    return captured
+
+
+def sink_entry(path: str) -> tuple[int, str]:
+    """Index of the sink and name of the log entry that a file of a snapshot contains.
+
+    Raises:
+        RestoreError: It contains none.
+    """
+    _, *rest = path.split("/")
+    index = number_in(rest[0]) if rest else None
+    if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
+        raise RestoreError(
+            f"The snapshot holds a file {path!r}, which is no entry of a sink's log. Restore another snapshot."
+        )
+    return index, rest[1]
+
+
+def logs_of_sinks(properties: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, list[SinkEntry]]:
+    """The log of each captured sink by its place, from the files of a snapshot below `SINKS_FOLDER`.
+
+    Args:
+        properties: The snapshot's properties.
+        files: Content of its files by path; others than those of sinks are ignored.
+    """
+    described = properties.get("sinks")
+    places = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
+    logs: dict[str, list[SinkEntry]] = {place: [] for place in places}
+    for path, data in files.items():
+        if path.startswith(f"{SINKS_FOLDER}/"):
+            index, name = sink_entry(path)
+            logs[places[index]].append(SinkEntry(name, data))
+    return logs

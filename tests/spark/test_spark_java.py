@@ -1,12 +1,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from dagster_ckpt.errors import JavaNotFoundError
 from dagster_ckpt.spark import java
 from dagster_ckpt.spark.java import require_java
+from dagster_ckpt.spark.query.session import session_with
 
 
 def java_that_says(tmp_path: Path, text: str) -> dict[str, str]:
@@ -39,6 +43,15 @@ def test_a_missing_java_is_an_error_that_says_how_to_install_it(tmp_path: Path) 
         require_java({"PATH": str(tmp_path)})
     with pytest.raises(JavaNotFoundError, match="does not run"):
         require_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_a_session_that_cannot_start_for_want_of_java_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway_exited = PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port.")
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", Mock(side_effect=gateway_exited))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(JavaNotFoundError, match="does not run"):
+        session_with({})
 
 
 def test_the_module_says_what_it_found(

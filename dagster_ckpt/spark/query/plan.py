@@ -244,6 +244,7 @@ def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
     return describe
 
 
+_INTERVAL = re.compile(r"CAST\(INTERVAL '([^']*)' AS INTERVAL\)")
 # Spark 4.0's name, so that a plan has one fingerprint before and after an upgrade.
 _RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
 # Logical operators that keep state if their input is a stream.
@@ -282,7 +283,8 @@ def _setting(node: Any, detail: str) -> str:
 
 def _sql(expression: Any) -> str:
     """An expression with names instead of column ids, which differ in every session."""
-    sql = str(expression.sql())
+    # Spark 3.5 writes the type of an interval before its text and behind it.
+    sql = _INTERVAL.sub(r"CAST('\1' AS INTERVAL)", str(expression.sql()))
     return sql if expression.deterministic() else _SEED.sub("?", sql)
 
 

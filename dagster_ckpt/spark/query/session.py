@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.config.redaction import shown_settings
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.spark.java import require_java
 from dagster_ckpt.spark.versions import installed_release, refuse_unknown_settings
 
 if TYPE_CHECKING:
@@ -45,14 +46,23 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
     Raises:
         SparkNotFoundError: PySpark is not installed.
         UnsupportedSparkError: Its version is not supported.
+        JavaNotFoundError: There is no Java that this Spark can use.
     """
     installed_release()
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415 - see active_session
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - see active_session
+    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     builder = ClassicSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        # Spark only says that its gateway exited. Not checked before: `spark-env.sh` may name a Java
+        # that this process does not know.
+        if "JAVA_GATEWAY_EXITED" in str(error):
+            require_java()
+        raise
 
 
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:

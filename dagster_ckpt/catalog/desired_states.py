@@ -144,8 +144,8 @@ class DesiredRecord:
     origin: str
     changed_at_ms: int
     updated_at_ms: int
-    alert_until: AlertUntil | None = None
     broken: str | None = None
+    alert_until: AlertUntil | None = None
 
 
 class DesiredStateRecords:

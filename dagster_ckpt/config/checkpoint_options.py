@@ -17,7 +17,7 @@ from dagster_ckpt.config.validation import (
 )
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.retention import Latest, RetentionPolicy, checked_retention
-from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, checked_trigger
+from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, checked_trigger, known_interval_ms
 
 NUM_RETAINED = WholeNumber("num_retained", minimum=1)
 MODE = Choice("checkpointing mode", CheckpointingMode)
@@ -147,6 +147,11 @@ class CheckpointOptions:
             return self.trigger
         pause_ms = self.effective_min_pause_ms
         return Interval(max(self.interval_ms, pause_ms), first_after_ms=pause_ms)
+
+    @property
+    def known_interval_ms(self) -> int | None:
+        """The time between periodic checkpoints; None if there are none, or if the trigger sets no limit."""
+        return self.interval_ms if self.trigger is None else known_interval_ms(self.trigger)
 
     @property
     def effective_min_pause_ms(self) -> int:

@@ -158,12 +158,13 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     if facts.running_since_ms is None:
         return finding(Verdict.PASS, "the stream does not run")
     limit_ms = settings.max_checkpoint_age_ms
-    if limit_ms is None and options.interval_ms is None:
-        return finding(Verdict.PASS, "periodic checkpoints are off, and no age is set")
+    if limit_ms is None and options.known_interval_ms is None:
+        why = "the trigger sets no interval" if options.is_checkpointing_enabled else "periodic checkpoints are off"
+        return finding(Verdict.PASS, f"{why}, and no age is set")
     if facts.newest is None and not facts.failures and facts.inactivity is not None and facts.inactivity.is_idle:
         return finding(Verdict.PASS, "the query is idle and has committed no batch that a snapshot could contain")
     if limit_ms is None:
-        limit_ms = max(options.interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
+        limit_ms = max(options.known_interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
     usual_ms = _usual_age_ms(facts, options, settings, limit_ms)
     # A stream that was just started could not take a snapshot yet.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
@@ -178,15 +179,15 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
 
 def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, limit_ms: int) -> int:
     """The age that the newest snapshot reaches while all is well; above it the check warns."""
-    if settings.max_checkpoint_age_ms is not None or options.interval_ms is None or facts.slowest_ms is None:
+    if settings.max_checkpoint_age_ms is not None or options.known_interval_ms is None or facts.slowest_ms is None:
         return limit_ms // 2
-    between_ms = max(options.interval_ms, options.min_pause_ms)
+    between_ms = max(options.known_interval_ms, options.min_pause_ms)
     return min(between_ms * (options.tolerable_failures + 2) + facts.slowest_ms, limit_ms)
 
 
 def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Verdict:
     """A restart may take as long as the time between two checkpoints."""
-    grace_ms = options.interval_ms or MINUTE_MS
+    grace_ms = options.known_interval_ms or MINUTE_MS
     is_over = facts.down_since_ms is None or now_ms - facts.down_since_ms >= grace_ms
     return Verdict.ERROR if is_over else Verdict.WARN
 

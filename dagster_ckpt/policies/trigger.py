@@ -327,6 +327,32 @@ class AllOf(_Combinable):
         return " & ".join(map(policy_name, self.policies)).join("()")
 
 
+def known_interval_ms(policy: TriggerPolicy) -> int | None:
+    """The longest time between two checkpoints of a query that makes progress, or None if a policy sets no limit.
+
+    Health and freshness derive their limits from it. A policy of a user, rows, batches and blackouts
+    have no such limit.
+
+    Args:
+        policy: The trigger.
+
+    Example:
+        >>> known_interval_ms(Interval(60_000) | EveryBatches(100)), known_interval_ms(EveryBatches(100))
+        (60000, None)
+    """
+    match policy:
+        case Interval(interval_ms=time) | MinPause(pause_ms=time):
+            return PAUSE.checked(time)
+        case AnyOf(policies=members):
+            known = [each for each in map(known_interval_ms, members) if each is not None]
+            return min(known, default=None)
+        case AllOf(policies=members):
+            known = [each for each in map(known_interval_ms, members) if each is not None]
+            return max(known) if len(known) == len(members) else None
+        case _:
+            return None
+
+
 def checked_trigger(policy: object) -> TriggerPolicy:
     """Return a value if it is a trigger policy.
 

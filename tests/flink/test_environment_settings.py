@@ -11,6 +11,8 @@ from dagster_ckpt.config.modes import CheckpointingMode
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.deployment import deployment_below
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.policies.retention import Latest, NewestPer
+from dagster_ckpt.policies.trigger import EveryBatches, Interval
 
 
 def test_everything_is_below_one_folder_by_default(tmp_path: Path) -> None:
@@ -77,6 +79,18 @@ def test_every_option_is_described() -> None:
         *("parallelism", "max_parallelism", "buffer_timeout", "operator_chaining", "time_characteristic"),
         *("changelog_state_backend", "kryo"),
     }
+
+
+def test_an_environment_takes_policies() -> None:
+    environment = StreamExecutionEnvironment.get_execution_environment()
+    config = environment.get_checkpoint_config()
+    assert (config.get_retention_policy(), config.get_trigger_policy()) == (Latest(1), None)
+    environment.enable_checkpointing(1_000)
+    assert config.get_trigger_policy() == Interval(1_000)
+    config.set_retention_policy(Latest(2) | NewestPer("day", 3))
+    with pytest.raises(OptionError, match="interval is 1000 ms, but must be left out where a trigger is set"):
+        config.set_trigger_policy(EveryBatches(5)).validate()
+    assert str(config.get_retention_policy()).startswith("(Latest(count=2) | NewestPer(")
 
 
 def test_the_environment_answers_for_its_checkpoint_config() -> None:

@@ -32,6 +32,9 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.policies.guard import FALLBACK_RESTART
+from dagster_ckpt.policies.retention import Latest, NewestPer
+from dagster_ckpt.policies.trigger import EveryBatches, Interval
 from tests.support.as_writer import as_writer
 from tests.support.small_spark import lay_file, small_spark
 
@@ -207,6 +210,19 @@ class TestFields:
         assert stream.upgrade == UpgradeSettings(mode="LAST_STATE", preflight=False).upgrade_policy()
         assert stream.desired_state is not None
         assert stream.desired_state.name == "RUNNING"
+
+    def test_policies_replace_the_default_interval_and_number(self) -> None:
+        stream = stream_of(
+            checkpointing={
+                "trigger": {"any_of": [{"interval": 5_000}, {"every_batches": 10}]},
+                "retention": {"any_of": [{"latest": 3}, {"newest_per": {"period": "day", "count": 7}}]},
+            },
+            restart={"kind": "OWN", "own": "dagster_ckpt.policies.guard:FALLBACK_RESTART"},
+        )
+
+        assert stream.options.trigger_policy == Interval(5_000) | EveryBatches(10)
+        assert stream.options.retention_policy == Latest(3) | NewestPer("day", 7)
+        assert stream.restart == FALLBACK_RESTART
 
     def test_thresholds_of_health_have_the_names_and_defaults_of_python(self) -> None:
         assert Health().settings() == HealthSettings()

@@ -124,6 +124,23 @@ def test_combinators_are_the_earliest_and_the_latest(one: int | None, two: int |
     assert due(AnyOf(a, a)) == due(AllOf(a, a)) == due(a)
 
 
+@pytest.mark.parametrize(
+    ("policy", "interval_ms"),
+    [
+        (Interval(100), 100),
+        (Interval(100) | EveryRows(5), 100),
+        (Interval(100) | Interval(70), 70),
+        (Interval(100) & MinPause(300), 300),
+        (Interval(100) & EveryRows(5), None),
+        (Interval(100) & OutsideBlackouts(MIDNIGHT), None),
+        (At(5), None),
+    ],
+    ids=str,
+)
+def test_the_interval_that_health_may_expect(policy: TriggerPolicy, interval_ms: int | None) -> None:
+    assert CheckpointConfig(trigger=policy).options.known_interval_ms == interval_ms
+
+
 # The guard
 
 

@@ -330,9 +330,9 @@ def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window
         datetime.timedelta(seconds=3600)
     """
-    if options.interval_ms is None:
+    if options.known_interval_ms is None:
         return None
-    interval_ms = max(options.interval_ms + options.min_pause_ms, SHORTEST_MS)
+    interval_ms = max(options.known_interval_ms + options.min_pause_ms, SHORTEST_MS)
     return dg.FreshnessPolicy.time_window(
         fail_window=timedelta(milliseconds=_INTERVALS_TO_FAIL * interval_ms),
         warn_window=timedelta(milliseconds=_INTERVALS_TO_WARN * interval_ms),

@@ -69,7 +69,7 @@ class RebuildRecords:
                 connection.execute(snapshots.insert().values(**_columns(snapshot)))
             for timeline, (parent, to_batch) in rebuilt.begins.items():
                 begin = {"stream_id": stream_id, "timeline": timeline, "parent": parent, "to_batch": to_batch}
-                connection.execute(timelines.insert().values(**begin))
+                self._database.insert_if_absent(connection, timelines, **begin)
             connection.execute(
                 streams.update()
                 .where(streams.c.stream_id == stream_id)

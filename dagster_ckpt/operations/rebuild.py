@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.rebuilding import RebuiltStream
 from dagster_ckpt.catalog.records import (
@@ -67,8 +67,9 @@ class RebuildReport:
 def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | None = None) -> RebuildReport:
     """Register what exists in a stream's storage and live folder and is missing in the catalog.
 
-    If the catalog knows the query's live directory, only missing snapshots are added. The query
-    must not be running, not even under another catalog.
+    If the catalog knows the query's live directory, only missing snapshots are added. If it was
+    restored from a backup that is older than the live directories, the newest of them is registered.
+    The query must not be running, not even under another catalog.
 
     Args:
         stream: The stream.
@@ -88,7 +89,7 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
         stream.catalog.take_over_deployment(take_over_deployment, only_if_unused=True)
     record = stream.register()
     holder = this_holder(f"rebuild-{uuid.uuid4()}", origin, None)
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=stream.token_in_use(record))
+    acquired = acquire(stream.catalog, stream.stream_id, holder, above=stream.newest_token())
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
         found, skipped = _snapshots(stream)
@@ -99,7 +100,7 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
         missing = [snapshot for snapshot in found if snapshot.snapshot_id not in known]
         numbers = [snapshot.number or 0 for snapshot in found]
         next_number = max(numbers, default=0) + 1
-        if record.live_generation > 0:
+        if record.live_generation > 0 and not stream.directories_ahead(record):
             stream.catalog.rebuilding.add_snapshots(lease.record, missing, next_number=next_number)
             live_directory = record.live_directory
         else:
@@ -110,6 +111,7 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
             usable = [each for each in built if each.live.url not in half_made]
             generation = max((each.generation for each in built), default=0)
             rebuilt, batch = _stream(found, missing, next_number, usable, generation)
+            rebuilt = replace(rebuilt, timeline=max(rebuilt.timeline, record.timeline))
             if rebuilt.live_directory is not None or missing:
                 _note_execution(stream, lease, rebuilt, batch)
                 stream.catalog.rebuilding.register(lease.record, rebuilt)

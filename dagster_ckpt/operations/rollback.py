@@ -25,6 +25,7 @@ from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
@@ -51,6 +52,7 @@ def roll_back(
         RequestFailedError: The stream has no upgrade to roll back.
         LeaseHeldError: The stream is running.
         LeaseLostError: The stream was started in the meantime.
+        LiveDirectoryError: Its folder of live directories belongs to another deployment.
         StorageAccessError: Something could not be read or written; try again.
     """
     row = stream.catalog.desired_states.find(stream.stream_id)
@@ -63,6 +65,7 @@ def roll_back(
     holder = this_holder(f"rollback-{uuid.uuid4()}", run_id, None)
     acquired = acquire(stream.catalog, stream.stream_id, holder)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         fence_predecessor(stream, acquired, still_mine=lease.check)
         try:
             source = _restore(stream, upgrade.snapshot_id, lease, report)

@@ -33,6 +33,7 @@ from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.ownership import check_places, claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
@@ -188,6 +189,7 @@ def take_up(
         LeaseHeldError: The stream is running.
         LeaseLostError: The stream was started in the meantime.
         RequestFailedError: The stream has already committed batches.
+        LiveDirectoryError: Its folder of live directories belongs to another deployment.
     """
     above = stream.token_in_use(stream.register())
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
@@ -200,9 +202,11 @@ def take_up(
                 "from "
                 "elsewhere gives that up: ask for it with replace_state, or name another stream."
             )
+        check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         # Do this while the catalog still has the directory in which a lost holder's query runs.
         fence_predecessor(stream, acquired, still_mine=lease.check)
         started_ms = monotonic_ms()
+        claim_live_folder(stream)
         made = build(stream.new_live_directory(record.live_generation, lease.record.token), lease.step)
         stream.catalog.streams.switch_live_directory(
             lease.record,

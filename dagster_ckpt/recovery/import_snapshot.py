@@ -24,7 +24,6 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot
 from dagster_ckpt.stream.start_from import is_location
 
@@ -96,7 +95,6 @@ def import_snapshot(
 
     def build(target: LiveDirectory, still_mine: StillMine) -> TakenUp:
         _refuse_anothers_place(stream)
-        claim_live_folder(stream)
         query_id = _query_id_in(stream, target)
         restore_into(stream, snapshot_location(snapshot), target, new_query_id=query_id, marked=True)
         batch_id = snapshot.batch_id or 0

@@ -36,6 +36,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clon
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 
@@ -76,7 +77,8 @@ def prepare(
     Raises:
         LeaseLostError: Another execution is the writer now; nothing of it was changed.
         SnapshotCorruptError: The snapshot lacks data or was altered; the live directory is unchanged.
-        LiveDirectoryError: The live directory is incomplete at the batch to go back to.
+        LiveDirectoryError: The live directory is incomplete at the batch to go back to, or the stream's folder of
+            live directories belongs to another deployment.
         SharedSinkError: The query would write to another query's folder, or to one whose log does not
             match the query's state.
         RowsAtRiskError: A sink has a batch that the query does not have, and cannot be rolled back.
@@ -91,6 +93,7 @@ def prepare(
         return _resume(LiveDirectory(record.live_directory), sinks, lease)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         return _finish_restore(stream, _out_of_the_fence(stream, record, lease), sinks, lease)
+    claim_live_folder(stream)
     live = stream.new_live_directory(record.live_generation, lease.record.token)
     if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None:
         return _restore(stream, plan, plan.snapshot, live, sinks=sinks, lease=lease, watch=watch)
@@ -293,6 +296,7 @@ def _out_of_the_fence(stream: StreamHandle, record: StreamRecord, lease: LeaseKe
     if record.live_directory is None or LiveDirectory(record.live_directory).fenced_at() is None:
         return record
     fenced = LiveDirectory(record.live_directory)
+    claim_live_folder(stream)
     live = stream.new_live_directory(record.live_generation, lease.record.token)
     origin = record.origin
     if fenced.positions().commit is not None:

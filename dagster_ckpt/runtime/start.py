@@ -34,7 +34,7 @@ from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.stream.ownership import check_places, claim_live_folder
+from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
@@ -184,7 +184,6 @@ class Start:
         stream, start_from = self._stream, self._start_from
         self._check_loss(preview_rewind(stream, facts, plan, output))
         stream.store.check_access()
-        claim_live_folder(stream)
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         for message in check_backend(stream, plan):
             log_message(self._stream.stream_id, message)

@@ -145,9 +145,31 @@ class StreamHandle:
         Raises:
             StorageAccessError: The stream's folder cannot be reached.
         """
-        if record.live_generation > 0:
-            return 0
+        return 0 if record.live_generation > 0 else self.newest_token()
+
+    def newest_token(self) -> int:
+        """The highest token in a live directory's name; 0 if there is none.
+
+        Raises:
+            StorageAccessError: The stream's folder cannot be reached.
+        """
         return max((built.token for built in self.live_directories()), default=0)
+
+    def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:
+        """Live directories that the query used after what the catalog knows, oldest first.
+
+        None if the catalog knows no start of the stream: then nothing says whose they are.
+
+        Raises:
+            StorageAccessError: The folder cannot be reached.
+        """
+        if record.live_generation == 0:
+            return []
+        return [
+            built
+            for built in self.live_directories()
+            if built.generation > record.live_generation and not built.is_unfinished and not built.live.is_not_in_use()
+        ]
 
     def live_directories(self) -> list[BuiltDirectory]:
         """Every live directory in the stream's folder, oldest first: in use, abandoned or unfinished.

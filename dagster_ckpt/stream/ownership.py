@@ -20,21 +20,25 @@ _LONGEST = 256
 _RESUMES = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 
 
-def check_places(stream: StreamHandle, start_from: StartFrom, *, predecessor_ended: bool) -> None:
-    """Refuse a start that would use another deployment's files, before anything is written, killed or fenced.
+def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predecessor_ended: bool) -> None:
+    """Refuse a verb that would use another deployment's files, or files that the catalog does not know.
+
+    Starts, forks, imports and rollbacks call it before anything is written, killed or fenced.
 
     Args:
         stream: The stream, whose lease this process holds.
-        start_from: The requested starting point.
+        start_from: The requested starting point of a start. None: the state comes from elsewhere, so the live
+            directory in the catalog is at most fenced.
         predecessor_ended: Whether the previous execution can write nothing more.
 
     Raises:
         LiveDirectoryError: The live directory in the catalog, or the folder of live directories,
-            belongs to another deployment.
+            belongs to another deployment; or the catalog is older than the live directories.
         StorageAccessError: The folder cannot be reached.
     """
     record = stream.catalog.streams.get(stream.stream_id)
-    if lies_elsewhere(stream, record) and (start_from.point in _RESUMES or not predecessor_ended):
+    resumes = start_from is not None and start_from.point in _RESUMES
+    if lies_elsewhere(stream, record) and (resumes or not predecessor_ended):
         raise LiveDirectoryError(
             f"The catalog says that the live directory of stream {stream.stream_id!r} is {record.live_directory}, and "
             "the ones "
@@ -45,6 +49,24 @@ def check_places(stream: StreamHandle, start_from: StartFrom, *, predecessor_end
             "into the new folder."
         )
     _refuse_anothers_folder(stream, owner_of_live_folder(stream))
+    if start_from is None or not start_from.discard_state:
+        _refuse_older_catalog(stream, record)
+
+
+def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
+    """Refuse a catalog that was restored from a backup: the query has moved on to directories that it does not know."""
+    ahead = stream.directories_ahead(record)
+    if not ahead:
+        return
+    listed = "\n".join(f"- {built.live.url}, up to batch {built.live.positions().commit}" for built in ahead)
+    raise LiveDirectoryError(
+        f"The catalog is older than the live directories of stream {stream.stream_id!r}: it knows "
+        f"{record.live_directory or 'none any more'}, number {record.live_generation}, and the query has moved on to "
+        "later ones since. The catalog was restored from a backup, or this is a copy of it. Nothing was changed. "
+        f"There are:\n{listed}\n"
+        "Bring back the newest backup, or register what is there by rebuild_catalog_job (operations.rebuild): the next "
+        "start goes on in the newest directory. start_from=empty with discard_state gives up what is there."
+    )
 
 
 def claim_live_folder(stream: StreamHandle) -> None:

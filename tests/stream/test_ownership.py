@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotStatus
+from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import trigger_savepoint
+from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import delete_live_directories, discard
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
@@ -21,9 +30,11 @@ from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER, check_places, claim_live_folder
-from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.stream.snapshots import DEPLOYMENT
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 from tests.support.as_writer import holding
-from tests.support.retention_shelf import STREAM
+from tests.support.executioner import Killed
+from tests.support.retention_shelf import HOLDER, STREAM
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
 
@@ -160,3 +171,115 @@ def test_the_folder_of_live_directories_is_given_back_once_they_are_gone(history
 
     assert not Path(stream.live_folder).exists()
     claim_live_folder(staging(history))
+
+
+def fork_into(other: StreamHandle, history: History) -> None:
+    fork(history.shelf.stream, other, StartFrom(), origin=ORIGIN)
+
+
+def roll_back_there(other: StreamHandle, history: History) -> None:
+    snapshot = rebuilt_snapshot(other, history)
+    row = other.catalog.desired_states.ensure(STREAM, origin=ORIGIN)
+    upgrade = UpgradeRecord(
+        UpgradePhase.RESTORING, "1", "2", UpgradeMode.LAST_STATE, 1, "a test", snapshot_id=snapshot.snapshot_id
+    )
+    assert other.catalog.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
+    roll_back(other, run_id="run")
+
+
+def restore_there(other: StreamHandle, history: History) -> None:
+    snapshot = rebuilt_snapshot(other, history)
+    plan = plan_recovery(
+        recovery_facts(other, StartFrom(StartPoint.NAMED, snapshot.snapshot_id), predecessor_ended=True)
+    )
+    with holding(other.catalog, STREAM) as lease, LeaseKeeper(other.catalog, lease) as keeper:
+        prepare(other, plan, keeper)
+
+
+def rebuilt_snapshot(other: StreamHandle, history: History) -> SnapshotRecord:
+    """A snapshot of the other environment's own."""
+    snapshot = taken(replace(history.shelf, stream=history.shelf.stream), SnapshotKind.SAVEPOINT)
+    record = replace(
+        snapshot, execution_id=None, properties={**snapshot.properties, DEPLOYMENT: other.catalog.deployment_id}
+    )
+    with holding(other.catalog, STREAM) as lease:
+        other.catalog.rebuilding.add_snapshots(lease, [record], next_number=9)
+    return record
+
+
+@pytest.mark.parametrize("verb", [fork_into, roll_back_there, restore_there])
+def test_no_verb_builds_a_directory_in_the_live_folder_of_another_deployment(
+    history: History, verb: Callable[[StreamHandle, History], None]
+) -> None:
+    """Only starts and imports asked whose folder it is: a fork or a rollback built its directory among the other's."""
+    claim_live_folder(history.shelf.stream)
+    other = staging(history)
+    if verb is fork_into:
+        other = replace(other, stream_id="scratch", name="scratch")
+        other.register()
+        theirs = Path(other.live_folder)
+        theirs.mkdir(parents=True)
+        (theirs / OWNER).write_text(history.shelf.stream.catalog.deployment_id)
+    before = sorted(Path(other.live_folder).rglob("*"))
+
+    with pytest.raises(LiveDirectoryError, match="share a folder by mistake"):
+        verb(other, history)
+
+    assert sorted(Path(other.live_folder).rglob("*")) == before
+
+
+class TestACatalogRestoredFromABackup:
+    """It went on in the live directory of the backup, behind what the query had committed since."""
+
+    @pytest.fixture
+    def behind(self, history: History) -> History:
+        root, stream = history.shelf.root, history.shelf.stream
+        trigger_savepoint(stream, origin=ORIGIN, label="kept")
+        stream.catalog.close()
+        shutil.copy(root / "catalog.db", root / "backup.db")
+        history.shelf.stream = replace(stream, catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"))
+        history.start("kept", accept_loss=True, no_safety_savepoint=True)
+        history.commit(LAST + 1, Path(history.live.url))
+        self.newest = history.live.url
+        history.shelf.stream.catalog.close()
+        history.shelf.stream = replace(stream, catalog=Catalog(f"sqlite:///{root / 'backup.db'}"))
+        return history
+
+    @pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint", "kept", "batch-3"])
+    def test_is_refused_with_the_list_of_what_is_there(self, behind: History, start_from: str) -> None:
+        with pytest.raises(LiveDirectoryError, match=f"older than the live directories(.|\n)*{self.newest}, up to"):
+            check_places(behind.shelf.stream, StartFrom.parse(start_from), predecessor_ended=True)
+        with pytest.raises(LiveDirectoryError, match="older than the live directories"):
+            check_places(behind.shelf.stream, None, predecessor_ended=True)
+
+    def test_may_be_given_up_by_name(self, behind: History) -> None:
+        start_from = StartFrom.parse("empty", discard_state=True)
+        check_places(behind.shelf.stream, start_from, predecessor_ended=True)
+
+    def test_is_rebuilt_and_goes_on_in_the_newest_directory(self, behind: History) -> None:
+        stream = behind.shelf.stream
+
+        report = rebuild(stream, origin=ORIGIN)
+
+        record = stream.catalog.streams.get(STREAM)
+        assert report.live_directory == record.live_directory == self.newest
+        check_places(stream, StartFrom(), predecessor_ended=True)
+        # Tokens go on above those on disk, so that no directory is built under a name that exists.
+        lease = stream.catalog.leases.acquire(STREAM, HOLDER, 60_000)
+        assert lease.token > max(each.token for each in stream.live_directories())
+
+    def test_a_directory_that_a_killed_start_left_is_not_ahead(
+        self, history: History, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
+
+        def killed(*_: object, **_how: object) -> None:
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamRecords, "switch_live_directory", killed)
+            with pytest.raises(Killed):
+                history.start("kept", accept_loss=True, no_safety_savepoint=True)
+
+        assert len(history.shelf.stream.live_directories()) == 2
+        check_places(history.shelf.stream, StartFrom(), predecessor_ended=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,10 @@ from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
-from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held, jvm_of
+from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, holder_process, is_held, jvm_of
+
+# Pause between two looks at a lease.
+_LOOK_S = 0.5
 
 HolderIsOver = Callable[[LeaseRecord], bool]
 
@@ -62,13 +66,26 @@ def acquire(
         interrupted: Polled while waiting; if it returns True, this call fails.
         above: The new token must be higher than this: see `StreamHandle.token_in_use`.
 
+    A lease that has expired is taken over at once if nothing shows that its holder is alive. If its
+    process is alive on this machine, the catalog's clock may have jumped ahead: then the holder gets
+    the time of its lease, by this process's monotonic clock, to renew it.
+
     Raises:
         LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
     """
     catalog.database.limit_calls(ttl_ms)
+    chance = _Chance()
     while True:
         present = catalog.leases.current(stream_id)
         is_over = present is not None and holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED
+        if present is not None and not is_over and chance.lasts(present):
+            if interrupted():
+                raise LeaseHeldError(
+                    f"Waiting for the lease of stream {stream_id!r} was interrupted: process {present.pid} of run "
+                    f"{present.run_id}, which holds it, is alive and may renew it."
+                )
+            time.sleep(_LOOK_S)
+            continue
         try:
             take_over = present.token if present is not None and is_over else None
             taken = catalog.leases.acquire(stream_id, holder, ttl_ms, take_over=take_over, above=above)
@@ -76,7 +93,29 @@ def acquire(
         except LeaseHeldError:
             if present is None or is_over or interrupted() or not holder_is_over(present):
                 raise
-        time.sleep(0.5)
+        time.sleep(_LOOK_S)
+
+
+class _Chance:
+    """The chance of a living process to renew its lease, which expired by the catalog's clock."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, int] | None = None
+        self._since = 0.0
+
+    def lasts(self, lease: LeaseRecord) -> bool:
+        """Whether the holder of a lease still has time: false if it is not expired, or not known to be alive.
+
+        Call it at each look, also before the lease has expired: the time counts from the first look.
+        """
+        seen = (lease.token, lease.renewed_at_ms)
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        # Both were dated at the same moment, so their difference does not depend on the clock.
+        ttl_s = (lease.expires_at_ms - lease.renewed_at_ms) / 1000
+        if not lease.expired or time.monotonic() - self._since >= ttl_s:
+            return False
+        return lease.pid != os.getpid() and holder_process(lease).liveness() is Liveness.ALIVE
 
 
 def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: HolderIsOver) -> None:

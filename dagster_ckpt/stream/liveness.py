@@ -127,6 +127,11 @@ def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
     )
 
 
+def holder_process(lease: LeaseRecord) -> ProcessIdentity:
+    """The Python process of a lease's holder."""
+    return ProcessIdentity(lease.pid, lease.process_start_ticks, lease.host, lease.boot_id)
+
+
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
     """The JVM of a lease's holder, or None if the lease records none."""
     if lease.jvm_pid is None:
@@ -141,7 +146,7 @@ def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness
         lease: The lease, expired or not.
         jvm_grace_s: Seconds to wait for the JVM of a Python process that has ended.
     """
-    python = ProcessIdentity(lease.pid, lease.process_start_ticks, lease.host, lease.boot_id).liveness()
+    python = holder_process(lease).liveness()
     jvm = jvm_of(lease)
     if python is not Liveness.ENDED or jvm is None:
         return python

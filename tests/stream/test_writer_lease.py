@@ -17,6 +17,7 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.stream import lease as lease_module
 from dagster_ckpt.stream import lease as writer_lease
 from dagster_ckpt.stream import liveness
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -77,6 +78,21 @@ def spawn() -> Iterator[Callable[[], Child]]:
         child.close()
 
 
+class Passing:
+    """Time that passes only while a process sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.then: Callable[[], object] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.then()
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
@@ -88,6 +104,13 @@ def catalog(tmp_path: Path, clock: ManualClock) -> Iterator[Catalog]:
     catalog.streams.ensure(STREAM, name=STREAM, asset_key=STREAM, options={})
     yield catalog
     catalog.close()
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> Passing:
+    passing = Passing()
+    monkeypatch.setattr(lease_module, "time", passing)
+    return passing
 
 
 def holder_of(child: Child, jvm: Child | None = None, *, run_id: str = "run-before") -> Holder:
@@ -287,7 +310,7 @@ def test_the_lease_of_a_live_process_is_refused_and_its_holder_named(
 
 
 def test_a_lease_that_ran_out_is_taken_but_proves_nothing(
-    catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
+    catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child], passing: Passing
 ) -> None:
     acquire(catalog, STREAM, holder_of(spawn()), ttl_ms=TTL_MS)
     clock.now_ms += TTL_MS
@@ -421,3 +444,63 @@ def test_a_keeper_whose_catalog_hangs_gives_up_before_the_lease_runs_out(
         back.set()
 
     assert "did not answer" in str(lost)
+
+
+class TestAnExpiredLeaseOfALivingProcess:
+    """The catalog's clock jumps ahead: a start took the lease over from a holder that renewed it all the time."""
+
+    def test_is_not_taken_over_where_it_is_renewed(
+        self, catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child], passing: Passing
+    ) -> None:
+        theirs = catalog.leases.acquire(STREAM, holder_of(spawn()), 30_000)
+        clock.now_ms += 86_400_000
+        passing.then = lambda: catalog.leases.renew(STREAM, theirs.token, 30_000)
+
+        with pytest.raises(LeaseHeldError, match="run run-before"):
+            acquire(catalog, STREAM, ME, ttl_ms=30_000)
+
+        catalog.leases.check(STREAM, theirs.token)
+
+    def test_is_taken_over_once_it_is_not_renewed_for_as_long_as_it_lasts(
+        self, catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child], passing: Passing
+    ) -> None:
+        catalog.leases.acquire(STREAM, holder_of(spawn()), 30_000)
+        clock.now_ms += 86_400_000
+
+        acquired = acquire(catalog, STREAM, ME, ttl_ms=30_000)
+
+        assert passing.now_s == 30
+        assert not acquired.predecessor_ended
+
+    def test_the_wait_before_it_expired_counts(
+        self, catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child], passing: Passing
+    ) -> None:
+        catalog.leases.acquire(STREAM, holder_of(spawn()), 30_000)
+
+        def later() -> None:
+            clock.now_ms += 500
+
+        passing.then = later
+        acquire(catalog, STREAM, ME, ttl_ms=30_000, holder_is_over=lambda _lease: True)
+
+        assert passing.now_s == 30
+
+    def test_is_taken_over_at_once_where_nothing_is_known_of_the_process(
+        self, catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child], passing: Passing
+    ) -> None:
+        catalog.leases.acquire(STREAM, replace(holder_of(spawn()), host="another-host"), 30_000)
+        clock.now_ms += 30_000
+
+        acquired = acquire(catalog, STREAM, ME, ttl_ms=30_000)
+
+        assert passing.now_s == 0
+        assert not acquired.predecessor_ended
+
+    def test_the_wait_can_be_interrupted(
+        self, catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child], passing: Passing
+    ) -> None:
+        catalog.leases.acquire(STREAM, holder_of(spawn()), 30_000)
+        clock.now_ms += 30_000
+
+        with pytest.raises(LeaseHeldError, match=r"was interrupted: process .* is alive and may renew it"):
+            acquire(catalog, STREAM, ME, ttl_ms=30_000, interrupted=lambda: passing.now_s > 2)

@@ -257,7 +257,11 @@ class FileIO(ABC):
         """
 
     def delete_if_empty(self, path: str = "") -> None:  # noqa: ARG002
-        """Delete a directory if it is empty. Does nothing where directories are only parts of names."""
+        """Delete a directory of a disk if it is empty.
+
+        Does nothing elsewhere: an object store has no directories, and some file systems of fsspec
+        delete a directory with what is in it.
+        """
         return
 
     def delete_all(self) -> None:

@@ -198,12 +198,6 @@ class FsspecFileIO(FileIO):
         with self._accessing("delete", path), suppress(FileNotFoundError):
             self._fs.rm_file(self._at(path))
 
-    def delete_if_empty(self, path: str = "") -> None:
-        """Delete a directory if it is empty."""
-        if self._has_folders:
-            with suppress(Exception):
-                self._fs.rmdir(self._at(path))
-
     def delete_all(self) -> None:
         """Delete the whole tree; a missing tree is not an error."""
         with self._accessing("delete"), suppress(FileNotFoundError):

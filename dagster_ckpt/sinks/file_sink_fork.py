@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from dagster_ckpt.config.storage_path import local_path
-from dagster_ckpt.errors import RestoreError, StorageAccessError
-from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.errors import RestoreError
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.file_sink_log import LOG, files_of, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
@@ -123,30 +119,8 @@ def _below(old: str, where: str) -> str:
 
 def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:
     source, target = open_file_io(old), open_file_io(new)
-    if may_link and isinstance(source, LocalFileIO) and isinstance(target, LocalFileIO):
-        _link(source.root / name, target.root / name)
+    # A file that an interrupted fork brought is whole, and its name is unique.
+    if may_link and (target.size(name) is not None or target.adopt(name, source, name)):
         return
     with source.open(name) as stream:
         target.write(name, iter(lambda: stream.read(1 << 20), b""))
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            return
-        try:
-            os.link(source, target)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            # Another device, or a file system without hard links.
-            unfinished = target.with_name(f".{target.name}.tmp")
-            shutil.copyfile(source, unfinished)
-            unfinished.replace(target)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StorageAccessError(
-            f"Cannot write {target}: {error}. Check space there, and that this process has rights to it."
-        ) from error

@@ -271,7 +271,9 @@ def test_an_empty_directory_is_deleted(files: FileIO) -> None:
     files.write("c", [b"x"])
     files.delete("a/b")
     files.delete_if_empty("a")
-    assert set(files.list()) == {"c"}
+    assert [path for path, _ in files.find(hidden=True)] == ["c"]
+    if isinstance(files, LocalFileIO):
+        assert set(files.list()) == {"c"}
 
 
 def test_a_tree_is_renamed_at_once_or_not_at_all(files: FileIO) -> None:

@@ -362,6 +362,16 @@ class ExecutionRecords:
                 )
         return failed
 
+    def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
+        """When each of these streams was started for the first time, in ms since the epoch, in one query."""
+        query = (
+            select(executions.c.stream_id, func.min(executions.c.started_at_ms))
+            .where(executions.c.stream_id.in_(stream_ids))
+            .group_by(executions.c.stream_id)
+        )
+        with self._database.reading() as connection:
+            return {stream_id: int(first_ms) for stream_id, first_ms in connection.execute(query)}
+
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
         """The newest batch in a live directory that an execution reported as committed, or None."""
         for execution in self.of_stream(stream_id):

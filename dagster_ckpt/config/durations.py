@@ -1,6 +1,6 @@
-"""Durations in PyFlink's notation."""
+"""Durations in PyFlink's notation, and moments as text."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
@@ -74,3 +74,13 @@ def iso_duration(duration_ms: int) -> str:
         fraction = f".{millis:03d}".rstrip("0") if millis else ""
         text += f"{sign}{seconds}{fraction}S"
     return f"PT{text}"
+
+
+def utc_time(at_ms: int) -> str:
+    """A moment as text that stays true: a message may be read long after it was written.
+
+    Example:
+        >>> utc_time(1_357_095_845_000)
+        '2013-01-02 03:04:05 UTC'
+    """
+    return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

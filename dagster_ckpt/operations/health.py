@@ -9,9 +9,9 @@ from enum import StrEnum
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.durations import iso_duration, utc_time
 from dagster_ckpt.operations.health_settings import HealthSettings
-from dagster_ckpt.operations.source_health import SourceFacts, lag, retention
+from dagster_ckpt.operations.source_health import SourceFacts, lag, reporting_lag, retention
 from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
@@ -62,6 +62,7 @@ class HealthFacts:
         down_since_ms: Since when it is down.
         failed_runs: How many of its executions failed recently, since the newest snapshot completed.
         last_end: Why the last of them failed.
+        first_started_ms: When the stream was started for the first time; None if it never was.
         unrestorable: Why a recovery could not continue from `newest`; None if none has failed there.
     """
 
@@ -82,6 +83,7 @@ class HealthFacts:
     down_since_ms: int | None = None
     failed_runs: int = 0
     last_end: str | None = None
+    first_started_ms: int | None = None
     unrestorable: str | None = None
 
 
@@ -117,7 +119,7 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
         consecutive_failures(facts, settings),
         progress(facts, options, settings, now_ms=now_ms),
         size_growth(facts, settings),
-        source_lag(facts, settings),
+        source_lag(facts, settings, now_ms=now_ms),
         source_retention(facts, settings, now_ms=now_ms),
         desired_state(facts),
     ]
@@ -135,10 +137,15 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
     snapshot = facts.verified
     if snapshot is None or snapshot.verified_at_ms is None:
-        return finding(
-            Verdict.UNKNOWN, "no snapshot was ever verified: run verify_snapshots_job, or turn its schedule on"
-        )
+        if facts.first_started_ms is None and facts.newest is None:
+            return finding(Verdict.PASS, "the stream was never started: there is nothing to restore")
+        due_ms = (facts.first_started_ms or 0) + settings.max_verification_age_ms
+        message = "no snapshot was ever verified: run verify_snapshots_job, or turn on checkpoint_verification_schedule"
+        if facts.first_started_ms is not None and now_ms <= due_ms:
+            return finding(Verdict.PASS, f"{message}. The first verification is due by {utc_time(due_ms)}")
+        return finding(Verdict.UNKNOWN, message)
     age_ms = now_ms - snapshot.verified_at_ms
+    verified = f"{describe_snapshot(snapshot)} was verified at {utc_time(snapshot.verified_at_ms)}"
     figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}
     if snapshot.verified_problem is not None:
         return finding(
@@ -146,8 +153,8 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
         )
     if age_ms > settings.max_verification_age_ms:
         limit = iso_duration(settings.max_verification_age_ms)
-        return finding(Verdict.WARN, f"the last verification is older than {limit}", figures)
-    return finding(Verdict.PASS, f"{describe_snapshot(snapshot)} was verified {iso_duration(age_ms)} ago", figures)
+        return finding(Verdict.WARN, f"{verified}, and nothing since; allowed are {limit}", figures)
+    return finding(Verdict.PASS, verified, figures)
 
 
 def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
@@ -168,10 +175,12 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     usual_ms = _usual_age_ms(facts, options, settings, limit_ms)
     # A stream that was just started could not take a snapshot yet.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
-    age_ms = now_ms - max(taken_ms, facts.running_since_ms)
+    since_ms = max(taken_ms, facts.running_since_ms)
+    age_ms = now_ms - since_ms
     figures = {"checkpoint_age_ms": age_ms, "usual_checkpoint_age_ms": usual_ms, "max_checkpoint_age_ms": limit_ms}
-    message = f"no snapshot for {iso_duration(age_ms)}; usual are up to {iso_duration(usual_ms)}, "
-    message += f"allowed are {iso_duration(limit_ms)}"
+    what = "the newest snapshot is" if taken_ms >= since_ms else "there is no snapshot since the start, which was"
+    message = f"{what} of {utc_time(since_ms)}" if taken_ms >= since_ms else f"{what} at {utc_time(since_ms)}"
+    message += f"; its age is usually up to {iso_duration(usual_ms)} and must not exceed {iso_duration(limit_ms)}"
     if age_ms > limit_ms:
         return finding(Verdict.ERROR, message, figures)
     return finding(Verdict.WARN if age_ms > usual_ms else Verdict.PASS, message, figures)
@@ -216,35 +225,37 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
     limit_ms = settings.max_stall_ms
     silent_ms = max(0, now_ms - facts.heartbeat_at_ms)
     if silent_ms > limit_ms:
-        message = f"{facts.process} has told nothing for {iso_duration(silent_ms)}: it is gone, or hangs itself"
-        message += ". Where the supervisor sensor starts no other run, end that process"
+        message = f"{facts.process} has sent no heartbeat since {utc_time(facts.heartbeat_at_ms)}: it is gone, or it "
+        message += "hangs. If the supervisor sensor does not start another run, end that process"
         return finding(Verdict.ERROR, message, {"silent_for_ms": silent_ms, "max_stall_ms": limit_ms})
-    return _inactivity(facts, limit_ms, silent_ms)
+    return _inactivity(facts, limit_ms, silent_ms, now_ms)
 
 
-def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
+def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) -> Finding:
     """Whether the query of a process that sends heartbeats makes progress."""
     finding = _finding_of(HealthCheck.PROGRESS)
     still = facts.inactivity
+    if still is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:
+        return finding(Verdict.PASS, "the query was started just now")
     if still is None:
-        return finding(Verdict.UNKNOWN, f"{facts.process} does not tell what its query is doing")
+        return finding(Verdict.UNKNOWN, f"{facts.process} does not report what its query is doing")
     if still.is_idle:
-        return finding(Verdict.PASS, f"the query rests: {still.doing}")
+        return finding(Verdict.PASS, f"the query is idle: {still.doing}")
     still_ms = still.stalled_for_ms + silent_ms
     figures = {"doing": still.doing, "stalled_for_ms": still_ms, "max_stall_ms": limit_ms}
-    message = f"the query is at {still.doing!r}, and nothing has moved for {iso_duration(still_ms)}"
+    message = f"the query is at {still.doing!r} since {utc_time(now_ms - still_ms)}"
     if still_ms <= limit_ms:
         return finding(Verdict.PASS, message, figures)
     tasks = still.tasks
     if tasks is not None and tasks.running:
         message += (
-            f": {tasks.running} of {tasks.total} tasks of its batch run, {tasks.done} are done. It may only take "
+            f": {tasks.running} of {tasks.total} tasks of its batch are running, {tasks.done} are done. Its batch "
         )
-        message += "long: look at the running tasks in Spark's page"
+        message += "may only be slow: look at the running tasks in Spark's page"
         return finding(Verdict.WARN, message, figures)
     if tasks is not None and tasks.jobs:
-        message += f"; no task runs of its Spark jobs under way ({tasks.jobs})"
-    message += f". See with jstack what the JVM of {facts.process} waits for, then run restart_stream_job; where the "
+        message += f", and no task of its {tasks.jobs} Spark jobs is running"
+    message += f". Find out with jstack what the JVM of {facts.process} waits for, then run restart_stream_job; if the "
     message += "query does not stop, end that process"
     return finding(Verdict.ERROR, message, figures)
 
@@ -254,7 +265,9 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     finding = _finding_of(HealthCheck.SIZE_GROWTH)
     size = facts.newest.full_bytes if facts.newest is not None else None
     if size is None:
-        return finding(Verdict.UNKNOWN, "there is no snapshot whose size is known")
+        if facts.newest is None:
+            return finding(Verdict.PASS, "there is no snapshot yet")
+        return finding(Verdict.UNKNOWN, "the size of the newest snapshot is unknown")
     figures: dict[str, int | float | str] = {"full_bytes": size}
     if settings.max_snapshot_bytes is not None and size > settings.max_snapshot_bytes:
         return finding(
@@ -265,26 +278,35 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     factor = size / facts.bytes_before
     figures["growth_factor"] = round(factor, 3)
     window = iso_duration(settings.size_window_ms)
-    message = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as at the begin of {window}"
+    message = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as {window} before"
     grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
     return finding(Verdict.WARN if grows else Verdict.PASS, message, figures)
 
 
-def source_lag(facts: HealthFacts, settings: HealthSettings) -> Finding:
+def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Whether the stream keeps up with its sources."""
     finding = _finding_of(HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(Verdict.UNKNOWN, f"the stream should run and does not: {facts.down}")
     if facts.running_since_ms is None:
         return finding(Verdict.PASS, "the stream does not run")
-    behind = lag(facts.sources)
+    if facts.sources is None:
+        is_idle = facts.inactivity is not None and facts.inactivity.is_idle
+        is_new = now_ms - facts.running_since_ms <= settings.max_stall_ms
+        return finding(Verdict.PASS if is_idle or is_new else Verdict.UNKNOWN, "no batch has completed yet")
+    reporting = reporting_lag(facts.sources)
+    if not reporting:
+        return finding(Verdict.PASS, "not applicable: files and generated rows report no backlog")
+    behind = lag(reporting)
     if behind is None:
-        return finding(Verdict.UNKNOWN, "the sources do not tell how far behind the query is")
+        return finding(Verdict.UNKNOWN, "the sources do not report their backlog")
     figures: dict[str, int | float | str] = {"records_behind": behind}
     if not behind:
         return finding(Verdict.PASS, "nothing is waiting to be read", figures)
     if not facts.rows_per_second:
-        return finding(Verdict.UNKNOWN, f"{behind:,} records are waiting, and the speed is not known", figures)
+        return finding(
+            Verdict.UNKNOWN, f"{behind:,} records are waiting, and the speed of the query is unknown", figures
+        )
     catch_up_ms = round(behind / facts.rows_per_second * 1000)
     figures["catch_up_ms"] = catch_up_ms
     message = f"{behind:,} records are waiting, {iso_duration(catch_up_ms)} at the speed of the last batch"
@@ -295,9 +317,9 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
     """Whether the sources still retain every record that a recovery from the newest snapshot would re-read."""
     finding = _finding_of(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
-        return finding(Verdict.UNKNOWN, "there is no snapshot to be recovered from")
+        return finding(Verdict.PASS, "there is no snapshot yet that a recovery would start from")
     if not facts.sources:
-        return finding(Verdict.UNKNOWN, "no batch has told what the sources are")
+        return finding(Verdict.UNKNOWN, "no batch has reported the sources")
     so_far, messages = Verdict.PASS, []
     for source in facts.sources:
         left = retention(
@@ -325,22 +347,24 @@ def desired_state(facts: HealthFacts) -> Finding:
     finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:
-        return finding(Verdict.PASS, "people start and stop it")
+        return finding(Verdict.PASS, "the stream is not managed: it is started and stopped by hand")
     if row.broken is not None:
-        return finding(Verdict.ERROR, f"nothing is done for it: what it is meant to be cannot be read: {row.broken}")
+        return finding(
+            Verdict.ERROR, f"it is not managed any more, because its desired state cannot be read: {row.broken}"
+        )
     upgrade = row.upgrade
     figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
     if upgrade is not None and upgrade.phase.refuses:
         runs_on = upgrade.phase is UpgradePhase.REFUSED and facts.running_since_ms is not None
         message = f"the upgrade to {upgrade.to_version} ended {upgrade.phase.value}: {upgrade.reason}. "
-        message += "The stream runs on as it was" if runs_on else "The stream does not run"
+        message += "The stream runs on with the code before" if runs_on else "The stream does not run"
         message += "; load another code version, run set_desired_state_job with retry_refused, or start it by hand"
         return finding(Verdict.WARN if runs_on else Verdict.ERROR, message, figures)
     if row.alert is not None:
         return finding(Verdict.ERROR, row.alert, figures)
     if upgrade is not None and not upgrade.phase.is_over:
         return finding(Verdict.PASS, f"an upgrade is under way: {upgrade.phase.value}, {upgrade.reason}", figures)
-    return finding(Verdict.PASS, "nothing waits for a person", figures)
+    return finding(Verdict.PASS, "no action is required", figures)
 
 
 _WORSE = (Verdict.PASS, Verdict.UNKNOWN, Verdict.WARN, Verdict.ERROR)

@@ -9,6 +9,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.config.durations import utc_time
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.health import Finding, HealthFacts, Verdict, judge, worst
 from dagster_ckpt.operations.health_settings import HealthSettings
@@ -16,6 +17,7 @@ from dagster_ckpt.operations.source_health import sources_of
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
 from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.liveness import LIVELY_MS
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
     since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
     failed = catalog.executions.failed_since(stream_ids, since_ms)
     recoveries = catalog.recoveries.of_streams(stream_ids)
+    first_started = catalog.executions.first_started(stream_ids)
     facts = {}
     for stream_id in stream_ids:
         execution, history = executions.get(stream_id), histories[stream_id]
@@ -77,8 +80,9 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
         speed = progress.get("rows_per_second")
         after_ms = max(now_ms - settings[stream_id].loop_window_ms, _completed_at_ms(history.newest))
         failed_runs = [end for end in failed.get(stream_id, ()) if end.at_ms > after_ms]
+        silent = _why_silent(catalog, execution, now_ms)
         facts[stream_id] = HealthFacts(
-            running_since_ms=_running_since_ms(execution),
+            running_since_ms=_running_since_ms(execution) if silent is None else None,
             newest=history.newest,
             verified=history.verified,
             failures=history.failures,
@@ -90,10 +94,11 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             desired=desired.get(stream_id),
             heartbeat_at_ms=_heartbeat_at_ms(execution),
             process=f"process {execution.pid} on {execution.host}" if execution is not None else None,
-            down=_why_down(execution, desired.get(stream_id)),
-            down_since_ms=execution.ended_at_ms if execution is not None else None,
+            down=silent or _why_down(execution, desired.get(stream_id)),
+            down_since_ms=_down_since_ms(execution),
             failed_runs=len(failed_runs),
             last_end=failed_runs[-1].reason if failed_runs else None,
+            first_started_ms=first_started.get(stream_id),
             unrestorable=_why_unrestorable(history.newest, recoveries.get(stream_id, ())),
             inactivity=QueryInactivity.of_record(progress.get("activity")),
         )
@@ -119,8 +124,28 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
     if execution is not None and execution.status is ExecutionStatus.FAILED:
         return f"its last run failed: {execution.reason}"
     if desired is not None and desired.desired is DesiredState.RUNNING:
-        return "it is to be RUNNING"
+        return "its desired state is RUNNING"
     return None
+
+
+def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int) -> str | None:
+    """Why an execution that the catalog believes alive is not: it neither sends heartbeats nor renews its lease."""
+    if execution is None or execution.status not in _ALIVE or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
+        return None
+    lease = catalog.leases.current(execution.stream_id)
+    # A process that restores for hours sends no heartbeat, but renews its lease.
+    if lease is not None and lease.execution_id == execution.execution_id and not lease.expired:
+        return None
+    return (
+        f"process {execution.pid} on {execution.host} has sent no heartbeat since "
+        f"{utc_time(execution.heartbeat_at_ms)} and lost its lease: it is gone, or it hangs"
+    )
+
+
+def _down_since_ms(execution: ExecutionRecord | None) -> int | None:
+    if execution is None:
+        return None
+    return execution.heartbeat_at_ms if execution.status in _ALIVE else execution.ended_at_ms
 
 
 def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.durations import iso_duration, utc_time
 
 # Topic to partition to offset.
 Offsets = Mapping[str, Mapping[str, int]]
@@ -98,9 +98,15 @@ def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[Sou
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
-def lag(sources: Sequence[SourceFacts] | None) -> int | None:
+def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
+    """The sources without those that never report a backlog: files, and generated rows."""
+    silent = (SourceKind.FILES, SourceKind.GENERATED)
+    return [source for source in sources if source.behind is not None or source.kind not in silent]
+
+
+def lag(sources: Sequence[SourceFacts]) -> int | None:
     """Records waiting in all sources, or None if one of them does not report it."""
-    if not sources or any(source.behind is None for source in sources):
+    if any(source.behind is None for source in sources):
         return None
     return sum(source.behind or 0 for source in sources)
 
@@ -123,7 +129,7 @@ def retention(
         file_max_age_ms: `maxFileAge` of file sources.
     """
     if source.kind is SourceKind.GENERATED:
-        return Retention("makes its rows anew", is_unlimited=True)
+        return Retention("generates its rows again", is_unlimited=True)
     gone = _gone(source)
     if gone is not None:
         return Retention(gone, is_gone=True)
@@ -131,12 +137,17 @@ def retention(
         retention_ms = file_max_age_ms
     if retention_ms is None:
         if source.read_up_to is not None and source.earliest is not None:
-            return Retention("the topic still has all offsets since the restore point", is_unlimited=True)
-        return Retention("how long it keeps its data is not known: set source_retention_ms")
-    left_ms = restore_point_at_ms + retention_ms - now_ms
-    if left_ms <= 0:
-        return Retention(f"no longer has what came {iso_duration(retention_ms)} ago", is_gone=True, left_ms=0)
-    return Retention(f"has what is read again for another {iso_duration(left_ms)}", left_ms=left_ms)
+            return Retention("still has all offsets since the restore point", is_unlimited=True)
+        return Retention("its retention is unknown: set source_retention_ms")
+    until_ms = restore_point_at_ms + retention_ms
+    if until_ms <= now_ms:
+        message = (
+            f"no longer has every record since the restore point: it retains them for {iso_duration(retention_ms)}"
+        )
+        return Retention(message, is_gone=True, left_ms=0)
+    return Retention(
+        f"retains the records since the restore point until {utc_time(until_ms)}", left_ms=until_ms - now_ms
+    )
 
 
 def _gone(source: SourceFacts) -> str | None:

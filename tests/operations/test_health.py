@@ -49,7 +49,7 @@ def desired(*, upgrade: str | None = None, alert: str | None = None, broken: str
     reason = "as the test says"
     phase = UpgradePhase(upgrade) if upgrade is not None else None
     under_way = UpgradeRecord(phase, "1", "2", UpgradeMode.SAVEPOINT, 1, reason) if phase is not None else None
-    return DesiredRecord("orders", None, 3, 2, None, under_way, None, alert, "a test", 1, 1, broken)
+    return DesiredRecord("orders", None, 3, 2, None, under_way, None, alert, "a test", 1, 1, broken=broken)
 
 
 def inactivity(
@@ -61,7 +61,7 @@ def inactivity(
 def facts_of(case: dict[str, Any]) -> HealthFacts:
     told = dict(case["facts"])
     sources = told.pop("sources", None)
-    down_for = told.pop("down_for", None)
+    down_for, first = told.pop("down_for", None), told.pop("first_started", None)
     running, heard = told.pop("running", None), told.pop("heard", None)
     return HealthFacts(
         running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
@@ -71,6 +71,7 @@ def facts_of(case: dict[str, Any]) -> HealthFacts:
         inactivity=inactivity(**told.pop("still")) if "still" in told else None,
         heartbeat_at_ms=None if heard is None else NOW_MS - heard * MINUTE_MS,
         down_since_ms=None if down_for is None else NOW_MS - down_for * MINUTE_MS,
+        first_started_ms=None if first is None else NOW_MS - first * MINUTE_MS,
         process="process 4711 on ours",
         sources=None if sources is None else [SourceFacts(**source) for source in sources],
         **told,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.stream.liveness import this_holder
 from tests.support.as_writer import as_writer
 
 
@@ -96,12 +98,87 @@ def test_a_stream_that_never_started_hides_no_other(
     assert first["deployed_a_moment_ago", "checkpoint_age"].passed
 
 
-def test_what_nobody_knows_does_not_pass(watch: Watch) -> None:
+def test_what_nobody_knows_does_not_pass(watch: Watch, catalog: Catalog) -> None:
+    take_snapshot(catalog, "orders")
     evaluation = watch.tick()["orders", "restorability"]
 
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
     assert evaluation.metadata["dagster_ckpt/verdict"].value == "UNKNOWN"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, catalog_resource: CheckpointCatalogResource) -> Iterator[list[int]]:
+    """The time of the catalog, which every sensor reads."""
+    now = [wall_clock_ms()]
+    catalog = Catalog(catalog_resource.url, clock=lambda: now[0])
+    monkeypatch.setattr(CheckpointCatalogResource, "catalog", lambda _self: catalog)
+    register(catalog, "orders")
+    yield now
+    catalog.close()
+
+
+def progress_with(source: str) -> dict[str, Any]:
+    activity = {"doing": "Waiting for data to arrive", "is_idle": True, "stalled_for_ms": 0}
+    return {"batch_id": 3, "rows_per_second": 9.0, "sources": [{"source": source}], "activity": activity}
+
+
+def test_a_fresh_healthy_stream_of_files_passes_every_check(
+    clock: list[int], instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, orders: StreamingAsset
+) -> None:
+    watch, catalog = Watch(instance, catalog_resource, [orders]), catalog_resource.catalog()
+    assert [name for (_, name), each in watch.tick().items() if not each.passed] == []
+    execution = begin_execution(catalog, "orders", "a run")
+
+    assert [name for (_, name), each in watch.tick().items() if not each.passed] == []
+    as_writer(catalog).executions.heartbeat(execution.execution_id, progress_with("FileStreamSource[/in]"))
+    take_snapshot(catalog, "orders")
+
+    watch.tick()
+
+    latest = {name: each for (_, name), each in everything(watch).items()}
+    assert [name for name, each in latest.items() if not each.passed] == []
+
+
+def everything(watch: Watch) -> dict[tuple[str, str], dg.AssetCheckEvaluation]:
+    """The verdicts of now, as a sensor that has reported nothing yet reports them."""
+    with dg.DagsterInstance.ephemeral() as fresh:
+        context = dg.build_sensor_context(fresh, resources={"checkpoint_catalog": watch.resource})
+        events = watch.sensor.evaluate_tick(context).asset_events
+    return {(each.asset_key.to_user_string(), each.check_name): each for each in events}
+
+
+def test_a_killed_stream_is_red_within_an_interval_also_where_no_supervisor_runs(
+    clock: list[int], instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, orders: StreamingAsset
+) -> None:
+    watch, catalog = Watch(instance, catalog_resource, [orders]), catalog_resource.catalog()
+    execution = begin_execution(catalog, "orders", "a run")
+    holder = this_holder(execution.execution_id, "a run", None)
+    lease = catalog.leases.acquire("orders", holder, 30_000)
+    as_writer(catalog).executions.heartbeat(execution.execution_id, progress_with("FileStreamSource[/in]"))
+    watch.tick()
+    clock[0] += 25_000
+    assert everything(watch)["orders", "progress"].passed
+
+    # Its process and its host are gone: no heartbeat, no renewal, and no run monitoring.
+    clock[0] += lease.expires_at_ms - clock[0] + 1
+
+    red = watch.tick()["orders", "progress"]
+    assert (red.passed, red.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert "the stream should run and does not: process" in (red.description or "")
+
+
+def test_a_stream_that_restores_for_long_is_not_taken_for_dead(
+    clock: list[int], instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, orders: StreamingAsset
+) -> None:
+    watch, catalog = Watch(instance, catalog_resource, [orders]), catalog_resource.catalog()
+    execution = begin_execution(catalog, "orders", "a run", running=False)
+    lease = catalog.leases.acquire("orders", this_holder(execution.execution_id, "a run", None), 30_000)
+    for _ in range(20):
+        clock[0] += 20_000
+        catalog.leases.renew("orders", lease.token, 30_000)
+
+    assert everything(watch)["orders", "progress"].passed
 
 
 def test_several_evaluations_of_one_check_stay_apart_in_its_history(watch: Watch, catalog: Catalog) -> None:
@@ -295,5 +372,5 @@ def test_an_upgrade_that_was_refused_is_an_asset_check_that_fails_until_it_is_tr
     again = watch.tick()["orders", "desired_state"]
 
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert "the state has another schema. The stream runs on as it was" in (evaluation.description or "")
+    assert "the state has another schema. The stream runs on with the code before" in (evaluation.description or "")
     assert again.passed

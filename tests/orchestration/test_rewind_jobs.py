@@ -150,7 +150,7 @@ def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
 ) -> None:
     request = lifecycle.request_start(streams.orders, StartFrom.parse("batch-1", **how), origin="a test")
 
-    run = _start_run(orders, request)
+    run = _start_run(orders, request, "a deployment")
 
     assert request.kind is RequestKind.START
     assert run.run_config == {"ops": {"orders": {"config": {"start_from": "batch-1", **how}}}}

@@ -248,7 +248,7 @@ class TestFields:
             },
         )
 
-        named = made.resources.named() if made.resources else {}
+        named = made.resources.given() if made.resources else {}
         assert set(named) == {"pyspark", "checkpoint_storage"}
         assert named["pyspark"].spark_config == {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
         assert named["checkpoint_storage"].storage_options == {"secret": "00123"}

@@ -28,6 +28,7 @@ from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
 from dagster_ckpt.orchestration.runs.run_status import (
+    DEPLOYMENT_TAG,
     RESTART_OF_TAG,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
@@ -74,9 +75,8 @@ class Supervised:
         )
 
     def run(self, status: DagsterRunStatus, **tags: str) -> dg.DagsterRun:
-        return self.instance.add_run(
-            dg.DagsterRun("orders_stream", status=status, tags={STREAM_ID_TAG: "orders", **tags})
-        )
+        ours = {STREAM_ID_TAG: "orders", DEPLOYMENT_TAG: self.catalog.deployment_id}
+        return self.instance.add_run(dg.DagsterRun("orders_stream", status=status, tags={**ours, **tags}))
 
     def execution(
         self, status: DagsterRunStatus, *, stream_id: str = "orders", cause: StartCause = StartCause.MANUAL

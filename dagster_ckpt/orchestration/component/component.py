@@ -105,7 +105,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     give each a `name_prefix`. List streams that you define in Python in `declared_in_python`.
     """
 
-    streams: Annotated[Sequence[StreamDeclaration], describe("The streams.")] = ()
+    streams: Annotated[Sequence[StreamDeclaration], describe("The streams that this component declares.")] = ()
     declared_in_python: Annotated[
         Sequence[str],
         describe(
@@ -116,7 +116,8 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     health_checks: Annotated[
         Sequence[HealthCheck] | None,
         describe(
-            "The health checks to define; leave out those that cannot be evaluated, such as source_lag. Default: all."
+            "The health checks to define; leave out those that can never be evaluated, such as source_retention. "
+            "Default: all."
         ),
     ] = None
     resources: Annotated[

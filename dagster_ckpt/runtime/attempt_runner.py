@@ -27,6 +27,7 @@ from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
 from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_snapshot
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, sharing_base
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
+from dagster_ckpt.policies.naming import policy_name
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
@@ -227,7 +228,8 @@ class AttemptRunner:
             return []
 
         def clean() -> None:
-            discard(self._stream, dropped, reason="subsumed", lease=self._lease, protected=protected)
+            reason = f"subsumed, not kept by {policy_name(self._stream.options.retention_policy)}"
+            discard(self._stream, dropped, reason=reason, lease=self._lease, protected=protected)
             if may_delete_older:
                 delete_older_live_directories(self._stream, self._live, self._lease)
 

@@ -23,7 +23,7 @@ Completed checkpoint 1 of stream orders: SIZE (SIZE new), batch 0, N ms
 Completed savepoint 2 of stream orders: SIZE (SIZE new), batch 0, N ms, label 'mine', PLACE
 Failed checkpoint 3 of stream orders after N ms: CHECKPOINT_ASYNC_EXCEPTION: the disk is full
 Completed checkpoint 4 of stream orders: SIZE (SIZE new), batch 0, N ms
-Deleted checkpoint 1 of stream orders (SIZE, batch 0): subsumed
+Deleted checkpoint 1 of stream orders (SIZE, batch 0): subsumed, not kept by Latest(count=1)
 Stream orders is CANCELED after N ms: cancel asked for by a test
 Released the lease of stream orders: token N
 Acquired the lease of stream orders: token N, run RUN (process N on HOST)

@@ -93,6 +93,11 @@ def test_what_is_being_read_is_deleted_only_afterwards(
     if reader == "fork":
         # Until the fork is started, it names what it began with.
         as_writer(stream.catalog, "copy").streams.restore_finished()
+    if reader == "prepare":
+        # The new timeline began with it: without another checkpoint there, a recovery would take it.
+        subsume_checkpoints(history)
+        assert old.location in stream.store.checkpoints()
+        checkpoint(history)
     subsume_checkpoints(history)
     assert old.location not in stream.store.checkpoints()
     assert stream.catalog.holds.on(old.snapshot_id) == []

@@ -1,0 +1,1 @@
+"""The `dagster-ckpt` command: the operations of `Client` for a terminal."""

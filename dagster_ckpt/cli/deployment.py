@@ -1,0 +1,121 @@
+"""Finds the deployment that a command works on: options, environment, definitions, or `dagster_ckpt.toml`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dagster_ckpt.client import Client
+
+CONFIG_NAME = "dagster_ckpt.toml"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where a deployment keeps its records and data.
+
+    Attributes:
+        catalog: SQLAlchemy URL of the catalog.
+        storage: Path or URL of the snapshots of streams that the catalog does not know.
+        live_root: Folder of the live directories of streams that the catalog does not know.
+        module: Python module with Dagster definitions, whose resources describe the deployment.
+    """
+
+    catalog: str | None = None
+    storage: str | None = None
+    live_root: str | None = None
+    module: str | None = None
+
+    def connect(self) -> Client:
+        """Open a client. The values of this object come before those of the definitions or the file.
+
+        Raises:
+            click.UsageError: No catalog is named anywhere.
+            CatalogError: The catalog cannot be used.
+        """
+        from dagster_ckpt.client import Client
+
+        if self.catalog is None and self.module is not None:
+            return self._from_definitions()
+        found = self if self.catalog is not None else self._from_file()
+        if found.catalog is None:
+            raise click.UsageError(
+                "No catalog is named. Give --catalog sqlite:////var/lib/streams/catalog.db, set DAGSTER_CKPT_CATALOG, "
+                f'write catalog = "..." into a file {CONFIG_NAME} here or in a folder above, or name the module of '
+                "your Dagster definitions with -m."
+            )
+        return Client(found.catalog, storage=found.storage, live_root=found.live_root)
+
+    def _from_file(self) -> Deployment:
+        here = Path.cwd()
+        for folder in (here, *here.parents):
+            file = folder / CONFIG_NAME
+            if file.is_file():
+                return replace(_read(file), **{name: value for name, value in vars(self).items() if value is not None})
+        return self
+
+    def _from_definitions(self) -> Client:
+        from dagster_ckpt.client import Client
+        from dagster_ckpt.orchestration.resources.resources import (
+            CheckpointCatalogResource,
+            CheckpointStorageResource,
+            StateBackendResource,
+        )
+
+        resources = _resources(str(self.module))
+
+        def one(kind: type[Any]) -> Any:
+            keys = [key for key, resource in resources.items() if isinstance(resource, kind)]
+            if len(keys) > 1:
+                raise click.UsageError(
+                    f"{self.module} has several resources of type {kind.__name__}: {', '.join(sorted(keys))}. Name the "
+                    "deployment with --catalog and --storage instead of -m."
+                )
+            return resources[keys[0]].process_config_and_initialize() if keys else None
+
+        catalog = one(CheckpointCatalogResource)
+        if catalog is None:
+            raise click.UsageError(
+                f"{self.module} defines no CheckpointCatalogResource. Name the catalog by --catalog."
+            )
+        return Client.from_resources(catalog, one(CheckpointStorageResource), one(StateBackendResource))
+
+
+def _read(file: Path) -> Deployment:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"{file} cannot be read: {error}") from error
+    known = {each.name for each in fields(Deployment)} - {"module"}
+    wrong = [name for name, value in content.items() if name not in known or not isinstance(value, str)]
+    if wrong:
+        raise click.UsageError(
+            f"{file} sets {', '.join(sorted(wrong))}; it may set {', '.join(sorted(known))}, each to a string."
+        )
+    return Deployment(**content)
+
+
+def _resources(module: str) -> dict[str, Any]:
+    import dagster as dg
+
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        raise click.UsageError(f"Module {module} cannot be imported: {error}") from error
+    resources: dict[str, Any] = {}
+    for value in vars(loaded).values():
+        defs = value() if type(value).__name__ == "LazyDefinitions" else value
+        if isinstance(defs, dg.Definitions):
+            resources |= defs.resources or {}
+    if not resources:
+        raise click.UsageError(f"Module {module} has no Dagster Definitions with resources.")
+    return resources

@@ -1,0 +1,226 @@
+"""Commands that only read: streams, show, list, snapshot, health, doctor, watch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from dagster_ckpt.cli.main import PROBLEM_FOUND, command
+from dagster_ckpt.cli.output import moment, print_fields, print_json, print_table, span
+
+if TYPE_CHECKING:
+    from dagster_ckpt.catalog.records import SnapshotRecord
+    from dagster_ckpt.client import Client
+
+KINDS = click.Choice(["checkpoint", "savepoint"], case_sensitive=False)
+
+
+@command("streams", epilog="\b\nExample:\n  dagster-ckpt streams --json | jq -r '.[].stream_id'")
+def streams(client: Client, *, as_json: bool) -> None:
+    """List the streams that the catalog knows."""
+    found = client.list_streams()
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["stream", "status", "batch", "newest snapshot", "assets"],
+        [
+            (each.stream_id, each.status, each.batch_id, _name(each.newest_snapshot), each.broken or each.asset_key)
+            for each in found
+        ],
+        empty="The catalog knows no stream.",
+    )
+
+
+@command("show", epilog="\b\nExample:\n  dagster-ckpt show orders")
+@click.argument("stream")
+@click.option("--limit", default=10, show_default=True, help="Executions and snapshots to show.")
+def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
+    """Show a stream: what it is doing, its executions and its snapshots."""
+    found = client.describe_stream(stream, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    summary, record = found.summary, found.record
+    print_fields(
+        {
+            "stream": summary.stream_id,
+            "status": summary.status.value,
+            "reason": summary.reason,
+            "assets": summary.asset_key,
+            "batch": summary.batch_id,
+            "timeline": record.timeline,
+            "live directory": record.live_directory,
+            "restart strategy": found.settings.restart,
+            "desired state": found.desired.desired if found.desired else None,
+            "alert": found.desired.alert if found.desired else None,
+            "broken": summary.broken,
+        }
+    )
+    click.echo("\nExecutions")
+    print_table(
+        ["started (UTC)", "cause", "status", "ended (UTC)", "host", "reason"],
+        [
+            (moment(each.started_at_ms), each.cause, each.status, moment(each.ended_at_ms), each.host, each.reason)
+            for each in found.executions
+        ],
+        empty="None.",
+    )
+    click.echo("\nSnapshots")
+    _print_snapshots(found.snapshots)
+    if found.requests:
+        click.echo("\nRequests that were not answered yet")
+        print_table(
+            ["request", "kind", "from", "created (UTC)"],
+            [(each.request_id, each.kind, each.origin, moment(each.created_at_ms)) for each in found.requests],
+            empty="None.",
+        )
+
+
+@command("list", epilog="\b\nExample:\n  dagster-ckpt list orders --kind savepoint")
+@click.argument("stream")
+@click.option("--kind", type=KINDS, help="Only checkpoints, or only savepoints.")
+@click.option("--all", "is_all", is_flag=True, help="Also failed, unfinished and deleted ones.")
+@click.option("--limit", default=50, show_default=True, help="Snapshots to show.")
+def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, limit: int, as_json: bool) -> None:
+    """List the checkpoints and savepoints of a stream, newest first."""
+    from dagster_ckpt.catalog.records import SnapshotStatus
+
+    status = None if is_all else SnapshotStatus.COMPLETED
+    found = client.list_snapshots(stream, kind=kind.upper() if kind else None, status=status)
+    if as_json:
+        print_json(found[:limit])
+        return
+    _print_snapshots(found[:limit])
+    if len(found) > limit:
+        click.echo(f"{len(found) - limit} older ones: --limit {len(found)} shows them.")
+
+
+@command("snapshot", epilog="\b\nExample:\n  dagster-ckpt snapshot orders before-release-42")
+@click.argument("stream")
+@click.argument("snapshot", default="latest")
+def snapshot(client: Client, *, stream: str, snapshot: str, as_json: bool) -> None:
+    """Show a snapshot: its batch, operators, sinks, and what protects it from deletion.
+
+    SNAPSHOT is a label, a number such as chk-7, an id, a location, or latest.
+    """
+    from dagster_ckpt.catalog.transitions import size
+
+    found = client.describe_snapshot(stream, snapshot)
+    if as_json:
+        print_json(found)
+        return
+    record = found.record
+    print_fields(
+        {
+            "snapshot": _name(record),
+            "id": record.snapshot_id,
+            "status": record.status.value,
+            "batch": record.batch_id,
+            "location": record.location,
+            "completed (UTC)": moment(record.completed_at_ms),
+            "duration": span(record.duration_ms),
+            "size": size(found.full_bytes),
+            "new bytes": size(record.incremental_bytes),
+            "files": found.file_count,
+            "state rows": record.state_rows,
+            "watermark": record.watermark,
+            "timeline": record.timeline,
+            "verified (UTC)": moment(record.verified_at_ms),
+            "problem": record.verified_problem,
+            "held by": ", ".join(f"{hold.kind.value} ({hold.holder})" for hold in found.holds) or None,
+        }
+    )
+
+
+@command("health", epilog="\b\nExample:\n  dagster-ckpt health orders || page-someone")
+@click.argument("stream")
+def health(client: Client, *, stream: str, as_json: bool) -> int:
+    """Evaluate the health checks of a stream. Exit status 3: one of them is red."""
+    from dagster_ckpt.operations.health import Verdict
+
+    found = client.health(stream)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(
+            ["check", "result", "why"],
+            [(each.check, each.verdict, each.message) for each in found.findings],
+            empty="No check applies.",
+        )
+    return PROBLEM_FOUND if found.verdict is Verdict.ERROR else 0
+
+
+@command("doctor", epilog="\b\nExample:\n  dagster-ckpt doctor orders --deep-snapshots")
+@click.argument("stream")
+@click.option("--directory", metavar="PATH", help="Examine this directory instead of the stream's own.")
+@click.option("--shallow", is_flag=True, help="Do not read the content of state files.")
+@click.option("--deep-snapshots", is_flag=True, help="Compare every byte of the recommended snapshot.")
+def doctor(
+    client: Client, *, stream: str, directory: str | None, shallow: bool, deep_snapshots: bool, as_json: bool
+) -> int:
+    """Examine a live directory. Exit status 3: Spark cannot resume in it."""
+    found = client.doctor(stream, directory=directory, deep=not shallow, deep_snapshots=deep_snapshots)
+    if as_json:
+        print_json(found)
+    else:
+        for message in found.messages:
+            click.echo(message)
+        print_table(
+            ["severity", "code", "path", "what was found"],
+            [(each.severity, each.code, each.path, each.explanation) for each in found.diagnosis.findings],
+            empty="No finding.",
+        )
+    return 0 if found.diagnosis.can_resume else PROBLEM_FOUND
+
+
+@command("watch", epilog="\b\nExample:\n  dagster-ckpt watch orders --every 5")
+@click.argument("stream")
+@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between looks.")
+@click.option("--times", type=click.IntRange(min=1), help="Stop after this many looks; default: until Ctrl-C.")
+def watch(client: Client, *, stream: str, every: float, times: int | None, as_json: bool) -> None:
+    """Print a line whenever a stream's status, batch or newest snapshot changes."""
+    before = None
+    looks = 0
+    while True:
+        summary = client.describe_stream(stream, limit=1).summary
+        newest = summary.newest_snapshot
+        now = (summary.status, summary.batch_id, newest.snapshot_id if newest else None)
+        if now != before and as_json:
+            print_json(summary)
+        elif now != before:
+            at = moment(int(time.time() * 1000))
+            click.echo(f"{at}  {summary.status.value:10} batch {summary.batch_id}  newest {_name(newest) or 'none'}")
+        before = now
+        looks += 1
+        if looks == times:
+            return
+        time.sleep(every)
+
+
+def _name(snapshot: SnapshotRecord | None) -> str | None:
+    if snapshot is None:
+        return None
+    if snapshot.kind == "CHECKPOINT":
+        return f"chk-{snapshot.number}"
+    return f"savepoint {snapshot.label or snapshot.snapshot_id}"
+
+
+def _print_snapshots(found: Sequence[SnapshotRecord]) -> None:
+    from dagster_ckpt.catalog.transitions import size
+
+    print_table(
+        ["snapshot", "batch", "status", "completed (UTC)", "size", "new", "took", "problem"],
+        [
+            (
+                *(_name(each), each.batch_id, each.status, moment(each.completed_at_ms)),
+                *(size(each.full_bytes), size(each.incremental_bytes), span(each.duration_ms)),
+                each.broken or each.verified_problem or each.failure_reason,
+            )
+            for each in found
+        ],
+        empty="None.",
+    )

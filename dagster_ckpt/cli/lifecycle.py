@@ -1,0 +1,242 @@
+"""Commands that stop, start and fork streams: stop, cancel, restart, fork, import, desired-state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
+from dagster_ckpt.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from dagster_ckpt.client import Client
+    from dagster_ckpt.recovery.fork import Fork
+    from dagster_ckpt.recovery.rewind_preview import RewindPreview
+
+outputs = click.option(
+    "--output",
+    "outputs",
+    metavar="OLD=NEW",
+    multiple=True,
+    help="A sink of the original and where the new stream writes instead; once for each sink.",
+)
+
+
+@command("stop", epilog="\b\nExample:\n  dagster-ckpt stop orders --label before-release-42")
+@click.argument("stream")
+@click.option("--no-savepoint", is_flag=True, help="Stop at once, without a savepoint.")
+@click.option("--label", help="A name for the savepoint.")
+@click.option("--target", metavar="PATH", help="Folder for the savepoint, instead of the configured one.")
+@timeout
+def stop(
+    client: Client,
+    *,
+    stream: str,
+    no_savepoint: bool,
+    label: str | None,
+    target: str | None,
+    timeout_s: float | None,
+    as_json: bool,
+) -> None:
+    """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
+    done = client.stop(
+        stream, savepoint=not no_savepoint, label=label, target_directory=target, timeout_s=seconds(timeout_s)
+    )
+    _report(done, done.messages(), as_json)
+
+
+@command("cancel", epilog="\b\nExample:\n  dagster-ckpt cancel orders")
+@click.argument("stream")
+@timeout
+@yes
+def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, as_json: bool) -> None:
+    """Cancel a stream. Its clean-up option decides whether its checkpoints are kept or deleted."""
+    options = client.describe_stream(stream, limit=1).settings.options
+    keeps = options.cleanup.name if options is not None else "its clean-up option, which the catalog does not know"
+    confirm(f"Cancel {stream}? Its checkpoints are treated by {keeps}.", yes=yes)
+    done = client.cancel(stream, timeout_s=seconds(timeout_s))
+    _report(done, done.messages(), as_json)
+
+
+@command("restart", epilog="\b\nExample:\n  dagster-ckpt restart orders --from before-release-42 --preview")
+@click.argument("stream")
+@click.option(
+    "--from",
+    "start_from",
+    default="latest",
+    show_default=True,
+    metavar="POINT",
+    help="latest, latest-checkpoint, latest-savepoint, preferred-savepoint, empty, batch-N, or a snapshot.",
+)
+@click.option("--preview", is_flag=True, help="Only show what it would undo and what each sink would do.")
+@click.option("--new-query-id", is_flag=True, help="Let sinks that remember query ids write rewound batches again.")
+@click.option("--accept-loss", is_flag=True, help="Start even if a sink would lose rows.")
+@click.option("--accept-plan-change", is_flag=True, help="Start even if the code needs different state.")
+@click.option("--discard-state", is_flag=True, help="Confirms that --from empty discards all state.")
+@click.option("--no-safety-savepoint", is_flag=True, help="Take no savepoint of the present state before a rewind.")
+@timeout
+@yes
+def restart(
+    client: Client,
+    *,
+    stream: str,
+    start_from: str,
+    preview: bool,
+    timeout_s: float | None,
+    yes: bool,
+    as_json: bool,
+    new_query_id: bool,
+    accept_loss: bool,
+    accept_plan_change: bool,
+    discard_state: bool,
+    no_safety_savepoint: bool,
+) -> None:
+    """Start a stream, suspending it first if it is running.
+
+    The run is launched by the supervisor sensor, which must be turned on.
+    """
+    ahead = client.preview_rewind(stream, start_from=start_from, new_query_id=new_query_id)
+    if preview:
+        _print_preview(ahead, as_json)
+        return
+    if ahead.undoes or start_from == "empty":
+        for message in ahead.messages():
+            progress(message)
+        confirm(f"Restart {stream} from {start_from}?", yes=yes)
+    done = client.restart(
+        stream,
+        start_from=start_from,
+        timeout_s=seconds(timeout_s),
+        report=progress,
+        new_query_id=new_query_id,
+        accept_loss=accept_loss,
+        accept_plan_change=accept_plan_change,
+        discard_state=discard_state,
+        no_safety_savepoint=no_safety_savepoint,
+    )
+    _print_preview(done, as_json)
+
+
+@command("fork", epilog="\b\nExample:\n  dagster-ckpt fork orders orders-test --output /data/orders=/data/orders-test")
+@click.argument("stream")
+@click.argument("into")
+@click.option("--from", "start_from", default="latest", show_default=True, metavar="POINT", help="As of restart.")
+@outputs
+@click.option("--replace-state", is_flag=True, help="Discard what the other stream itself has committed.")
+@yes
+def fork(
+    client: Client,
+    *,
+    stream: str,
+    into: str,
+    start_from: str,
+    outputs: tuple[str, ...],
+    replace_state: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Fork STREAM into INTO, whose next start continues from there. STREAM may be running and is not changed."""
+    if replace_state:
+        stream_exists(client, stream)
+        confirm(f"Discard the state of {into}?", yes=yes)
+    made = client.fork(stream, into=into, start_from=start_from, outputs=_mapping(outputs), replace_state=replace_state)
+    _report(made, _fork_messages(made), as_json)
+
+
+@command(
+    "import-snapshot",
+    epilog="\b\nExample:\n  dagster-ckpt import-snapshot s3://prod/savepoints/savepoint-orders-1f2e3d orders "
+    "--output /prod/orders=/staging/orders",
+)
+@click.argument("location")
+@click.argument("into")
+@outputs
+@click.option("--with-rows", is_flag=True, help="Copy the rows of the original's file sinks up to the snapshot.")
+@click.option("--replace-state", is_flag=True, help="Discard what the stream itself has committed.")
+@yes
+def import_snapshot(
+    client: Client,
+    *,
+    location: str,
+    into: str,
+    outputs: tuple[str, ...],
+    with_rows: bool,
+    replace_state: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Import a snapshot of another deployment. The original is read and not changed."""
+    if replace_state:
+        confirm(f"Discard the state of {into}?", yes=yes)
+    made = client.import_snapshot(
+        location, into=into, outputs=_mapping(outputs), with_rows=with_rows, replace_state=replace_state
+    )
+    _report(made, _fork_messages(made), as_json)
+
+
+@command("desired-state", epilog="\b\nExample:\n  dagster-ckpt desired-state orders SUSPENDED")
+@click.argument("stream")
+@click.argument(
+    "state",
+    required=False,
+    type=click.Choice(["RUNNING", "SUSPENDED", "CANCELED", "DEFINITION"], case_sensitive=False),
+)
+@yes
+def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, as_json: bool) -> None:
+    """Show or set the desired state of a stream, which the supervisor sensor reconciles.
+
+    DEFINITION returns to the state in the asset's definition.
+    """
+    stream_exists(client, stream)
+    if state == "CANCELED":
+        confirm(f"Cancel {stream}? Its clean-up option decides whether its checkpoints are kept.", yes=yes)
+    if state is not None:
+        client.set_desired_state(stream, None if state == "DEFINITION" else state)
+    row = client.desired_state(stream)
+    if as_json:
+        print_json(row)
+    elif row is None:
+        click.echo(f"{stream} has no desired state: nothing starts or stops it but its restart strategy and you.")
+    else:
+        click.echo(f"{stream}: desired {row.desired.value if row.desired else 'as its definition says'}")
+        if row.alert:
+            click.echo(row.alert)
+
+
+def _mapping(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise click.BadParameter(f"{pair!r} is not OLD=NEW, such as /data/orders=/data/orders-test.")
+        found[old] = new
+    return found
+
+
+def _fork_messages(made: Fork) -> list[str]:
+    lines = [f"{made.stream_id} continues from {made.source} of {made.of_stream_id}, batch {made.batch_id}, as query "]
+    lines = [f"{lines[0]}{made.query_id}, in {made.live_directory}"]
+    return [*lines, *(f"{old} -> {new}" for old, new in made.outputs.items())]
+
+
+def _print_preview(preview: RewindPreview, as_json: bool) -> None:
+    if as_json:
+        print_json(preview)
+        return
+    for message in preview.messages():
+        click.echo(message)
+    print_table(
+        ["sink", "effect", "why", "what to do"],
+        [(each.sink, each.effect, each.reason, each.advice or None) for each in preview.sinks],
+        empty="No sink is known.",
+    )
+
+
+def _report(result: object, messages: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+        return
+    for message in messages:
+        click.echo(message)

@@ -1,0 +1,161 @@
+"""The group of commands, its options, and how errors become exit statuses."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagster_ckpt.cli.deployment import Deployment
+from dagster_ckpt.errors import CkptError, RequestTimeoutError
+from dagster_ckpt.version import __version__
+
+if TYPE_CHECKING:
+    from dagster_ckpt.client import Client
+
+FAILED = 1
+PROBLEM_FOUND = 3
+TIMED_OUT = 4
+
+_EPILOG = """\b
+Exit status:
+  0  done
+  1  refused or failed; the message says what to do
+  2  wrong usage
+  3  verify, doctor or health found a problem
+  4  a running stream did not answer in time; the request was withdrawn
+"""
+
+
+timeout = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait; default: 600."
+)
+yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--catalog", metavar="URL", envvar="DAGSTER_CKPT_CATALOG", help="SQLAlchemy URL of the catalog.")
+@click.option(
+    "--storage",
+    metavar="PATH",
+    envvar="DAGSTER_CKPT_STORAGE",
+    help="Folder of checkpoints, for streams that the catalog does not know.",
+)
+@click.option(
+    "--live-root",
+    metavar="PATH",
+    envvar="DAGSTER_CKPT_LIVE_ROOT",
+    help="Folder of live directories, for streams that the catalog does not know.",
+)
+@click.option(
+    "-m",
+    "--module",
+    metavar="MODULE",
+    envvar="DAGSTER_CKPT_MODULE",
+    help="Take these from the resources in this module's Dagster definitions.",
+)
+@click.version_option(__version__, prog_name="dagster-ckpt")
+@click.pass_context
+def cli(
+    context: click.Context, catalog: str | None, storage: str | None, live_root: str | None, module: str | None
+) -> None:
+    """Checkpoints and savepoints of Spark streams.
+
+    The deployment is named by these options, by environment variables, or by a file dagster_ckpt.toml in
+    this folder or one above. Neither Dagster nor Spark has to run.
+
+    \b
+    Examples:
+      dagster-ckpt --catalog sqlite:////var/lib/streams/catalog.db streams
+      dagster-ckpt list orders
+      dagster-ckpt savepoint orders --label before-release-42
+      dagster-ckpt restart orders --from before-release-42 --preview
+    """  # noqa: D301 - click's mark of a paragraph to leave as it is
+    context.obj = Deployment(catalog, storage, live_root, module)
+
+
+def command(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], click.Command]:
+    """Register a command that receives a client and `as_json`; what it returns is the exit status.
+
+    Args:
+        name: Name of the command.
+        settings: Settings of the click command.
+    """
+
+    def register(function: Callable[..., int | None]) -> click.Command:
+        @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+        @click.pass_obj
+        @functools.wraps(function)
+        def run(deployment: Deployment, /, **arguments: Any) -> None:
+            try:
+                with deployment.connect() as client:
+                    status = function(client, **arguments)
+            except RequestTimeoutError as error:
+                _fail(error, TIMED_OUT)
+            except CkptError as error:
+                _fail(error, FAILED)
+            else:
+                sys.exit(status or 0)
+
+        return cli.command(name, **settings)(run)
+
+    return register
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is undone or deleted.
+
+    Args:
+        question: What is about to happen, as a question.
+        yes: The answer was given as an option.
+
+    Raises:
+        click.UsageError: There is no terminal to ask on.
+        click.Abort: The answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} There is no terminal to ask on: confirm with --yes.")
+    click.confirm(question, abort=True, err=True)
+
+
+def progress(message: str) -> None:
+    """Print a step of a long operation, where it does not mix with the result."""
+    click.echo(message, err=True)
+
+
+def seconds(timeout_s: float | None) -> float:
+    """How long to wait for a running stream."""
+    from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
+
+    return DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+
+
+def stream_exists(client: Client, stream: str) -> None:
+    """Check that the catalog knows a stream, before a question is asked.
+
+    Raises:
+        StreamNotFoundError: It does not.
+    """
+    client.describe_stream(stream, limit=1)
+
+
+def _fail(error: CkptError, status: int) -> None:
+    click.echo(f"Error: {error}", err=True)
+    sys.exit(status)
+
+
+def commands() -> click.Group:
+    """The group with all its commands."""
+    from dagster_ckpt.cli import examine, lifecycle, maintain, snapshots  # noqa: F401 - they register
+
+    return cli
+
+
+def main() -> None:
+    """Run the command."""
+    commands()(prog_name="dagster-ckpt")

@@ -1,0 +1,101 @@
+"""Commands that clean up and repair: retention, sweep, clean-sinks, catalog upgrade and rebuild."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dagster_ckpt.cli.main import command, confirm, stream_exists, yes
+from dagster_ckpt.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from dagster_ckpt.client import Client
+    from dagster_ckpt.recovery.retention import RetentionReport
+
+dry_run = click.option("--dry-run", is_flag=True, help="Only report what would be deleted.")
+ENDS = click.Choice(["FINISHED", "CANCELED", "FAILED", "SUSPENDED"], case_sensitive=False)
+
+
+@command("retention", epilog="\b\nExample:\n  dagster-ckpt retention orders --dry-run")
+@click.argument("stream")
+@click.option("--ended", type=ENDS, help="Also apply the clean-up option, as after a run that ended so.")
+@dry_run
+@yes
+def retention(client: Client, *, stream: str, ended: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Finish interrupted deletions and remove orphaned bytes; with --ended, apply the clean-up option too."""
+    stream_exists(client, stream)
+    if not dry_run and ended is not None:
+        confirm(f"Apply the clean-up option of {stream} as after {ended}?", yes=yes)
+    _report(client.apply_retention(stream, state=ended, dry_run=dry_run), as_json)
+
+
+@command("sweep", epilog="\b\nExample:\n  dagster-ckpt sweep orders --dry-run")
+@click.argument("stream")
+@click.option("--older-than", metavar="HOURS", type=click.FloatRange(min=0), help="Younger bytes stay; default: 6.")
+@dry_run
+@yes
+def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Remove bytes in the storage that no snapshot refers to."""
+    stream_exists(client, stream)
+    if not dry_run:
+        confirm(f"Delete what no snapshot of {stream} refers to?", yes=yes)
+    older_than_ms = int(older_than * 3_600_000) if older_than is not None else None
+    _report(client.sweep(stream, dry_run=dry_run, older_than_ms=older_than_ms), as_json)
+
+
+@command("clean-sinks", epilog="\b\nExample:\n  dagster-ckpt clean-sinks orders --dry-run")
+@click.argument("stream")
+@dry_run
+@yes
+def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Delete part files that the logs of rolled-back file sinks no longer name."""
+    stream_exists(client, stream)
+    if not dry_run:
+        confirm(f"Delete the part files of {stream} that no log names?", yes=yes)
+    done = client.clean_sinks(stream, dry_run=dry_run)
+    if as_json:
+        print_json(done)
+        return
+    from dagster_ckpt.catalog.transitions import size
+
+    verb = "deleted" if done.deleted else "would be deleted"
+    click.echo(f"{len(done.removable)} files, {size(done.bytes)}, {verb}")
+    print_table(
+        ["file", "bytes"],
+        [(f"{each.sink}/{each.file.path}", each.file.size) for each in done.removable],
+        empty="Nothing to delete.",
+    )
+
+
+@command("upgrade-catalog", epilog="\b\nExample:\n  dagster-ckpt upgrade-catalog")
+def upgrade_catalog(client: Client, *, as_json: bool) -> None:
+    """Bring the catalog's tables to the version of this package. Every start does it, too."""
+    if as_json:
+        print_json({"catalog": client.catalog.database.shown_url, "deployment": client.catalog.deployment_id})
+    else:
+        click.echo(f"{client.catalog.database.shown_url} is up to date, deployment {client.catalog.deployment_id}")
+
+
+@command("rebuild", epilog="\b\nExample:\n  dagster-ckpt --storage s3://bucket/checkpoints rebuild orders")
+@click.argument("stream")
+@click.option("--take-over-deployment", metavar="ID", help="The deployment whose catalog was lost.")
+@yes
+def rebuild(client: Client, *, stream: str, take_over_deployment: str | None, yes: bool, as_json: bool) -> None:
+    """Rebuild a lost catalog: register the snapshots and live directories of a stream again."""
+    if take_over_deployment is not None:
+        confirm(f"Take over deployment {take_over_deployment}? Nothing of it may be running.", yes=yes)
+    done = client.rebuild(stream, take_over_deployment=take_over_deployment)
+    if as_json:
+        print_json(done)
+        return
+    for message in done.messages():
+        click.echo(message)
+
+
+def _report(report: RetentionReport, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    for message in report.messages() or ["Nothing to delete."]:
+        click.echo(message)

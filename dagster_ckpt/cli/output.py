@@ -1,0 +1,110 @@
+"""What commands print: tables and sentences for a person, or JSON for a program."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Red and green say the same as the words, so that nothing depends on color.
+_STYLES = {
+    "RUNNING": "green",
+    "COMPLETED": "green",
+    "PASS": "green",
+    "STARTING": "yellow",
+    "WARN": "yellow",
+    "FAILED": "red",
+    "ERROR": "red",
+    "BROKEN": "red",
+}
+
+
+# Columns whose values are short, and are read best on one line.
+_SHORT = ("snapshot", "batch", "status", "size", "new", "took", "result")
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def plain(value: object) -> Any:
+    """A value as JSON can express it: records by their field names, times in ms since the epoch, sizes in bytes."""
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if hasattr(value, "as_record"):
+        return plain(value.as_record())
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value) if not each.name.startswith("_")}
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump(mode="json"))
+    if isinstance(value, Iterable):
+        return [plain(each) for each in value]
+    return str(value)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print rows as a table, or a sentence if there are none.
+
+    Args:
+        columns: The headings.
+        rows: The cells; None is shown as a dash.
+        empty: The sentence.
+    """
+    shown = [[_cell(cell) for cell in row] for row in rows]
+    if not shown:
+        click.echo(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in _SHORT)
+    for row in shown:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # A program that reads the table needs whole lines.
+        console.width = 10_000
+    console.print(table)
+
+
+def print_fields(values: Mapping[str, object]) -> None:
+    """Print names and values, one per line; values that are None are left out."""
+    shown = {name: str(value) for name, value in values.items() if value is not None}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        click.echo(f"{name:{width}}  {value}")
+
+
+def moment(ms: int | None) -> str | None:
+    """A time in ms since the epoch, in UTC."""
+    return None if not ms else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
+
+
+def span(ms: int | None) -> str | None:
+    """A duration in ms."""
+    if ms is None:
+        return None
+    if ms < 1000:
+        return f"{ms} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f} s"
+    minutes, seconds = divmod(ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def _cell(value: object) -> Text:
+    text = "-" if value is None else str(value.value if isinstance(value, Enum) else value)
+    return Text(text, style=_STYLES.get(text, ""))

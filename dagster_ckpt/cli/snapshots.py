@@ -1,0 +1,102 @@
+"""Commands that take and keep snapshots: checkpoint, savepoint, tag, release, promote, prefer, verify."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dagster_ckpt.cli.main import PROBLEM_FOUND, command, seconds, timeout
+from dagster_ckpt.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from dagster_ckpt.catalog.records import SnapshotRecord
+    from dagster_ckpt.client import Client
+
+
+@command("checkpoint", epilog="\b\nExample:\n  dagster-ckpt checkpoint orders")
+@click.argument("stream")
+@timeout
+def checkpoint(client: Client, *, stream: str, timeout_s: float | None, as_json: bool) -> None:
+    """Take a checkpoint of a running stream now."""
+    _report(client.trigger_checkpoint(stream, timeout_s=seconds(timeout_s)), as_json)
+
+
+@command("savepoint", epilog="\b\nExample:\n  dagster-ckpt savepoint orders --label before-release-42")
+@click.argument("stream")
+@click.option("--label", help="A name to start from later.")
+@click.option("--target", metavar="PATH", help="Folder for it, instead of the configured one.")
+@timeout
+def savepoint(
+    client: Client, *, stream: str, label: str | None, target: str | None, timeout_s: float | None, as_json: bool
+) -> None:
+    """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
+    _report(
+        client.trigger_savepoint(stream, label=label, target_directory=target, timeout_s=seconds(timeout_s)), as_json
+    )
+
+
+@command("tag", epilog="\b\nExample:\n  dagster-ckpt tag orders chk-7 --label end-of-june")
+@click.argument("stream")
+@click.argument("snapshot")
+@click.option("--label", help="A name to start from later.")
+def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_json: bool) -> None:
+    """Keep a checkpoint until it is released."""
+    _report(client.tag(stream, snapshot, label=label), as_json)
+
+
+@command("release", epilog="\b\nExample:\n  dagster-ckpt release orders end-of-june")
+@click.argument("stream")
+@click.argument("snapshot")
+def release(client: Client, *, stream: str, snapshot: str, as_json: bool) -> None:
+    """Return a tagged checkpoint to the stream's retention, which may delete it."""
+    _report(client.release(stream, snapshot), as_json)
+
+
+@command("promote", epilog="\b\nExample:\n  dagster-ckpt promote orders chk-7 --label end-of-june")
+@click.argument("stream")
+@click.argument("snapshot")
+@click.option("--label", help="A name to start from later.")
+@click.option("--target", metavar="PATH", help="Folder for it, instead of the configured one.")
+def promote(
+    client: Client, *, stream: str, snapshot: str, label: str | None, target: str | None, as_json: bool
+) -> None:
+    """Copy a checkpoint into a savepoint, which the stream never deletes."""
+    _report(client.promote(stream, snapshot, label=label, target_directory=target), as_json)
+
+
+@command("prefer", epilog="\b\nExample:\n  dagster-ckpt prefer orders before-release-42")
+@click.argument("stream")
+@click.argument("savepoint")
+def prefer(client: Client, *, stream: str, savepoint: str, as_json: bool) -> None:
+    """Select the savepoint that --from preferred-savepoint refers to."""
+    _report(client.prefer_savepoint(stream, savepoint), as_json)
+
+
+@command("verify", epilog="\b\nExample:\n  dagster-ckpt verify orders all")
+@click.argument("stream")
+@click.argument("snapshot", default="latest")
+@click.option("--shallow", is_flag=True, help="Check lengths and completeness only, not every byte.")
+def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json: bool) -> int:
+    """Prove that snapshots can be restored. Exit status 3: one of them cannot.
+
+    SNAPSHOT is a label, a number such as chk-7, an id, a location, latest or all.
+    """
+    found = client.verify(stream, snapshot, deep=not shallow)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(
+            ["location", "result", "problems"],
+            [(each.location, "PASS" if each.passed else "BROKEN", "; ".join(each.problems) or None) for each in found],
+            empty="No snapshot.",
+        )
+    return 0 if all(each.passed for each in found) else PROBLEM_FOUND
+
+
+def _report(snapshot: SnapshotRecord, as_json: bool) -> None:
+    if as_json:
+        print_json(snapshot)
+        return
+    kind = snapshot.kind.lower() if snapshot.label is None else f"{snapshot.kind.lower()} {snapshot.label}"
+    click.echo(f"{kind} of {snapshot.stream_id} at batch {snapshot.batch_id}: {snapshot.location}")

@@ -1,0 +1,199 @@
+"""The command line, as a person at a terminal and a script use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
+from tests.support.golden_stream import STREAM, GoldenStream
+
+
+@pytest.fixture
+def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoldenStream]:
+    """A stream that has run up to batch 4 and whose process is gone; the command line finds it by the environment."""
+    golden = GoldenStream(tmp_path).make()
+    golden.end(ExecutionStatus.SUSPENDED)
+    monkeypatch.setenv("DAGSTER_CKPT_CATALOG", f"sqlite:///{tmp_path / 'catalog.db'}")
+    yield golden
+    golden.close()
+
+
+def run(*arguments: str, status: int = 0) -> Result:
+    result = CliRunner().invoke(commands(), arguments)
+    assert result.exit_code == status, result.output + str(result.exception)
+    return result
+
+
+def as_json(*arguments: str, status: int = 0) -> Any:
+    return json.loads(run(*arguments, "--json", status=status).stdout)
+
+
+def names() -> list[str]:
+    return sorted(commands().commands)
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_command_has_help_with_an_example(name: str) -> None:
+    text = run(name, "--help").stdout
+    assert f"dagster-ckpt {name}" in text or f" {name} " in text.split("Example:")[1]
+    assert "--json" in text
+
+
+def test_streams_and_snapshots_are_listed_for_people_and_programs(golden: GoldenStream) -> None:
+    assert STREAM in run("streams").stdout
+    assert [each["status"] for each in as_json("streams")] == ["SUSPENDED"]
+    savepoint = as_json("savepoint", STREAM, "--label", "before-release")
+    assert (savepoint["label"], savepoint["batch_id"]) == ("before-release", 4)
+    assert "savepoint before-release" in run("list", STREAM).stdout
+    (listed,) = as_json("list", STREAM, "--kind", "savepoint")
+    assert listed == as_json("snapshot", STREAM, "before-release")["record"]
+    assert "before-release" in run("show", STREAM).stdout
+    assert as_json("show", STREAM)["summary"]["stream_id"] == STREAM
+
+
+def test_a_damaged_snapshot_is_an_exit_status_of_its_own(golden: GoldenStream) -> None:
+    location = Path(as_json("savepoint", STREAM, "--label", "s")["location"].removeprefix("file://"))
+    run("verify", STREAM, "s")
+    metadata = location / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-20])
+    (result,) = as_json("verify", STREAM, "s", status=PROBLEM_FOUND)
+    assert result["problems"]
+
+
+def test_what_is_refused_says_why_on_the_error_stream_and_changes_nothing(golden: GoldenStream) -> None:
+    result = run("savepoint", "orders-typo", status=FAILED)
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert "orders-typo" in result.stderr
+
+
+def test_a_rewind_is_previewed_and_asks_before_it_undoes_anything(golden: GoldenStream) -> None:
+    run("savepoint", STREAM, "--label", "s")
+    preview = as_json("restart", STREAM, "--from", "s", "--preview")
+    assert preview["plan"]["kind"] in ("RESTORE", "RESUME", "REWIND")
+    result = run("restart", STREAM, "--from", "empty", "--discard-state", status=2)
+    assert "--yes" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("cancel",), ("sweep",), ("clean-sinks",), ("retention", "--ended", "CANCELED")])
+def test_what_deletes_asks_first(golden: GoldenStream, arguments: tuple[str, ...]) -> None:
+    assert "--yes" in run(arguments[0], STREAM, *arguments[1:], status=2).stderr
+
+
+def test_a_dry_run_deletes_nothing_and_does_not_ask(golden: GoldenStream) -> None:
+    for name in ("sweep", "clean-sinks", "retention"):
+        run(name, STREAM, "--dry-run")
+    assert as_json("sweep", STREAM, "--dry-run")["dry_run"] is True
+
+
+def test_doctor_and_health_say_by_their_status_whether_all_is_well(golden: GoldenStream) -> None:
+    assert as_json("doctor", STREAM)["can_resume"] is True
+    for commit in (golden.live / "commits").iterdir():
+        commit.write_bytes(b"not a commit")
+    run("doctor", STREAM, status=PROBLEM_FOUND)
+    assert {each["check"] for each in as_json("health", STREAM)["findings"]}
+
+
+def test_watch_prints_a_line_for_each_change(golden: GoldenStream) -> None:
+    lines = run("watch", STREAM, "--every", "0.2", "--times", "2").stdout.splitlines()
+    assert len(lines) == 1
+    assert "SUSPENDED" in lines[0]
+
+
+def test_the_deployment_is_found_in_a_file_above(
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DAGSTER_CKPT_CATALOG")
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert "No catalog is named" in run("streams", status=2).stderr
+    (tmp_path / "dagster_ckpt.toml").write_text(f'catalog = "sqlite:///{tmp_path / "catalog.db"}"\n')
+    assert as_json("streams")[0]["stream_id"] == STREAM
+    (tmp_path / "dagster_ckpt.toml").write_text('catalogue = "sqlite:////tmp/x.db"\n')
+    assert "catalogue" in run("streams", status=2).stderr
+
+
+def test_the_deployment_is_found_in_dagster_definitions(
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DAGSTER_CKPT_CATALOG")
+    monkeypatch.setenv("CATALOG_OF_THE_TEST", f"sqlite:///{tmp_path / 'catalog.db'}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "definitions_of_the_cli_test.py").write_text(
+        "import dagster as dg\n"
+        "from dagster_ckpt import CheckpointCatalogResource\n"
+        'catalog = CheckpointCatalogResource(url=dg.EnvVar("CATALOG_OF_THE_TEST"))\n'
+        'defs = dg.Definitions(resources={"checkpoint_catalog": catalog})\n'
+    )
+    assert as_json_of("-m", "definitions_of_the_cli_test", "streams")[0]["stream_id"] == STREAM
+    assert "cannot be imported" in run("-m", "no_such_module", "streams", status=2).stderr
+
+
+def as_json_of(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def test_a_request_that_is_refused_without_a_running_stream_fails(golden: GoldenStream) -> None:
+    assert "does not run" in run("checkpoint", STREAM, status=FAILED).stderr
+
+
+def test_help_needs_neither_a_database_nor_dagster_nor_spark() -> None:
+    program = (
+        "import sys; from dagster_ckpt.cli.main import main; sys.argv = ['dagster-ckpt', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'sqlalchemy', 'dagster', 'pyspark', 'alembic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Exit status:" in done.stdout
+
+
+def test_a_streams_command_needs_neither_dagster_nor_spark(golden: GoldenStream) -> None:
+    program = (
+        "import sys; from dagster_ckpt.cli.main import main; sys.argv = ['dagster-ckpt', 'list', 'golden']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end\n"
+        "heavy = {'dagster', 'pyspark'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("golden", STREAM)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_mapping_of_outputs_is_checked(golden: GoldenStream) -> None:
+    assert "OLD=NEW" in run("fork", STREAM, "copy", "--output", "/data", status=2).stderr
+    assert isinstance(commands(), click.Group)
+
+
+def documented() -> list[str]:
+    page = (Path(__file__).parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?:^\$ |`)(dagster-ckpt [^`|\n]*)", page, re.M)
+    return [line.strip() for line in found if not line.startswith("dagster-ckpt)")]
+
+
+@pytest.mark.parametrize("line", documented())
+def test_each_documented_command_exists_with_its_options(line: str) -> None:
+    _, name, *rest = shlex.split(line)
+    command = commands().commands[name]
+    # Parses without running it: a wrong option or a missing argument is a usage error.
+    with command.make_context(name, rest, resilient_parsing=False):
+        pass
+
+
+def test_each_command_is_documented() -> None:
+    assert {shlex.split(line)[1] for line in documented()} >= set(names()) - {"release"}

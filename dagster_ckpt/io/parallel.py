@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -68,7 +68,5 @@ def start_in_thread(work: Callable[[], Result]) -> Future[Result]:
         except BaseException as error:  # noqa: BLE001 - raised by `Future.result`
             future.set_exception(error)
 
-    # `threading.Thread` would wait until the thread runs, which takes as long as writing a few
-    # hundred kilobytes.
-    _thread.start_new_thread(do, ())
+    threading.Thread(target=do, daemon=True).start()
     return future

@@ -31,25 +31,25 @@ _CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
 
-def checkpoint_directories(space: FileIO) -> list[str]:
-    """Directories of the checkpoints in a stream's space, including broken ones, oldest first."""
-    return [name for name in _numbered(space) if space.size(f"{name}/{METADATA_NAME}") is not None]
+def checkpoint_directories(file_io: FileIO) -> list[str]:
+    """Directories of the checkpoints in a stream's folder, including broken ones, oldest first."""
+    return [name for name in _numbered(file_io) if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
-def savepoint_directories(space: FileIO) -> list[str]:
-    """Directories of the savepoints in a space, including broken ones, by name."""
-    names = sorted(name for name, entry in space.list().items() if name.startswith(SAVEPOINT) and entry.is_directory)
-    return [name for name in names if space.size(f"{name}/{METADATA_NAME}") is not None]
+def savepoint_directories(file_io: FileIO) -> list[str]:
+    """Directories of the savepoints in a folder, including broken ones, by name."""
+    names = sorted(name for name, entry in file_io.list().items() if name.startswith(SAVEPOINT) and entry.is_directory)
+    return [name for name in names if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
-def delete_snapshot(space: FileIO, directory: str, protected: Iterable[str]) -> None:
+def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -> None:
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
     Shared objects are kept if a snapshot that may need them cannot be read, because a deletion
     cannot be undone.
 
     Args:
-        space: The space of the snapshot and of all snapshots that may share its objects.
+        file_io: The folder of the snapshot and of all snapshots that may share its objects.
         directory: Its directory.
         protected: Directories of snapshots whose objects must be kept, whether listed or not.
 
@@ -59,27 +59,27 @@ def delete_snapshot(space: FileIO, directory: str, protected: Iterable[str]) -> 
     """
     # Another process may be deleting the same snapshot, so a missing object is not an error at any
     # step.
-    metadata = _read_if_there(space, f"{directory}/{METADATA_NAME}")
+    metadata = _read_if_there(file_io, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
-        space.write(f"{directory}/{DELETING_NAME}", [metadata])
-        space.delete(f"{directory}/{METADATA_NAME}")
+        file_io.write(f"{directory}/{DELETING_NAME}", [metadata])
+        file_io.delete(f"{directory}/{METADATA_NAME}")
     try:
-        objects = _referred(space, directory, DELETING_NAME)
+        objects = _referred(file_io, directory, DELETING_NAME)
     except SnapshotNotFoundError:
         return
     except SnapshotCorruptError as error:
-        _log.warning("What %s/%s shared stays until it is swept: %s", space.url, directory, error)
+        _log.warning("What %s/%s shared stays until it is swept: %s", file_io.url, directory, error)
         objects = frozenset()
     with suppress(FileNotFoundError):
         # Before what it refers to goes: after a power failure it must not be listed again.
-        space.flush(directory)
-    for name in sorted(_disposable(space, objects, directory, protected)):
-        space.delete(name)
-    for name in sorted(space.list(directory, hidden=True)):
+        file_io.flush(directory)
+    for name in sorted(_disposable(file_io, objects, directory, protected)):
+        file_io.delete(name)
+    for name in sorted(file_io.list(directory, hidden=True)):
         if _is_ours(name) and name != DELETING_NAME:
-            space.delete(f"{directory}/{name}")
-    space.delete(f"{directory}/{DELETING_NAME}")
-    space.delete_if_empty(directory)
+            file_io.delete(f"{directory}/{name}")
+    file_io.delete(f"{directory}/{DELETING_NAME}")
+    file_io.delete_if_empty(directory)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Garbage:
     age_ms: int = field(compare=False)
 
 
-def storage_time_ms(space: FileIO) -> int | None:
-    """A time after every existing object of a space, by the storage's clock; None if it dates no objects."""
-    now_ms = space.clock_ms(probe_name())
+def storage_time_ms(file_io: FileIO) -> int | None:
+    """A time after every existing object, by the storage's clock; None if it dates no objects."""
+    now_ms = file_io.clock_ms(probe_name())
     return now_ms + 1 if now_ms is not None else None
 
 
@@ -119,7 +119,7 @@ class Sweep:
     listed.
 
     Attributes:
-        space: The space.
+        file_io: The folder.
         now_ms: The current time by the storage's clock, ms since the epoch.
         older_than_ms: Minimum age: younger objects are kept, because they may belong to an attempt
             in progress.
@@ -128,30 +128,30 @@ class Sweep:
             age.
     """
 
-    space: FileIO
+    file_io: FileIO
     now_ms: int
     older_than_ms: int
     dry_run: bool = False
     under_way: frozenset[int] = frozenset()
 
     def stream(self, protected: Iterable[str]) -> list[Garbage]:
-        """Remains of crashed checkpoints and deletions in a stream's space.
+        """Remains of crashed checkpoints and deletions in a stream's folder.
 
         Args:
             protected: Directories of snapshots whose objects must be kept.
         """
-        space = self.space
+        file_io = self.file_io
         candidates = {
             f"{SHARED}/{name}": changed
             for name, changed in self._changes(SHARED).items()
             if self._is_old(changed) and not self._is_under_way(name)
         }
         found: list[Garbage] = []
-        for directory in _numbered(space):
-            with _passing_over(space, directory):
+        for directory in _numbered(file_io):
+            with _logging_failure(file_io, directory):
                 found += self._checkpoint(directory, protected)
         found += self._probes()
-        used = _used(space, checkpoint_directories(space), protected) if candidates else frozenset()
+        used = _used(file_io, checkpoint_directories(file_io), protected) if candidates else frozenset()
         if used is None:
             return found
         unused = {name: changed for name, changed in candidates.items() if name not in used}
@@ -178,44 +178,44 @@ class Sweep:
         Only directories that still contain the marker of an unfinished savepoint are considered:
         savepoints belong to users, who may be copying one.
         """
-        space = self.space
+        file_io = self.file_io
         found = self._probes()
-        for directory, entry in space.list().items():
+        for directory, entry in file_io.list().items():
             if entry.is_directory and directory.startswith(SAVEPOINT):
-                with _passing_over(space, directory):
+                with _logging_failure(file_io, directory):
                     found += self._savepoint(directory, stream_id)
         return found
 
     def _savepoint(self, directory: str, stream_id: str) -> list[Garbage]:
-        space = self.space
+        file_io = self.file_io
         found: list[Garbage] = []
         names = self._changes(directory)
         if INCOMPLETE_NAME not in names or not all(self._is_old(changed) for changed in names.values()):
             return []
         if any(self._is_under_way(name) for name in names):
             return []
-        if _read_if_there(space, f"{directory}/{INCOMPLETE_NAME}") != stream_id.encode():
+        if _read_if_there(file_io, f"{directory}/{INCOMPLETE_NAME}") != stream_id.encode():
             return []
         if METADATA_NAME not in names:
             left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
             found += self._delete(left, f"{directory} was never finished: it has no {METADATA_NAME}")
         if not self.dry_run:
-            space.delete(f"{directory}/{INCOMPLETE_NAME}")
-            space.delete_if_empty(directory)
+            file_io.delete(f"{directory}/{INCOMPLETE_NAME}")
+            file_io.delete_if_empty(directory)
         return found
 
     def _rest_of_deletion(
         self, directory: str, names: dict[str, int | None], protected: Iterable[str]
     ) -> list[Garbage]:
         if not self.dry_run:
-            delete_snapshot(self.space, directory, protected)
+            delete_snapshot(self.file_io, directory, protected)
         reason = f"the deletion of {directory} was cut off"
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
     def _changes(self, directory: str) -> dict[str, int | None]:
         """Names in a directory with the time of their last change; None for a directory, and where it is unknown."""
         found: dict[str, int | None] = {}
-        for name, entry in self.space.list(directory, hidden=True).items():
+        for name, entry in self.file_io.list(directory, hidden=True).items():
             # An object that is deleted concurrently is omitted; all others are listed.
             with suppress(FileNotFoundError):
                 found[name] = None if entry.is_directory else entry.status().changed_at_ms
@@ -224,13 +224,13 @@ class Sweep:
     def _delete(self, names: dict[str, int | None], reason: str) -> list[Garbage]:
         if not self.dry_run:
             for name in sorted(names):
-                self.space.delete(name)
+                self.file_io.delete(name)
             for directory in {name.rpartition("/")[0] for name in names} - {"", SHARED}:
-                self.space.delete_if_empty(directory)
+                self.file_io.delete_if_empty(directory)
         return [self._garbage(name, names[name], reason) for name in sorted(names)]
 
     def _garbage(self, name: str, changed_ms: int | None, reason: str) -> Garbage:
-        return Garbage(f"{self.space.url}/{name}", reason, self.now_ms - (changed_ms or 0))
+        return Garbage(f"{self.file_io.url}/{name}", reason, self.now_ms - (changed_ms or 0))
 
     def _is_old(self, changed_ms: int | None) -> bool:
         # An object of unknown age counts as new, and no object to collect is a directory.
@@ -243,64 +243,64 @@ class Sweep:
 
 
 @contextmanager
-def _passing_over(space: FileIO, directory: str) -> Iterator[None]:
+def _logging_failure(file_io: FileIO, directory: str) -> Iterator[None]:
     """Log a failure with one snapshot and continue with the others; the next pass retries."""
     try:
         yield
     except (CkptError, OSError) as error:
-        _log.warning("%s/%s is left for the next pass: %s", space.url, directory, error)
+        _log.warning("%s/%s is left for the next pass: %s", file_io.url, directory, error)
 
 
-def _read_if_there(space: FileIO, name: str) -> bytes | None:
+def _read_if_there(file_io: FileIO, name: str) -> bytes | None:
     try:
-        return space.read(name)
+        return file_io.read(name)
     except FileNotFoundError:
         return None
 
 
-def _numbered(space: FileIO) -> list[str]:
-    numbers = [int(match[1]) for name in space.list() if (match := _CHECKPOINT.fullmatch(name))]
+def _numbered(file_io: FileIO) -> list[str]:
+    numbers = [int(match[1]) for name in file_io.list() if (match := _CHECKPOINT.fullmatch(name))]
     return [f"chk-{number}" for number in sorted(numbers)]
 
 
-def _disposable(space: FileIO, objects: frozenset[str], directory: str, protected: Iterable[str]) -> frozenset[str]:
+def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protected: Iterable[str]) -> frozenset[str]:
     shared = frozenset(name for name in objects if name.startswith(f"{SHARED}/"))
     if not shared:
         return shared
-    others = [name for name in checkpoint_directories(space) if name != directory]
-    used = _used(space, others, [name for name in protected if name != directory])
+    others = [name for name in checkpoint_directories(file_io) if name != directory]
+    used = _used(file_io, others, [name for name in protected if name != directory])
     return frozenset() if used is None else shared - used
 
 
-def _used(space: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
+def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
     """Objects that snapshots refer to; None if the references of a snapshot are unknown."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):
         try:
-            used |= _referred_at_all(space, directory)
+            used |= _referred_at_all(file_io, directory)
         except SnapshotNotFoundError:
             # A snapshot that was listed may have been deleted since. A protected snapshot must
             # exist.
             if directory not in wanted:
                 continue
-            _log.warning("Shared objects in %s stay: the protected %s is not there.", space.url, directory)
+            _log.warning("Shared objects in %s stay: the protected %s is not there.", file_io.url, directory)
             return None
         except SnapshotCorruptError as error:
-            _log.warning("Shared objects in %s stay, because they may be needed: %s", space.url, error)
+            _log.warning("Shared objects in %s stay, because they may be needed: %s", file_io.url, error)
             return None
     return frozenset(used)
 
 
-def _referred_at_all(space: FileIO, directory: str) -> frozenset[str]:
+def _referred_at_all(file_io: FileIO, directory: str) -> frozenset[str]:
     try:
-        return _referred(space, directory, METADATA_NAME)
+        return _referred(file_io, directory, METADATA_NAME)
     except SnapshotNotFoundError:
-        return _referred(space, directory, DELETING_NAME)
+        return _referred(file_io, directory, DELETING_NAME)
 
 
-def _referred(space: FileIO, directory: str, name: str) -> frozenset[str]:
-    return read_references(space, directory, name)
+def _referred(file_io: FileIO, directory: str, name: str) -> frozenset[str]:
+    return read_references(file_io, directory, name)
 
 
 def _is_ours(name: str) -> bool:

@@ -21,7 +21,7 @@ _last_of = attrgetter("last")
 
 
 def object_name(directory: str, reference: str) -> str:
-    """Name in the space of a data object that the snapshot in `directory` refers to."""
+    """Name in the parent folder of a data object that the snapshot in `directory` refers to."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
@@ -93,22 +93,22 @@ class Manifest:
         """Names of the data objects that it refers to, relative to its directory."""
         return frozenset(name for block in self.blocks for name in block.uses)
 
-    def unusable_objects(self, space: FileIO, directory: str) -> list[str]:
+    def unusable_objects(self, file_io: FileIO, directory: str) -> list[str]:
         """Problems with its data objects, from one listing: missing ones and truncated ones.
 
         Args:
-            space: Their space.
+            file_io: The parent folder of the snapshot.
             directory: The snapshot's directory there.
         """
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
-        sizes = space.sizes(list(uses))
+        sizes = file_io.sizes(list(uses))
         problems = []
         for name, use in sorted(uses.items()):
             found = sizes.get(name)
             if found is None:
-                problems.append(f"{space.url}/{name} is missing")
+                problems.append(f"{file_io.url}/{name} is missing")
             elif found < use.length:
-                problems.append(f"{space.url}/{name} has {found} bytes, {use.length} are needed")
+                problems.append(f"{file_io.url}/{name} has {found} bytes, {use.length} are needed")
         return problems
 
     @property

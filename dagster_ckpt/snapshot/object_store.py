@@ -1,4 +1,4 @@
-"""`ObjectSnapshotStore`: snapshots in an object space, with their folders, sharing and garbage collection."""
+"""`ObjectSnapshotStore`: snapshots as files, with their folders, sharing and garbage collection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SHARED_PREFIX = f"../{SHARED}/"
 # Number of metadata kept in memory: each snapshot is written incrementally to the previous one.
 _REMEMBERED = 2
 
-OpenSpace = Callable[[str], FileIO]
+OpenFileIO = Callable[[str], FileIO]
 
 
 @dataclass(frozen=True)
@@ -80,30 +80,30 @@ class StoreLayout:
 
 
 class ObjectSnapshotStore:
-    """A snapshot store over object spaces.
+    """A snapshot store on any storage that `FileIO` reaches.
 
     Args:
         layout: Where and how.
-        open_space: Opens the space of a URL.
+        open_file_io: Opens the folder at a URL.
     """
 
-    def __init__(self, layout: StoreLayout, open_space: OpenSpace) -> None:
+    def __init__(self, layout: StoreLayout, open_file_io: OpenFileIO) -> None:
         self._layout = layout
-        self._open_space = open_space
-        self._stream_space = open_space(layout.stream_root)
+        self._open_file_io = open_file_io
+        self._stream_io = open_file_io(layout.stream_root)
         self._threads = Threads(layout.transfer_threads)
         self._remembered: OrderedDict[str, Metadata] = OrderedDict()
         self._lock = threading.Lock()
 
     def check_access(self) -> None:
         """Check that snapshots can be written, by writing and deleting a probe object."""
-        spaces = [self._stream_space]
+        folders = [self._stream_io]
         if self._layout.savepoint_root is not None:
-            spaces.append(self._open_space(self._layout.savepoint_root))
-        for space in spaces:
+            folders.append(self._open_file_io(self._layout.savepoint_root))
+        for file_io in folders:
             name = probe_name()
-            space.write(name, [b"dagster_ckpt"])
-            space.delete(name)
+            file_io.write(name, [b"dagster_ckpt"])
+            file_io.delete(name)
 
     def write_checkpoint(
         self,
@@ -126,9 +126,9 @@ class ObjectSnapshotStore:
             size = sum(file.size for file in files) + sum(block.full_bytes for block in extended)
             self._check_size(header, size, self._layout.max_bytes)
         directory = f"chk-{header.number}"
-        location = f"{self._stream_space.url}/{directory}"
+        location = f"{self._stream_io.url}/{directory}"
         written = write_snapshot(
-            self._stream_space,
+            self._stream_io,
             directory,
             header,
             files,
@@ -165,20 +165,20 @@ class ObjectSnapshotStore:
                 f"No folder for savepoints of stream {header.stream_id!r} is configured. Set savepoint_path of the "
                 "checkpoint storage, or give a target directory."
             )
-        space = self._open_space(root)
+        file_io = self._open_file_io(root)
         # Flink: savepoint-<first six characters of the `JobID`>-<random>.
         name = re.sub("[^A-Za-z0-9]", "", header.stream_id)[:6] or "stream"
         directory = f"{SAVEPOINT}{name}-{uuid.uuid4().hex[:12]}"
         mark = f"{directory}/{INCOMPLETE_NAME}"
-        space.write(mark, [header.stream_id.encode()])
+        file_io.write(mark, [header.stream_id.encode()])
         try:
             written = write_snapshot(
-                space,
+                file_io,
                 directory,
                 header,
                 files,
                 options=self._options(""),
-                base=self._foreign(base),
+                base=self._base_to_adopt(base),
                 stage=stage,
                 should_abort=should_abort,
                 runner=runner or self._threads,
@@ -186,30 +186,30 @@ class ObjectSnapshotStore:
         except CkptError:
             # If the marker cannot be deleted either, garbage collection finds it.
             with contextlib.suppress(StorageAccessError):
-                space.delete(mark)
-                space.delete_if_empty(directory)
+                file_io.delete(mark)
+                file_io.delete_if_empty(directory)
             raise
         with contextlib.suppress(StorageAccessError):
-            space.delete(mark)
-        return self._stored(f"{space.url}/{directory}", written)
+            file_io.delete(mark)
+        return self._stored(f"{file_io.url}/{directory}", written)
 
     def base(self, location: str | None) -> BaseSnapshot | None:
         """An earlier snapshot to share with, of this stream or another; None if it is missing or broken."""
         if location is None:
             return None
         folder = _folder(location)
-        space, directory = self._at(folder)
+        file_io, directory = self._at(folder)
         try:
-            metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(space, directory))
+            metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(file_io, directory))
         except (SnapshotNotFoundError, SnapshotCorruptError):
             # The snapshot is then written in full, which is always correct.
             return None
-        return BaseSnapshot(metadata, space, directory, same_folder=space.url == self._stream_space.url)
+        return BaseSnapshot(metadata, file_io, directory, same_folder=file_io.url == self._stream_io.url)
 
     def manifest(self, location: str) -> Manifest:
         """The manifest of a snapshot."""
-        space, directory = self._at(location)
-        return read_metadata(space, directory).manifest
+        file_io, directory = self._at(location)
+        return read_metadata(file_io, directory).manifest
 
     def extract(
         self,
@@ -220,30 +220,30 @@ class ObjectSnapshotStore:
         missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
         """Pass the files of a snapshot to `write`, each checked against its digest."""
-        space, directory = self._at(location)
-        extract(space, directory, write, only=only, missing=missing, threads=self._layout.transfer_threads)
+        file_io, directory = self._at(location)
+        extract(file_io, directory, write, only=only, missing=missing, threads=self._layout.transfer_threads)
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
         """Problems of a snapshot; an empty list means that it is intact."""
-        space, directory = self._at(location)
-        return verify_snapshot(space, directory, deep=deep)
+        file_io, directory = self._at(location)
+        return verify_snapshot(file_io, directory, deep=deep)
 
     def checkpoints(self) -> list[str]:
         """Locations of all checkpoints of the stream, including broken ones, oldest first."""
-        return [f"{self._stream_space.url}/{directory}" for directory in checkpoint_directories(self._stream_space)]
+        return [f"{self._stream_io.url}/{directory}" for directory in checkpoint_directories(self._stream_io)]
 
     def savepoints(self) -> list[str]:
         """Locations of all complete savepoints in the configured folder, including other streams', by name."""
         if self._layout.savepoint_root is None:
             return []
-        space = self._open_space(self._layout.savepoint_root)
-        return [f"{space.url}/{directory}" for directory in savepoint_directories(space)]
+        file_io = self._open_file_io(self._layout.savepoint_root)
+        return [f"{file_io.url}/{directory}" for directory in savepoint_directories(file_io)]
 
     def is_own(self, location: str) -> bool:
         """Whether a location is in this store's folders: the stream's, or the configured savepoint folder."""
         root = _folder(location).rpartition("/")[0]
         savepoints = self._layout.savepoint_root
-        return root == self._stream_space.url or (savepoints is not None and root == self._open_space(savepoints).url)
+        return root == self._stream_io.url or (savepoints is not None and root == self._open_file_io(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete a snapshot: its metadata first, so that it is no longer found, then bytes that only it refers to.
@@ -251,15 +251,15 @@ class ObjectSnapshotStore:
         If another checkpoint of the stream cannot be read, shared bytes are kept and a warning is
         logged.
         """
-        held = {_folder(other) for other in protected}
-        if _folder(location) in held:
+        kept = {_folder(other) for other in protected}
+        if _folder(location) in kept:
             raise StorageAccessError(
                 f"{location} is not deleted: an attempt under way builds on it. Try again when that has ended."
             )
-        space, directory = self._at(location)
+        file_io, directory = self._at(location)
         with self._lock:
             self._remembered.pop(_folder(location), None)
-        delete_snapshot(space, directory, _beside(space, held))
+        delete_snapshot(file_io, directory, _directories_in(file_io, kept))
 
     def sweep(
         self,
@@ -273,17 +273,17 @@ class ObjectSnapshotStore:
 
         No shared object is deleted if a checkpoint is broken.
         """
-        held = {_folder(other) for other in protected}
+        kept = {_folder(other) for other in protected}
         swept: list[Garbage] = []
-        now_ms = storage_time_ms(self._stream_space)
+        now_ms = storage_time_ms(self._stream_io)
         if now_ms is not None:
-            sweep = Sweep(self._stream_space, now_ms, older_than_ms, dry_run, frozenset(under_way))
-            swept += sweep.stream(_beside(self._stream_space, held))
+            sweep = Sweep(self._stream_io, now_ms, older_than_ms, dry_run, frozenset(under_way))
+            swept += sweep.stream(_directories_in(self._stream_io, kept))
         if self._layout.savepoint_root is not None:
-            space = self._open_space(self._layout.savepoint_root)
-            now_ms = storage_time_ms(space)
+            file_io = self._open_file_io(self._layout.savepoint_root)
+            now_ms = storage_time_ms(file_io)
             if now_ms is not None:
-                sweep = Sweep(space, now_ms, older_than_ms, dry_run, frozenset(under_way))
+                sweep = Sweep(file_io, now_ms, older_than_ms, dry_run, frozenset(under_way))
                 swept += sweep.savepoints(self._layout.stream_id)
         return swept
 
@@ -294,7 +294,7 @@ class ObjectSnapshotStore:
                 "because it keeps them in memory. Raise max_state_size, or use a FileSystemCheckpointStorage."
             )
 
-    def _foreign(self, location: str | None) -> BaseSnapshot | None:
+    def _base_to_adopt(self, location: str | None) -> BaseSnapshot | None:
         base = self.base(location)
         return replace(base, same_folder=False) if base is not None else None
 
@@ -324,7 +324,7 @@ class ObjectSnapshotStore:
 
     def _at(self, location: str) -> tuple[FileIO, str]:
         root, _, directory = _folder(location).rpartition("/")
-        return (self._stream_space if root == self._stream_space.url else self._open_space(root)), directory
+        return (self._stream_io if root == self._stream_io.url else self._open_file_io(root)), directory
 
 
 def _folder(location: str) -> str:
@@ -332,6 +332,6 @@ def _folder(location: str) -> str:
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 
-def _beside(space: FileIO, locations: Iterable[str]) -> list[str]:
-    """Directories, within a space, of the snapshots that are in it."""
-    return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == space.url]
+def _directories_in(file_io: FileIO, locations: Iterable[str]) -> list[str]:
+    """Directories of those snapshots that are in a folder."""
+    return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == file_io.url]

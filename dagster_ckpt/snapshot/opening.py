@@ -98,15 +98,15 @@ def _store(
     users = {(each.scheme, each.authority): each.user_info for each in configured if each and each.user_info}
     schemes = {root.partition("://")[0] for root in (layout.stream_root, layout.savepoint_root) if root is not None}
 
-    def open_space(url: str) -> FileIO:
+    def open_file_io(url: str) -> FileIO:
         if url == layout.stream_root and url.startswith(MEMORY_URL):
             return memory
         # The options belong to the configured file system; a savepoint may be written to another
         # one.
         given = options if url.partition("://")[0] in schemes else {}
-        return _space(url, given, buffer_bytes=buffer_bytes, users=users)
+        return _file_io(url, given, buffer_bytes=buffer_bytes, users=users)
 
-    return ObjectSnapshotStore(layout, open_space)
+    return ObjectSnapshotStore(layout, open_file_io)
 
 
 def _savepoint_root(storage: FileSystemCheckpointStorage | JobManagerCheckpointStorage) -> str | None:
@@ -117,49 +117,49 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
     module, _, name = storage.factory.replace(":", ".").rpartition(".")
     try:
         factory = getattr(importlib.import_module(module), name)
-        made = factory(stream_id=stream_id, **_fallback(factory, storage), **storage.settings)
+        created = factory(stream_id=stream_id, **_fallback(factory, storage), **storage.settings)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(
             f"checkpoint storage factory {storage.factory!r} cannot be used: {without_secrets(str(error))}. "
             "Give the import path of a class or function that takes stream_id and the settings, and returns a "
             "CustomFileIO or a SnapshotStore."
         ) from cause_to_show(error)
-    if not _missing(made, SnapshotStore):
-        return cast("SnapshotStore", made)
-    if not isinstance(made, FileIO):
-        missing = ", ".join(_missing(made, SnapshotStore))
+    if not _missing(created, SnapshotStore):
+        return cast("SnapshotStore", created)
+    if not isinstance(created, FileIO):
+        missing = ", ".join(_missing(created, SnapshotStore))
         raise OptionError(
-            f"{storage.factory!r} made a {type(made).__name__}, which is no SnapshotStore (it has no {missing}), and "
-            f"no FileIO either. Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or what has every method of "
-            "dagster_ckpt.snapshot.store.SnapshotStore."
+            f"{storage.factory!r} created a {type(created).__name__}, which is neither a FileIO nor a SnapshotStore "
+            f"(it has no {missing}). Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or an object with every "
+            "method of dagster_ckpt.snapshot.store.SnapshotStore."
         )
-    return _store_over(made, stream_id, storage.deployment)
+    return _store_over(created, stream_id, storage.deployment)
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
     """The deployment's values for parameters of the factory that the settings do not set."""
     try:
-        asked = inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters
     except ValueError:
         # Some classes written in C have no readable signature.
         return {}
-    said = {name: value for name, value in vars(storage.deployment).items() if value not in (None, -1, {})}
-    return {name: value for name, value in said.items() if name in asked and name not in storage.settings}
+    configured = {name: value for name, value in vars(storage.deployment).items() if value not in (None, -1, {})}
+    return {name: value for name, value in configured.items() if name in parameters and name not in storage.settings}
 
 
-def _store_over(space: FileIO, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
-    """Snapshots in a user-defined space; savepoints too, unless the deployment has a savepoint folder."""
-    root = normalised(space.url)
-    if root != space.url:
-        raise OptionError(f"The url of {type(space).__name__} is {space.url!r}; write it as {root!r}.")
+def _store_over(file_io: FileIO, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
+    """Snapshots in a user-defined storage; savepoints too, unless the deployment has a savepoint folder."""
+    root = normalised(file_io.url)
+    if root != file_io.url:
+        raise OptionError(f"The url of {type(file_io).__name__} is {file_io.url!r}; write it as {root!r}.")
     savepoints = deployment.savepoint_path
 
-    def open_space(url: str) -> FileIO:
+    def open_file_io(url: str) -> FileIO:
         if url == root:
-            return space
+            return file_io
         if url.startswith(f"{root}/"):
-            return FolderFileIO(space, url.removeprefix(f"{root}/"))
-        return _space(url, deployment.storage_options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE)
+            return FolderFileIO(file_io, url.removeprefix(f"{root}/"))
+        return _file_io(url, deployment.storage_options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE)
 
     layout = StoreLayout(
         stream_id=stream_id,
@@ -167,14 +167,14 @@ def _store_over(space: FileIO, stream_id: str, deployment: DeploymentStorage) ->
         savepoint_root=normalised(savepoints) if savepoints is not None else root,
         inline_threshold=_set_or_default(deployment.file_state_size_threshold),
     )
-    return ObjectSnapshotStore(layout, open_space)
+    return ObjectSnapshotStore(layout, open_file_io)
 
 
 def _set_or_default(threshold: int | None) -> int:
     return DEFAULT_FILE_STATE_THRESHOLD if threshold is None or threshold < 0 else threshold
 
 
-def _space(
+def _file_io(
     url: str, options: Mapping[str, Any], *, buffer_bytes: int, users: Mapping[tuple[str, str], str] | None = None
 ) -> FileIO:
     if url.startswith("file://"):
@@ -186,5 +186,5 @@ def _space(
     return FsspecFileIO(url, options, url_to_open=replace(path, user_info=user).url_to_open)
 
 
-def _missing(made: object, interface: type) -> list[str]:
-    return [name for name in vars(interface) if not name.startswith("_") and not hasattr(made, name)]
+def _missing(created: object, interface: type) -> list[str]:
+    return [name for name in vars(interface) if not name.startswith("_") and not hasattr(created, name)]

@@ -205,7 +205,7 @@ def read_small(file: Source) -> bytes:
 def vanished(file: Source) -> CutOvertakenError:
     """The error for a file that no longer exists."""
     return CutOvertakenError(
-        f"{file.path} vanished before it was read, so no snapshot was written. Take the snapshot anew."
+        f"{file.path} vanished before it was read, so no snapshot was written. Take the snapshot again."
     )
 
 
@@ -276,7 +276,7 @@ class _PackWriter:
         self.entries.add(entry, stable=file.stable)
 
     def _new_place(self, size: int) -> Place:
-        """Reserve space in the open data object, which may be a new one."""
+        """Reserve a place in the open data object, which may be a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._flush()
             self._open.close()
@@ -332,5 +332,5 @@ def _pack_name(task: PackTask, number: int) -> str:
 def _changed(file: Source) -> CutOvertakenError:
     return CutOvertakenError(
         f"{file.path} had {file.size} bytes when it was looked at, and another length when it was read: it "
-        "changed meanwhile, so no snapshot was written. Take the snapshot anew."
+        "changed meanwhile, so no snapshot was written. Take the snapshot again."
     )

@@ -24,49 +24,49 @@ WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
-def read_metadata(space: FileIO, directory: str, name: str = METADATA_NAME) -> Metadata:
+def read_metadata(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> Metadata:
     """Read the metadata of a snapshot.
 
     Args:
-        space: The space of the snapshot.
-        directory: Its directory in the space.
+        file_io: The parent folder of the snapshot.
+        directory: Its directory there.
         name: The object to read; it differs only while the snapshot is being deleted.
 
     Raises:
         SnapshotNotFoundError: There is no snapshot.
         SnapshotCorruptError: It is truncated or modified.
     """
-    return decode_metadata(_read(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+    return decode_metadata(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
 
 
-def read_references(space: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
-    """The data objects that a snapshot refers to, by their names in its space; cheap even with many files.
+def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
+    """The data objects that a snapshot refers to, by their names in its parent folder; cheap even with many files.
 
     Args:
-        space: The space of the snapshot.
-        directory: Its directory in the space.
+        file_io: The parent folder of the snapshot.
+        directory: Its directory there.
         name: The object to read; it differs only while the snapshot is being deleted.
 
     Raises:
         SnapshotNotFoundError: There is no snapshot.
         SnapshotCorruptError: It is truncated or modified.
     """
-    references = decode_references(_read(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+    references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
 
 
-def _read(space: FileIO, directory: str, name: str) -> bytes:
+def _read(file_io: FileIO, directory: str, name: str) -> bytes:
     try:
-        return space.read(posixpath.join(directory, name))
+        return file_io.read(posixpath.join(directory, name))
     except FileNotFoundError as error:
         raise SnapshotNotFoundError(
-            f"There is no snapshot at {space.url}/{directory}: {name} is missing. A snapshot that was not finished "
+            f"There is no snapshot at {file_io.url}/{directory}: {name} is missing. A snapshot that was not finished "
             "has none. Name another snapshot."
         ) from error
 
 
 def extract(
-    space: FileIO,
+    file_io: FileIO,
     directory: str,
     write: WriteEntry,
     *,
@@ -77,8 +77,8 @@ def extract(
     """Pass the files of a snapshot to `write`, object by object, each checked against its digest.
 
     Args:
-        space: The space of the snapshot.
-        directory: Its directory in the space.
+        file_io: The parent folder of the snapshot.
+        directory: Its directory there.
         write: Called with an entry and its bytes, which it must consume: the last piece raises if
             the content is wrong. With several threads it is called concurrently.
         only: Selects paths.
@@ -90,12 +90,12 @@ def extract(
         SnapshotNotFoundError: There is no snapshot.
         SnapshotCorruptError: Data is missing or was modified.
     """
-    metadata = read_metadata(space, directory)
-    _extract(space, directory, metadata, write, only=only, missing=missing, threads=threads)
+    metadata = read_metadata(file_io, directory)
+    _extract(file_io, directory, metadata, write, only=only, missing=missing, threads=threads)
 
 
 def _extract(
-    space: FileIO,
+    file_io: FileIO,
     directory: str,
     metadata: Metadata,
     write: WriteEntry,
@@ -109,31 +109,31 @@ def _extract(
 
     def hand_out(share: Sequence[FileEntry], check_canceled: CancelCheck) -> None:
         part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
-        with _opened(space, directory, share[0].object, metadata.inline, part) as stream:
+        with _opened(file_io, directory, share[0].object, metadata.inline, part) as stream:
             for entry in share:
                 check_canceled()
-                write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
+                write(entry, _checked(stream, entry, f"{file_io.url}/{directory}"))
 
     in_threads(threads, list(_shares(entries)), hand_out)
 
 
-def verify_snapshot(space: FileIO, directory: str, *, deep: bool = True) -> list[str]:
+def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> list[str]:
     """Problems of a snapshot, of all its files; an empty list means that it is intact.
 
     Args:
-        space: The space of the snapshot.
-        directory: Its directory in the space.
+        file_io: The parent folder of the snapshot.
+        directory: Its directory there.
         deep: Read every byte and compare digests. Otherwise check only that the data objects exist
             and are long enough.
 
     Raises:
-        StorageAccessError: The space could not be read, which says nothing about the snapshot.
+        StorageAccessError: The storage could not be read, which says nothing about the snapshot.
     """
     try:
-        metadata = read_metadata(space, directory)
+        metadata = read_metadata(file_io, directory)
     except (SnapshotNotFoundError, SnapshotCorruptError) as error:
         return [str(error)]
-    problems = metadata.manifest.unusable_objects(space, directory)
+    problems = metadata.manifest.unusable_objects(file_io, directory)
     if not deep or problems:
         return problems
 
@@ -145,7 +145,7 @@ def verify_snapshot(space: FileIO, directory: str, *, deep: bool = True) -> list
             problems.append(str(error))
 
     try:
-        _extract(space, directory, metadata, check)
+        _extract(file_io, directory, metadata, check)
     except SnapshotCorruptError as error:
         problems.append(str(error))
     return problems
@@ -165,16 +165,17 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
         yield share
 
 
-def _opened(space: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> BinaryIO:
+def _opened(file_io: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> BinaryIO:
     """A data object opened for reading; if it is missing, the snapshot is reported as corrupt."""
     if reference is None:
         return io.BytesIO(inline)
     name = object_name(directory, reference)
     try:
-        return space.open(name, part)
+        return file_io.open(name, part)
     except FileNotFoundError as error:
         raise SnapshotCorruptError(
-            f"{space.url}/{name} is missing, and a snapshot refers to it. Put it back, or start from another snapshot."
+            f"{file_io.url}/{name} is missing, and a snapshot refers to it. Put it back, or start from another "
+            "snapshot."
         ) from error
 
 

@@ -97,14 +97,14 @@ class BaseSnapshot:
 
     Attributes:
         metadata: Its metadata.
-        space: The space of its data objects.
+        file_io: Its parent folder.
         directory: Its directory there.
         same_folder: Whether both snapshots refer to the same objects by the same names. Otherwise
             each object has to be linked or copied first, and is not shared if that is impossible.
     """
 
     metadata: Metadata
-    space: FileIO
+    file_io: FileIO
     directory: str
     same_folder: bool = True
 
@@ -121,7 +121,7 @@ class BaseSnapshot:
         to the next. So are objects of which hardly anything is still in use.
         """
         uses = self.manifest.uses
-        sizes = self.space.sizes([object_name(self.directory, name) for name in uses])
+        sizes = self.file_io.sizes([object_name(self.directory, name) for name in uses])
         usable = set()
         for name, use in uses.items():
             size = sizes.get(object_name(self.directory, name))

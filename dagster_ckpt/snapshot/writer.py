@@ -75,7 +75,7 @@ class WrittenSnapshot:
 
 
 def write_snapshot(
-    space: FileIO,
+    file_io: FileIO,
     directory: str,
     header: SnapshotHeader,
     files: Iterable[Source],
@@ -94,8 +94,8 @@ def write_snapshot(
     removed.
 
     Args:
-        space: The target space.
-        directory: The snapshot's directory in the space.
+        file_io: The parent folder of the snapshot.
+        directory: The snapshot's directory there.
         header: The header of the snapshot.
         files: Its files; iterated once.
         options: Options.
@@ -110,18 +110,18 @@ def write_snapshot(
     Raises:
         SnapshotAbortedError: `should_abort` returned true.
         CutOvertakenError: A file vanished or has another length than expected.
-        StorageAccessError: The space could not be written, or the snapshot already exists.
+        StorageAccessError: The storage could not be written, or the snapshot already exists.
     """
-    if space.size(posixpath.join(directory, METADATA_NAME)) is not None:
+    if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
         raise StorageAccessError(
-            f"{space.url}/{directory} holds a snapshot already, and a snapshot is never overwritten. Give the new one "
-            "another number, or delete that one first."
+            f"{file_io.url}/{directory} contains a snapshot already, and a snapshot is never overwritten. Give the new "
+            "one another number, or delete that one first."
         )
-    writer = _Writer(space, directory, header, options, base, extends=extends)
+    writer = _Writer(file_io, directory, header, options, base, extends=extends)
 
     def check_aborted() -> None:
         if should_abort():
-            raise SnapshotAbortedError(f"{space.url}/{directory} was given up before it was whole.")
+            raise SnapshotAbortedError(f"{file_io.url}/{directory} was aborted before it was complete.")
 
     try:
         # No list of all files outlives the next step: a snapshot may have a hundred thousand.
@@ -139,7 +139,7 @@ def write_snapshot(
 class _Writer:
     def __init__(
         self,
-        space: FileIO,
+        file_io: FileIO,
         directory: str,
         header: SnapshotHeader,
         options: WriteOptions,
@@ -147,7 +147,7 @@ class _Writer:
         *,
         extends: bool,
     ) -> None:
-        self._space = space
+        self._file_io = file_io
         self._directory = directory
         self._header = header
         self._options = options
@@ -238,7 +238,7 @@ class _Writer:
         )
         tasks = self._tasks(files, runner)
         files.clear()
-        packed = runner.run(tasks, _Objects(self._space, self._directory), callbacks)
+        packed = runner.run(tasks, _Objects(self._file_io, self._directory), callbacks)
         self._entries.add_all(packed.entries)
         self._written += packed.written
 
@@ -248,7 +248,7 @@ class _Writer:
         metadata = Metadata(manifest, bytes(self._inline))
         encoded = encode_metadata(metadata)
         name = posixpath.join(self._directory, METADATA_NAME)
-        self._space.write(name, [encoded], before_visible=lambda: self._complete(manifest))
+        self._file_io.write(name, [encoded], before_visible=lambda: self._complete(manifest))
         return WrittenSnapshot(metadata, self._written + len(encoded), tuple(self._created))
 
     def _complete_in_thread(self, work: Callable[[], None]) -> None:
@@ -263,13 +263,13 @@ class _Writer:
         for completing in self._completing:
             completing.result()
         if self._adopted:
-            self._space.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
+            self._file_io.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
         # Check again, including objects that existed when the attempt began: another process may
         # have deleted one.
-        problems = manifest.unusable_objects(self._space, self._directory) if manifest.objects else []
+        problems = manifest.unusable_objects(self._file_io, self._directory) if manifest.objects else []
         if problems:
             raise StorageAccessError(
-                f"{self._space.url}/{self._directory} is not finished, because data objects that it needs went away "
+                f"{self._file_io.url}/{self._directory} is not finished, because data objects that it needs went away "
                 f"while it was written: {'; '.join(problems[:3])}. Look whether something else deletes there; the next "
                 "snapshot is written without them."
             )
@@ -284,8 +284,8 @@ class _Writer:
             # Garbage collection removes what cannot be removed now; the original error is the one
             # to raise.
             with contextlib.suppress(CkptError, OSError):
-                self._space.delete(object_name(self._directory, name))
-        self._space.delete_if_empty(self._directory)
+                self._file_io.delete(object_name(self._directory, name))
+        self._file_io.delete_if_empty(self._directory)
 
     def _may_be_published(self) -> bool:
         """Whether `_metadata` may be visible: a put can fail here and succeed in the store.
@@ -295,7 +295,7 @@ class _Writer:
         if not self._publishing:
             return False
         try:
-            return self._space.size(posixpath.join(self._directory, METADATA_NAME)) is not None
+            return self._file_io.size(posixpath.join(self._directory, METADATA_NAME)) is not None
         except (CkptError, OSError):
             return True
 
@@ -310,7 +310,7 @@ class _Writer:
         name = f"{self._options.object_prefix}{self._write_id}-adopted-{self._adopted}.pack"
         self._created.append(name)
         source = object_name(base.directory, reference)
-        return name if self._space.adopt(object_name(self._directory, name), base.space, source) else None
+        return name if self._file_io.adopt(object_name(self._directory, name), base.file_io, source) else None
 
     def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold
@@ -347,8 +347,8 @@ class _Writer:
 class _Objects:
     """Creates the data objects of a snapshot, in any process."""
 
-    space: FileIO
+    file_io: FileIO
     directory: str
 
     def __call__(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        return self.space.create(object_name(self.directory, name))
+        return self.file_io.create(object_name(self.directory, name))

@@ -89,7 +89,8 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     look = _Look(folder, _max_inline_read(len(versions), state))
 
-    places = store_places(state)
+    # In the order in which the base lists their files.
+    places = sorted(store_places(state), key=lambda place: place.path)
 
     def with_ids(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
         check_canceled()

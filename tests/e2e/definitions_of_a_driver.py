@@ -15,10 +15,10 @@ from dagster_ckpt import (
     CheckpointStorageResource,
     DriverLaunch,
     StateBackendResource,
-    StreamingAsset,
     external_streaming_asset,
     stream_definitions,
 )
+from dagster_ckpt.orchestration import StreamingAsset
 
 FOLDER = Path(os.environ["SALES_FOLDER"])
 # The Spark that pip installs with pyspark.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -17,6 +18,15 @@ from dagster_ckpt import errors, flink, orchestration, stream_definitions, strea
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Whose public names are documented by their modules.
+ELSEWHERE = {
+    "dagster_ckpt.flink",
+    "dagster_ckpt.io.custom",
+    "dagster_ckpt.orchestration",
+    "dagster_ckpt.policies.retention",
+    "dagster_ckpt.policies.trigger",
+    "dagster_ckpt.testing",
+}
 OURS = {*dagster_ckpt.__all__, *flink.__all__, *orchestration.__all__}
 RESOURCES = ("pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog")
 # What everybody knows from Python, and what never leaves the package.
@@ -39,11 +49,40 @@ def words() -> set[str]:
     return {word for page in PAGES for word in re.findall(r"`(\w+)`", page.read_text())}
 
 
-def test_what_an_example_uses_can_be_imported_from_the_package() -> None:
-    used = {node.id for example in examples() for node in ast.walk(example) if isinstance(node, ast.Name)}
+def test_what_an_example_uses_is_imported_from_where_it_is_public() -> None:
+    imports = [
+        (node.module or "", alias.name)
+        for example in examples()
+        for node in ast.walk(example)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    ours = [(module, name) for module, name in imports if module.partition(".")[0] == "dagster_ckpt"]
 
-    assert used & OURS <= set(dagster_ckpt.__all__)
-    assert {"HealthCheck", "streaming_asset"} <= used & OURS
+    assert [(module, name) for module, name in ours if not hasattr(importlib.import_module(module), name)] == []
+    assert {module for module, _ in ours} <= {"dagster_ckpt", *ELSEWHERE}
+    assert {("dagster_ckpt", "HealthCheck"), ("dagster_ckpt.flink", "CustomCheckpointStorage")} <= set(ours)
+
+
+def test_an_example_imports_what_it_uses_of_the_package() -> None:
+    """The examples of one page build on each other."""
+    for page in PAGES:
+        blocks = [ast.parse(block) for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+        nodes = [node for block in blocks for node in ast.walk(block)]
+        used = {node.id for node in nodes if isinstance(node, ast.Name)}
+        imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+        assert used & OURS <= imported, page.name
+
+
+def test_the_public_names_are_few_and_documented() -> None:
+    named = dagster_ckpt.__all__
+
+    assert len(named) <= 30
+    assert not [name for name in named if not (getattr(dagster_ckpt, name).__doc__ or "").strip()]
+    # What both need is the same object in both.
+    assert {"CheckpointConfig", "RestartStrategies"} == set(named) & set(flink.__all__)
+    assert all(getattr(dagster_ckpt, name) is getattr(flink, name) for name in set(named) & set(flink.__all__))
 
 
 @pytest.mark.parametrize("kind", ["job", "sensor", "schedule"])

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         UpgradeSettings,
     )
     from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
+    from dagster_ckpt.orchestration.translator import StreamTranslator
     from dagster_ckpt.policies.restart_strategies import RestartStrategies
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
     from dagster_ckpt.sinks.registry import register_sink
@@ -77,6 +78,7 @@ _MODULES = {
     "UpgradeSettings": "orchestration.resources.settings",
     "StreamResource": "orchestration.resources.stream_resource",
     "declare_stream": "orchestration.resources.stream_resource",
+    "StreamTranslator": "orchestration.translator",
     "RestartStrategies": "policies.restart_strategies",
     "UpgradeMode": "policies.upgrade",
     "UpgradePolicy": "policies.upgrade",
@@ -101,6 +103,7 @@ __all__ = [
     "StreamResource",
     "StreamRunConfig",
     "StreamSpec",
+    "StreamTranslator",
     "StreamsComponent",
     "UpgradeMode",
     "UpgradePolicy",

@@ -14,6 +14,7 @@ from dagster_ckpt.config.modes import (
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
 )
+from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import INT_MAX, Choice, OptionDescription, Switch
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.policies.retention import RetentionPolicy
@@ -53,7 +54,7 @@ class CheckpointConfig:
             checkpoint.
         recovery_depth: Maximum number of snapshots that an automatic recovery tries after the live
             directory, from 1. None tries all of them.
-        storage: A CheckpointStorage, or the URL of a directory.
+        storage: A CheckpointStorage, or the absolute path or URL of a directory.
         retention: Which completed checkpoints to keep, instead of `num_retained`, such as
             `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`; or the
             same as data (`dagster_ckpt.policies.written`).
@@ -330,7 +331,7 @@ class CheckpointConfig:
         return self._asked.storage
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
-        """Set where snapshots are stored; a string is the URL of a directory."""
+        """Set where snapshots are stored; a string is the absolute path or URL of a directory."""
         return self._with(storage=_storage(storage))
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
@@ -344,10 +345,10 @@ class CheckpointConfig:
 
 def _storage(value: object) -> CheckpointStorage:
     if isinstance(value, str):
-        return FileSystemCheckpointStorage(value)
+        return FileSystemCheckpointStorage(location_url("storage", value))
     if isinstance(value, CheckpointStorage):
         return value
     raise OptionTypeError(
         f"checkpoint storage is {value!r} ({type(value).__name__}), "
-        "but must be a CheckpointStorage or the URL of a directory."
+        "but must be a CheckpointStorage, or the absolute path or URL of a directory."
     )

@@ -13,6 +13,7 @@ from dagster_ckpt.catalog.transitions import printed_log
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import STREAM_ID_PATTERN
 from dagster_ckpt.driver.pipes import pipes_report
 from dagster_ckpt.errors import CatalogError, OptionError
@@ -69,8 +70,8 @@ def run_stream(
         start: Defines the query on a session: returns a `DataStreamWriter` that is not started. Called
             for each start, also after a failure.
         catalog: SQLAlchemy URL of the catalog.
-        storage: Where snapshots are stored; savepoints go to `<storage>/savepoints` unless a storage
-            object specifies another folder.
+        storage: Where snapshots are stored, as an absolute path, a URL or an object. Savepoints go to
+            `<storage>/savepoints` unless a storage object specifies another folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Checkpointing options; default: no periodic checkpoints.
         restart_strategy: What happens after a failure in this process; default: as for a streaming
@@ -112,7 +113,8 @@ def run_stream(
             "128 at most: it names a folder."
         )
     options = (checkpointing or CheckpointConfig()).options
-    folder = FileSystemCheckpointStorage(storage) if isinstance(storage, str) else storage
+    folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
+    location_url("live_root", live_root)
     deployment = Deployment(live_root=live_root, catalog_url=catalog, storage=folder)
     session = spark or active_session() or start_application(os.cpu_count() or 1, {})
     settings = state_backend.spark_settings() if state_backend is not None else {}

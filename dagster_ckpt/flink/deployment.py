@@ -10,6 +10,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import DeploymentStorage, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, StateBackend, storage_of_stream
+from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
@@ -117,12 +118,12 @@ def deployment_below(
         storage_path: URL of the folder of snapshots, or None for `snapshots` in the folder.
 
     Raises:
-        OptionError: The storage path has no scheme or is the root of a file system.
+        OptionError: A path is relative, or the storage path is the root of a file system.
         OptionTypeError: It is not a string.
     """
     home = folder.absolute()
     return Deployment(
         live_root=live_root or f"file://{home / 'live'}",
         catalog_url=catalog_url or f"sqlite:///{home / 'catalog.db'}",
-        storage=FileSystemCheckpointStorage(storage_path or f"file://{home / 'snapshots'}"),
+        storage=FileSystemCheckpointStorage(location_url("storage_path", storage_path or str(home / "snapshots"))),
     )

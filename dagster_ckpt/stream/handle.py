@@ -14,6 +14,7 @@ from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.sinks.in_snapshot import sinks_in
@@ -103,11 +104,12 @@ class StreamHandle:
         """Refuse locations that must not be stored in the catalog or displayed.
 
         Raises:
-            OptionError: The folder of live directories contains user credentials, or the stream id would
-                name another folder.
+            OptionError: The folder of live directories is a relative path or contains user credentials, or
+                the stream id would name another folder.
         """
         checked_stream_id(self.stream_id)
         refuse_user_info("The folder of live directories", self.live_root)
+        location_url("The folder of live directories", self.live_root)
 
     @property
     def live_folder(self) -> str:

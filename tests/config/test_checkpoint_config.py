@@ -71,6 +71,16 @@ def test_an_interval_turns_checkpointing_on() -> None:
     assert config.options.interval_ms == 10
 
 
+def test_a_plain_absolute_path_is_a_local_directory() -> None:
+    plain, url = CheckpointConfig(storage="/data/x"), CheckpointConfig(storage="file:///data/x")
+
+    assert plain == url
+    assert plain == CheckpointConfig().set_checkpoint_storage("/data/x")
+    # PyFlink's own setter takes URLs only, as the recorded answers show.
+    with pytest.raises(OptionError, match="has no scheme"):
+        CheckpointConfig().set_checkpoint_storage_dir("/data/x")
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -84,7 +94,8 @@ def test_an_interval_turns_checkpointing_on() -> None:
         ({"mode": "TWICE"}, "checkpointing mode is 'TWICE', but must be one of CheckpointingMode.EXACTLY"),
         ({"cleanup": "KEEP"}, "externalized checkpoint cleanup is 'KEEP'"),
         ({"alignment_timeout": -1}, "alignment timeout is -1"),
-        ({"storage": "/data"}, "checkpoint_path is '/data', which has no scheme"),
+        ({"storage": "data/x"}, "storage is 'data/x', a relative path.* Give the absolute path, such as /"),
+        ({"storage": "/"}, "checkpoint_path is 'file:///', the root directory"),
     ],
 )
 def test_a_value_out_of_range_is_rejected(keywords: dict[str, Any], message: str) -> None:

@@ -234,6 +234,18 @@ def test_storages_are_equal_in_both_spellings(given: dict[str, Any], wanted: Any
     assert through_dagster(CheckpointStorageResource, given).storage() == wanted
 
 
+def test_an_absolute_path_is_a_local_directory_and_a_relative_one_is_refused() -> None:
+    resource = CheckpointStorageResource(path="/data/c", savepoint_path="/data/s")
+
+    assert resource.storage() == FileSystemCheckpointStorage("file:///data/c", savepoint_path="file:///data/s")
+    assert CheckpointStorageResource(path="/data/c").deployment().savepoint_path == "file:///data/c/savepoints"
+    assert CheckpointSettings(storage="/data/c").checkpoint_config().options.storage == FileSystemCheckpointStorage(
+        "file:///data/c"
+    )
+    with pytest.raises(OptionError, match=r"path is 'data/c', a relative path.* Give the absolute path, such as /"):
+        CheckpointStorageResource(path="data/c").storage()
+
+
 def test_a_storage_set_in_code_takes_from_the_deployment_what_it_leaves_unset() -> None:
     resource = CheckpointStorageResource(path="s3://b/c", write_buffer_size=6, storage_options={"key": "k"})
     assert resource.deployment() == DeploymentStorage(
@@ -289,9 +301,9 @@ def test_what_does_not_fit_is_refused_with_what_to_do(resource: Any, message: st
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("CUSTOM", OptionTypeError), ("JOBMANAGER", OptionError)], ids=["no factory", "a bare path"]
+    ("kind", "error"), [("CUSTOM", OptionTypeError), ("JOBMANAGER", OptionError)], ids=["no factory", "a relative path"]
 )
 def test_a_storage_that_lacks_what_its_kind_needs_is_refused(kind: str, error: type[Exception]) -> None:
-    path = "/bare" if kind == "JOBMANAGER" else None
+    path = "relative" if kind == "JOBMANAGER" else None
     with pytest.raises(error):
         CheckpointStorageResource(kind=kind, path=path).storage()

@@ -20,6 +20,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.config.rocksdb_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend, StateBackend
+from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.translator import (
     CHECKPOINT_CATALOG,
@@ -90,12 +91,12 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     path: str | None = Field(
         default=None,
-        description="Folder of checkpoints as a URL with its scheme, such as s3://bucket/checkpoints or "
-        "file:///var/lib/checkpoints. Snapshots of a stream are below <path>/<stream id>. Required by FILESYSTEM.",
+        description="Folder of checkpoints, as a URL such as s3://bucket/checkpoints or an absolute path such as "
+        "/var/lib/checkpoints. Snapshots of a stream are below <path>/<stream id>. Required by FILESYSTEM.",
     )
     savepoint_path: str | None = Field(
         default=None,
-        description="Folder of savepoints. Default: <path>/savepoints.",
+        description="Folder of savepoints, as a URL or an absolute path. Default: <path>/savepoints.",
     )
     file_state_size_threshold: int | None = Field(
         default=None,
@@ -138,20 +139,20 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         """The storage as a plain value.
 
         Raises:
-            OptionError: A value is out of range, or belongs to another kind of storage.
+            OptionError: A value is out of range or belongs to another kind of storage, or a path is relative.
         """
         _refuse_fields_of_others(self, self.kind, _STORAGE_FIELDS)
         if self.kind is CheckpointStorageKind.CUSTOM:
             return CustomCheckpointStorage(self.factory, self.factory_settings)
         if self.kind is CheckpointStorageKind.JOBMANAGER:
             return JobManagerCheckpointStorage(
-                self.path,
+                self._checkpoint_path(),
                 self.max_state_size,
                 savepoint_path=self._savepoint_path(),
                 storage_options=self.storage_options,
             )
         return FileSystemCheckpointStorage(
-            self.path,
+            self._checkpoint_path(),
             self.file_state_size_threshold,
             self.write_buffer_size,
             savepoint_path=self._savepoint_path(),
@@ -161,17 +162,21 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     def deployment(self) -> DeploymentStorage:
         """Defaults for options that a storage configured in code leaves unset."""
         return DeploymentStorage(
-            checkpoint_path=self.path,
+            checkpoint_path=self._checkpoint_path(),
             savepoint_path=self._savepoint_path(),
             file_state_size_threshold=self.file_state_size_threshold,
             write_buffer_size=self.write_buffer_size,
             storage_options=self.storage_options,
         )
 
+    def _checkpoint_path(self) -> str | None:
+        return location_url("path", self.path) if self.path is not None else None
+
     def _savepoint_path(self) -> str | None:
-        if self.savepoint_path is not None or self.path is None:
-            return self.savepoint_path
-        return f"{self.path.rstrip('/')}/savepoints"
+        if self.savepoint_path is not None:
+            return location_url("savepoint_path", self.savepoint_path)
+        checkpoints = self._checkpoint_path()
+        return f"{checkpoints.rstrip('/')}/savepoints" if checkpoints is not None else None
 
 
 class StateBackendKind(Enum):

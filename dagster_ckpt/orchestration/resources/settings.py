@@ -143,7 +143,8 @@ class CheckpointSettings(dg.Config):
     )
     storage: str | None = Field(
         default=None,
-        description="URL of a directory for the snapshots of this stream. Default: the deployment's storage.",
+        description="Directory for the snapshots of this stream, as a URL or an absolute path. Default: the "
+        "deployment's storage.",
     )
     retention: dict[str, Any] | None = Field(
         default=None,

@@ -47,7 +47,7 @@ def register_sink(kind: type[Sink]) -> type[Sink]:
         OptionTypeError: It is no such subclass.
 
     Example:
-        >>> from dagster_ckpt import Sink, register_sink
+        >>> from dagster_ckpt.sinks.sink import Sink, register_sink
         >>> @register_sink
         ... class TotalsInPostgres(Sink): ...
     """

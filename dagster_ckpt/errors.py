@@ -79,6 +79,10 @@ class IncompleteCutError(LiveDirectoryError):
     """The live directory lacks a file that a restore would need, so no snapshot was taken."""
 
 
+class ChecksumDiffersError(IncompleteCutError):
+    """A file of the live directory does not have the length that Spark's checksum of it says."""
+
+
 class CutOvertakenError(IncompleteCutError):
     """Spark purged or replaced a file between the cut and the copy; a retry succeeds."""
 

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 from dagster_ckpt.config.storage_path import local_path
-from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.errors import ChecksumDiffersError, IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     OFFSETS,
@@ -185,7 +185,7 @@ def _finding(subject: Subject, trouble: Exception) -> Finding:
         return error(Code.SST_MISSING if in_folder else Code.STATE_FILE_MISSING, path, text)
     if in_folder:
         return error(Code.SST_WRONG_SIZE, path, text)
-    if name.endswith(".crc") or "checksum is of" in text:
+    if name.endswith(".crc") or isinstance(trouble, ChecksumDiffersError):
         return error(Code.CHECKSUM_DIFFERS, path, text)
     return error(Code.SNAPSHOT_UNREADABLE if name.endswith(".zip") else Code.STATE_FILE_DAMAGED, path, text)
 

@@ -17,7 +17,7 @@ from typing import Annotated, cast
 
 from pydantic import BaseModel, Field
 
-from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.errors import ChecksumDiffersError, LiveDirectoryError
 from dagster_ckpt.foreign import LARGEST_LONG, from_json, reading
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import check_version, read_lineage
@@ -177,7 +177,11 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
     ):
         noted = from_json(file.data or b"")["mainFileSize"]
     if noted != main.size:
-        raise store.incomplete(name, f"its checksum is of {noted} bytes, but {main.size} are there")
+        raise ChecksumDiffersError(
+            f"{store.folder.url}/{store.path}/{name} has {main.size} bytes, but Spark's checksum is of {noted}. If the "
+            "query runs, the next attempt reads a newer commit. Where it stays so, the live directory is damaged: "
+            "restore a snapshot."
+        )
     return [file]
 
 

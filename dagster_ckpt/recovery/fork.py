@@ -104,12 +104,12 @@ def fork(
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
     plan = _plan(original, start_from)
 
-    def build(target: LiveDirectory, still_mine: StillMine) -> TakenUp:
+    def build(target: LiveDirectory, still_mine: StillMine) -> ForkedState:
         with holding(original.catalog, [plan.snapshot], f"fork into {stream.stream_id}"):
             return _make(original, plan, target, dict(outputs or {}), still_mine)
 
     holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
-    made = take_up(stream, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan))
+    made = assign_state(stream, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan))
     source = (
         describe_snapshot(plan.snapshot)
         if plan.snapshot is not None
@@ -128,7 +128,7 @@ def fork(
 
 
 @dataclass(frozen=True)
-class TakenUp:
+class ForkedState:
     """The state of another stream in a prepared live directory.
 
     Attributes:
@@ -168,14 +168,14 @@ class TakenUp:
         }
 
 
-def take_up(
+def assign_state(
     stream: StreamHandle,
-    build: Callable[[LiveDirectory, StillMine], TakenUp],
+    build: Callable[[LiveDirectory, StillMine], ForkedState],
     *,
     holder: Holder,
     replace_state: bool,
     plan: Mapping[str, Any],
-) -> TakenUp:
+) -> ForkedState:
     """Assign another stream's state to a stream; its next start, from `latest`, continues there.
 
     Args:
@@ -249,7 +249,7 @@ def _make(
     target: LiveDirectory,
     outputs: Mapping[str, str],
     still_mine: StillMine,
-) -> TakenUp:
+) -> ForkedState:
     query_id = str(uuid.uuid4())
     if plan.snapshot is not None:
         restore_into(original, snapshot_location(plan.snapshot), target, new_query_id=query_id, marked=True)
@@ -262,7 +262,7 @@ def _make(
         give_query_id(target, query_id)
         logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.stream_id), batch_id)
     give_outputs(logs, outputs, batch_id, still_mine)
-    return TakenUp(
+    return ForkedState(
         target.url,
         original.stream_id,
         batch_id,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SnapshotCorruptError
 from dagster_ckpt.io.location import folders_overlap, same_folder
-from dagster_ckpt.recovery.fork import Fork, TakenUp, give_outputs, take_up
+from dagster_ckpt.recovery.fork import Fork, ForkedState, assign_state, give_outputs
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink_fork import strange_file
 from dagster_ckpt.sinks.in_snapshot import captured_sinks, logs_in_snapshot, other_sinks
@@ -93,7 +93,7 @@ def import_snapshot(
     _refuse_taken(stream, snapshot, sinks, logs if with_rows else {})
     folders = {path: sink.new for path in logs for sink in sinks if sink.name == path} if with_rows else {}
 
-    def build(target: LiveDirectory, still_mine: StillMine) -> TakenUp:
+    def build(target: LiveDirectory, still_mine: StillMine) -> ForkedState:
         _refuse_anothers_place(stream)
         query_id = _query_id_in(stream, target)
         restore_into(stream, snapshot_location(snapshot), target, new_query_id=query_id, marked=True)
@@ -104,10 +104,10 @@ def import_snapshot(
             "of_deployment": snapshot.properties.get(DEPLOYMENT),
             "mapped": [sink.new for sink in sinks],
         }
-        return TakenUp(target.url, snapshot.stream_id, batch_id, query_id, logs, tuple(folders.values()), noted)
+        return ForkedState(target.url, snapshot.stream_id, batch_id, query_id, logs, tuple(folders.values()), noted)
 
     holder = this_holder(f"import-{uuid.uuid4()}", origin, None)
-    made = take_up(stream, build, holder=holder, replace_state=replace_state, plan=snapshot.plan)
+    made = assign_state(stream, build, holder=holder, replace_state=replace_state, plan=snapshot.plan)
     return Fork(
         stream.stream_id,
         snapshot.stream_id,

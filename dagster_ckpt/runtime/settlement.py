@@ -166,8 +166,9 @@ def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = Fa
         return None
     failure = outcome.terminal_failure or outcome.end.reason
     report = settle_execution(stream, outcome.execution_id, state, failure=failure)
-    for message in report.messages(unlogged=True):
-        log_message(stream.stream_id, message)
+    if report != RetentionReport():
+        for message in report.messages(unlogged=True):
+            log_message(stream.stream_id, message)
     return report
 
 

@@ -74,11 +74,11 @@ def acquire(
         LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
     """
     catalog.database.limit_calls(ttl_ms)
-    chance = _Chance()
+    grace = _GracePeriod()
     while True:
         present = catalog.leases.current(stream_id)
         is_over = present is not None and holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED
-        if present is not None and not is_over and chance.lasts(present):
+        if present is not None and not is_over and grace.lasts(present):
             if interrupted():
                 raise LeaseHeldError(
                     f"Waiting for the lease of stream {stream_id!r} was interrupted: process {present.pid} of run "
@@ -96,8 +96,8 @@ def acquire(
         time.sleep(_LOOK_S)
 
 
-class _Chance:
-    """The chance of a living process to renew its lease, which expired by the catalog's clock."""
+class _GracePeriod:
+    """The time that a living process has to renew its lease, which expired by the catalog's clock."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None

@@ -39,11 +39,14 @@ from dagster_ckpt.orchestration.runs.run_status import (
     STREAM_ID_TAG,
     TERMINAL_FAILURE_TAG,
 )
-from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention
 from dagster_ckpt.runtime import settlement
+from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.as_writer import as_writer
+from tests.support.logged_life import comparable
+from tests.support.played_query import PlayedQuery
 
 EXECUTION = "the execution"
 Life = Callable[[RunRequest], QueryEnd]
@@ -390,3 +393,31 @@ def test_a_run_that_only_tries_the_code_starts_nothing_and_ends_as_the_trial_did
     assert (
         passed or "Code version 2 cannot go on from the state of orders: orders has another key" in failure.description
     )
+
+
+def test_the_log_of_a_run_shows_what_the_stream_does(
+    stage: Stage, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known defect 17: nothing after "start empty", for as long as the stream ran."""
+    monkeypatch.setattr(stream_run, "start_query", lambda *_: PlayedQuery(ends=True))
+    monkeypatch.setattr(stream_run, "application_of", lambda _spark: None)
+    monkeypatch.setattr(stream_run.QueryToStart, "take", lambda _self: None)
+    for name in ("named_output", "plan_of_writer"):
+        monkeypatch.setattr(starting, name, lambda _writer: None)
+    monkeypatch.setattr(stream_run.QueryToStart, "described", lambda _self: None)
+    # With the lifecycle of every run, and the retention that follows it.
+    monkeypatch.setattr(settlement, "apply_terminal_retention", apply_terminal_retention)
+    result = stage.job.execute_in_process(instance=stage.instance)
+
+    lines = [each.user_message for each in stage.instance.all_logs(result.run_id) if each.dagster_event is None]
+    assert comparable(lines) == [
+        "Acquired the lease of stream orders: token N, run RUN (process N on HOST)",
+        "Starting stream orders: started by a user, run RUN",
+        "Stream orders: the stream has no live directory yet and there is no snapshot: start empty",
+        "Reset stream orders to empty state: PLACE",
+        "Stream orders is running: from empty state",
+        "Stream orders is SUSPENDED after N ms: the query has processed all its input and ended",
+        "Released the lease of stream orders: token N",
+        "Acquired the lease of stream orders: token N, run RUN (process N on HOST)",
+        "Released the lease of stream orders: token N",
+    ]

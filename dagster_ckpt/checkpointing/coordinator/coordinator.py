@@ -19,6 +19,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Event,
     FailQuery,
     FailureSide,
+    PendingAttempts,
     Progressed,
     QueryStarted,
     QueryStopped,
@@ -27,10 +28,11 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     StopQuery,
     Tick,
     Triggered,
+    expired_at,
     new_attempt,
+    subsumed_by,
 )
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason as Reason
-from dagster_ckpt.checkpointing.coordinator.pending_attempts import PendingAttempts, expired_at, subsumed_by
 from dagster_ckpt.checkpointing.coordinator.periodic_trigger import PeriodicTrigger
 from dagster_ckpt.checkpointing.coordinator.requests import (
     TIMER_REQUEST,

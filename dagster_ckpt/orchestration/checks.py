@@ -124,7 +124,7 @@ def build_health_sensor(
         return dg.SensorResult(
             asset_events=news,
             cursor=json.dumps(after if after < len(ordered) else 0),
-            skip_reason=None if news else dg.SkipReason(f"nothing new of {len(looked_at)} streams"),
+            skip_reason=None if news else dg.SkipReason(f"no verdict of {len(looked_at)} streams has changed"),
         )
 
     return checkpoint_health_sensor
@@ -136,7 +136,7 @@ def _checks_of(
     checks: Sequence[HealthCheck],
     facts_besides: FactsBesides | None,
 ) -> dg.AssetChecksDefinition:
-    summary = f"The stream is well, as the checks of {stream.key.to_user_string()} say, which it writes as well."
+    summary = f"The stream is healthy; the checks of {stream.key.to_user_string()}, its first asset, give the details."
 
     catalog_key = stream.translator.get_resource_key(CHECKPOINT_CATALOG)
 
@@ -187,8 +187,10 @@ def _findings(
 def _evaluations(stream: StreamingAsset, findings: Sequence[Finding]) -> Iterator[dg.AssetCheckEvaluation]:
     for finding in findings:
         yield _evaluation(stream.key, finding.check.value, finding.verdict, finding.message, finding.figures)
-    ill = [f"{finding.check.value}: {finding.message}" for finding in findings if finding.verdict is not Verdict.PASS]
-    message = f"checks of {stream.key.to_user_string()}: {'; '.join(ill) or 'all is well'}"
+    failing = [
+        f"{finding.check.value}: {finding.message}" for finding in findings if finding.verdict is not Verdict.PASS
+    ]
+    message = f"checks of {stream.key.to_user_string()}: {'; '.join(failing) or 'all pass'}"
     for key in stream.keys[1:]:
         yield _evaluation(key, OF_FURTHER_ASSETS, worst(findings), message, {})
 

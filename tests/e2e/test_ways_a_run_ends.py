@@ -87,7 +87,7 @@ def test_sigkill_of_the_process(deaths: Deaths) -> None:
 
 def test_sigkill_of_the_jvm(deaths: Deaths) -> None:
     resumed_in_place(deaths["SIGKILL of the JVM"])
-    assert "The stream could not go on" in deaths["SIGKILL of the JVM"].log
+    assert "The stream crashed" in deaths["SIGKILL of the JVM"].log
 
 
 def test_sigkill_of_the_step(deaths: Deaths) -> None:

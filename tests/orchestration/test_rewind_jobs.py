@@ -106,7 +106,7 @@ def test_the_preview_is_a_table_of_what_is_undone_and_of_what_each_sink_does(str
     shown, _ = streams.launch("preview_rewind_job", stream_id="orders", start_from="batch-1")
 
     assert "| committed batches processed again | 2 |" in shown["dagster_ckpt/rewind"]
-    assert "| processing time gone through again | 2 minutes |" in shown["dagster_ckpt/rewind"]
+    assert "| processing time of these batches | 2 minutes |" in shown["dagster_ckpt/rewind"]
     assert "| source 0 | 2 files |" in shown["dagster_ckpt/rewind"]
     assert f"| FileSink[file:{streams.root}/out] | EXACT |" in shown["dagster_ckpt/sinks"]
     assert "| ForeachBatchSink | UNKNOWN |" in shown["dagster_ckpt/sinks"]
@@ -124,7 +124,7 @@ def test_a_fork_shows_where_it_goes_on_and_where_it_must_not_write(streams: Stre
         "fork_stream_job", stream_id="orders", into_stream_id="shop/payments", start_from="batch-2"
     )
 
-    assert "| goes on after batch | 2 |" in shown["dagster_ckpt/fork"]
+    assert "| continues after batch | 2 |" in shown["dagster_ckpt/fork"]
     assert f"| must not write to | file:{streams.root}/out |" in shown["dagster_ckpt/fork"]
     assert streams.catalog.streams.get("shop.payments").live_directory is not None
 

@@ -214,9 +214,9 @@ class TestEnds:
 
         assert not raised.value.allow_retries
         assert raised.value.description == (
-            "The stream could not go on: ConnectionRefusedError: [Errno 111] Connection refused. This is what is left "
+            "The stream crashed: ConnectionRefusedError: [Errno 111] Connection refused. This is what is left "
             "of a session whose JVM is gone: it was killed, or ran out of memory (see spark.driver.memory). The "
-            "restart strategy says whether a new run goes on."
+            "restart strategy decides about a restart."
         )
 
     def test_canceled_by_an_operator_is_a_canceled_run(self, stage: Stage) -> None:
@@ -391,7 +391,8 @@ def test_a_run_that_only_tries_the_code_starts_nothing_and_ends_as_the_trial_did
 
     assert (run.status, stage.request, stage.retained) == (status, None, [])
     assert (
-        passed or "Code version 2 cannot go on from the state of orders: orders has another key" in failure.description
+        passed
+        or "Code version 2 cannot continue from the state of orders: orders has another key" in failure.description
     )
 
 

@@ -222,16 +222,16 @@ class StreamingAsset(Stream):
             OptionError: Its outputs have different code versions, although one query has one code.
         """
         translator = translator or StreamTranslator()
-        told = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
-        keys = tuple(each.key for each in told.specs)
-        versions = {each.code_version for each in told.specs}
+        described = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
+        keys = tuple(each.key for each in described.specs)
+        versions = {each.code_version for each in described.specs}
         if len(versions) > 1:
             raise OptionError(
                 f"{spec.stream_id}: its assets have the code versions {sorted(map(str, versions))}, but one query "
                 "writes "
                 "them all. Give every spec the same code_version."
             )
-        op_name = told.op.name if told.is_executable else "__".join(keys[0].path)
+        op_name = described.op.name if described.is_executable else "__".join(keys[0].path)
         base = keys[0].path[-1] if len(keys) == 1 else name or op_name
         return StreamingAsset(
             spec=spec,
@@ -239,10 +239,10 @@ class StreamingAsset(Stream):
             untranslated_name=name or op_name,
             keys=keys,
             code_version=versions.pop(),
-            start_job=_start_job(spec, translator.get_start_job_name(base), keys) if told.is_executable else None,
+            start_job=_start_job(spec, translator.get_start_job_name(base), keys) if described.is_executable else None,
             runs_externally=runs_externally,
             translator=translator,
-            asset=told,
+            asset=described,
         )
 
 

@@ -263,7 +263,7 @@ def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: s
         if getattr(asset, unfit) is not None:
             raise OptionError(
                 f"streaming_multi_asset: asset {asset.key.to_user_string()} has {unfit}, which an asset that a stream "
-                "writes cannot have: its one run is launched by the supervisor sensor and goes on for ever. Remove it."
+                "writes cannot have: the supervisor sensor launches its only run, which does not end. Remove it."
             )
     return asset.replace_attributes(
         # The catalog sensor reports each checkpoint; the end of a run is not another

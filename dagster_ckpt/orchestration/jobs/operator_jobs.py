@@ -280,13 +280,13 @@ def desired_state_metadata(row: DesiredRecord) -> dict[str, dg.MetadataValue]:
     """A stream's desired state and the progress towards it, as metadata of a run."""
     upgrade = row.upgrade
     facts: list[tuple[str, object]] = [
-        ("wanted", row.desired.value if row.desired is not None else "as defined"),
-        ("said by", row.origin),
+        ("desired state", row.desired.value if row.desired is not None else "as defined"),
+        ("set by", row.origin),
         ("reached", "yes" if row.reached == row.generation else "not yet"),
     ]
     if upgrade is not None:
         versions = f"{upgrade.from_version} → {upgrade.to_version}"
-        facts += [("upgrade", versions), ("phase", upgrade.phase.value), ("because", upgrade.reason)]
+        facts += [("upgrade", versions), ("phase", upgrade.phase.value), ("reason", upgrade.reason)]
     if row.alert is not None:
         facts.append(("alert", row.alert))
     return {"dagster_ckpt/desired_state": dg.MetadataValue.md(markdown_table(("", "value"), facts))}

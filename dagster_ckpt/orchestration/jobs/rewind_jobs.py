@@ -116,7 +116,9 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 outputs=config.outputs,
                 replace_state=config.replace_state,
             )
-        context.log.info(f"{made.stream_id} goes on after batch {made.batch_id} of {made.of_stream_id}: {made.source}")
+        context.log.info(
+            f"{made.stream_id} continues after batch {made.batch_id} of {made.of_stream_id}: {made.source}"
+        )
         context.add_output_metadata(fork_metadata(made))
 
     @ops.op
@@ -130,7 +132,9 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 with_rows=config.with_rows,
                 replace_state=config.replace_state,
             )
-        context.log.info(f"{made.stream_id} goes on after batch {made.batch_id} of {made.of_stream_id}: {made.source}")
+        context.log.info(
+            f"{made.stream_id} continues after batch {made.batch_id} of {made.of_stream_id}: {made.source}"
+        )
         context.add_output_metadata(fork_metadata(made))
 
     @ops.op
@@ -162,12 +166,12 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
     """The effects of a rewind, as metadata of a run."""
     plan = preview.plan
     facts = [
-        ("what", plan.reason),
+        ("plan", plan.reason),
         ("from batch", plan.from_batch if plan.from_batch is not None else "unknown"),
         ("to batch", plan.to_batch if plan.to_batch is not None else "none"),
         ("committed batches processed again", preview.batches),
         ("input rows processed again", preview.rows),
-        ("processing time gone through again", _duration(preview.span_ms)),
+        ("processing time of these batches", _duration(preview.span_ms)),
         *((f"source {source.source}", _source(source.kind, source.count)) for source in preview.sources),
         ("downstream", preview.downstream),
     ]
@@ -199,7 +203,7 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
         )
         for each in dependents
     ]
-    columns = ("asset", "partition", "materialized", "had read batch", "known", "run")
+    columns = ("asset", "partition", "materialized", "read up to batch", "basis", "run")
     return {
         "dagster_ckpt/downstream": dg.MetadataValue.md(markdown_table(columns, rows, at_most=ROWS_SHOWN)),
         "dagster_ckpt/downstream_materializations": dg.MetadataValue.int(len(rows)),
@@ -213,11 +217,11 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
         ("stream", made.stream_id),
         ("imported from" if is_import else "forked from", f"{made.of_stream_id}, {made.source}"),
         *([("of deployment", made.of_deployment)] if is_import else []),
-        ("goes on after batch", made.batch_id),
+        ("continues after batch", made.batch_id),
         ("query id", made.query_id),
         ("live directory", made.live_directory),
         *(
-            (f"writes in place of {old} to" if is_import else f"output forked from {old}", new)
+            (f"writes instead of {old} to" if is_import else f"output forked from {old}", new)
             for old, new in made.outputs.items()
         ),
         *(("must not write to", path) for path in made.parent_outputs),

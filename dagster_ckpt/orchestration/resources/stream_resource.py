@@ -163,8 +163,9 @@ def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
     fields = getattr(op.config_field.config_type if op.config_field else None, "fields", {})
     if "start_from" not in fields:
         raise OptionError(
-            f"Stream {spec.stream_id}: {op.name} cannot be told where to start, so that restart_stream_job could not "
-            "start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your own."
+            f"Stream {spec.stream_id}: {op.name} has no config that says where to start, so restart_stream_job could "
+            "not start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your "
+            "own."
         )
 
 

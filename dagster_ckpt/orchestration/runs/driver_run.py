@@ -47,7 +47,7 @@ class DriverRunConfig(StartConfig):
     follow: bool = Field(
         default=True,
         description="Stay until the driver ends, and end as it does. Off: the run succeeds once the query is started, "
-        "and the stream goes on without it.",
+        "and the stream continues without it.",
     )
 
 
@@ -111,7 +111,7 @@ def _find_or_launch(
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
     # A driver whose start request was withdrawn will not start its query, even if it comes up
     # later.
-    return f"this run was told to stop: {watch.reason}" if watch.should_stop() else driver.failure()
+    return f"this run was asked to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
@@ -160,8 +160,8 @@ def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunW
 def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
     if canceled_by_user(context) is None:
         raise _failure(
-            f"This run was told to stop ({watch.reason}) and follows the driver no longer; the stream goes on. Launch "
-            "the job again to follow it, cancel_stream_job or stop_with_savepoint_job to stop it.",
+            f"This run was asked to stop ({watch.reason}) and no longer follows the driver; the stream continues. "
+            "Launch the job again to follow it, cancel_stream_job or stop_with_savepoint_job to stop it.",
             "DETACHED",
         )
     operator = f"{context.job_name} run {context.run.run_id}, which was terminated"
@@ -176,7 +176,7 @@ def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> 
     if not execution.settled:
         raise _failure(
             f"The driver is gone (process {execution.pid} on {execution.host}): {reason}. The supervisor sensor "
-            "decides what follows.",
+            "decides whether it is restarted.",
             "DRIVER_GONE",
         )
     if execution.status is ExecutionStatus.CANCELED:

@@ -129,7 +129,7 @@ def _run_to_its_end(
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # Leave every failure to the restart strategy: a retry by Dagster would start in this same
         # process.
-        raise _failure(f"The stream could not go on: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
+        raise _failure(f"The stream crashed: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
     if config.preflight:
         check_preflight(context, handle, tried)
         return None
@@ -143,7 +143,7 @@ def _describe_error(error: Exception) -> str:
         return message
     return (
         f"{message}. This is what is left of a session whose JVM is gone: it was killed, or ran out of memory (see "
-        "spark.driver.memory). The restart strategy says whether a new run goes on."
+        "spark.driver.memory). The restart strategy decides about a restart."
     )
 
 
@@ -222,7 +222,7 @@ def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunCon
     if RETRY_NUMBER_TAG in tags:
         before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
         if any(e.run_id in before and e.live_directory for e in handle.catalog.executions.of_stream(handle.stream_id)):
-            context.log.info("this run is a retry of one that had started: it goes on from the latest state")
+            context.log.info("this run retries one that had started: it continues from the latest state")
             return StartFrom()
     return config.parsed()
 
@@ -262,7 +262,9 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
         raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
     # A run that exceeds a time limit is CANCELING first and then FAILURE. The supervisor sensor
     # settles the execution by the final status.
-    raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
+    raise _failure(
+        "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.", "INTERRUPTED"
+    )
 
 
 def _failure(description: str, kind: str) -> dg.Failure:
@@ -297,8 +299,8 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
     """
     if not result.passed:
         raise dg.Failure(
-            f"Code version {result.code_version} cannot go on from the state of {handle.stream_id}: {result.reason}. "
-            "Nothing was changed.",
+            f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "
+            f"{result.reason}. Nothing was changed.",
             metadata={"dagster_ckpt/end": "PREFLIGHT_REFUSED"},
             allow_retries=False,
         )

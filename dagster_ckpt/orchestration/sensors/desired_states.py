@@ -55,7 +55,7 @@ def report_terminal_failure(
     message = (
         f"The stream {execution.stream_id} has failed for good after {failures} "
         f"{'failure' if failures == 1 else 'failures'}: {reason} The last one: {execution.reason}. Remove the "
-        f"cause, then start the stream's job again, or run restart_stream_job for {execution.stream_id}; it goes on "
+        f"cause, then start the stream's job again, or run restart_stream_job for {execution.stream_id}; it continues "
         "from where it stopped."
     )
     catalog.executions.record_terminal_failure(execution.execution_id, reason)

@@ -167,7 +167,7 @@ def report_lost_runs(
     deployment_id = catalog.deployment_id
     lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)
     under_way = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-    told = []
+    messages = []
     quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
     silences.keep(quiet)
     for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
@@ -177,8 +177,8 @@ def report_lost_runs(
         worker = worker_of(instance, run.run_id)
         if worker is None or not _is_lost(catalog, run, worker, silences):
             continue
-        told.append(_report(instance, run, worker))
-    return told
+        messages.append(_report(instance, run, worker))
+    return messages
 
 
 def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: str) -> bool:

@@ -78,7 +78,7 @@ def build_supervisor_sensor(
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description="Brings streams to their desired state, restarts failed ones from their latest state, launches "
-        "starts that were asked for, and has retention applied after runs that could not do it themselves.",
+        "starts that operators requested, and launches retention for runs that died before they could clean up.",
     )
     def checkpoint_supervisor_sensor(
         context: dg.SensorEvaluationContext,
@@ -108,7 +108,9 @@ def build_supervisor_sensor(
             context.log.info(message)
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None if requests else dg.SkipReason("; ".join(messages) or "all streams are as they should be"),
+            skip_reason=None
+            if requests
+            else dg.SkipReason("; ".join(messages) or "no action needed: all streams are in their desired state"),
         )
 
     return checkpoint_supervisor_sensor
@@ -181,7 +183,7 @@ def _reconciled(
     for end in observed_ends(context.instance, catalog, streams):
         stream, execution = end.stream, end.execution
         if stream.start_job is None:
-            messages.append(f"{execution.stream_id}: whoever looks after its program starts it again")
+            messages.append(f"{execution.stream_id}: not restarted, because its program is started outside Dagster")
             continue
         verdict = reconcile(
             end.recorded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import SnapshotCorruptError, StorageAccessError
@@ -284,6 +286,33 @@ def test_a_tree_is_renamed_at_once_or_not_at_all(files: FileIO) -> None:
     files.rename(moved)
     assert open_file_io(moved).read("a/b") == b"x"
     assert not files.exists()
+
+
+def test_where_a_rename_replaces_nothing_a_file_is_replaced_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = LocalFileSystem.mv
+
+    def as_webhdfs_does(self: LocalFileSystem, source: str, target: str, **_: object) -> None:
+        if not self.exists(target):
+            move(self, source, target)
+
+    monkeypatch.setattr(LocalFileSystem, "mv", as_webhdfs_does)
+    files = FsspecFileIO(f"local://{tmp_path}/tree", {})
+    for content in (b"old", b"new"):
+        files.write("a", [content])
+        assert files.read("a") == content
+    assert set(files.list(hidden=True)) == {"a"}
+
+
+def test_no_directory_of_a_driver_goes_with_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyArrow's rmdir, which fsspec calls for HDFS, does that.
+    monkeypatch.setattr(LocalFileSystem, "rmdir", lambda _self, path: shutil.rmtree(path))
+    files = FsspecFileIO(f"local://{tmp_path}/tree", {})
+    files.write("a/b", [b"x"])
+    files.delete_if_empty("a")
+    files.delete_if_empty()
+    assert files.read("a/b") == b"x"
 
 
 # Clocks, and other processes

@@ -47,7 +47,8 @@ def register_sink(kind: type[Sink]) -> type[Sink]:
         OptionTypeError: It is no such subclass.
 
     Example:
-        >>> from dagster_ckpt.sinks.sink import Sink, register_sink
+        >>> from dagster_ckpt import register_sink
+        >>> from dagster_ckpt.sinks.sink import Sink
         >>> @register_sink
         ... class TotalsInPostgres(Sink): ...
     """

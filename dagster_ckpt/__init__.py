@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.modes import DesiredState
     from dagster_ckpt.driver.driver import run_stream
     from dagster_ckpt.operations.health import HealthCheck
-    from dagster_ckpt.operations.health_settings import HealthSettings
-    from dagster_ckpt.operations.launch import DriverLaunch
+    from dagster_ckpt.operations.health_facts import HealthSettings
+    from dagster_ckpt.operations.launching import DriverLaunch
     from dagster_ckpt.orchestration.assets.downstream import reading_checkpoint
     from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
     from dagster_ckpt.orchestration.assets.stream import StreamSpec
@@ -58,8 +58,8 @@ _MODULES = {
     "DesiredState": "config.modes",
     "run_stream": "driver.driver",
     "HealthCheck": "operations.health",
-    "HealthSettings": "operations.health_settings",
-    "DriverLaunch": "operations.launch",
+    "HealthSettings": "operations.health_facts",
+    "DriverLaunch": "operations.launching",
     "reading_checkpoint": "orchestration.assets.downstream",
     "external_streaming_asset": "orchestration.assets.external_asset",
     "StreamSpec": "orchestration.assets.stream",

@@ -6,8 +6,8 @@ from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.operations import retention
 from dagster_ckpt.operations.doctor import StreamExamination, examine_live_directory
-from dagster_ckpt.operations.health_facts import StreamHealth, stream_health
-from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.health import StreamHealth, stream_health
+from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.operations.rebuild import RebuildReport, rebuild
 from dagster_ckpt.operations.sink_cleaning import DEFAULT_GRACE_MS, SinkCleaning, clean_sinks
 from dagster_ckpt.policies.retention import RetentionPolicy

@@ -19,7 +19,7 @@ from dagster_ckpt.driver.pipes import pipes_report
 from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
-from dagster_ckpt.operations.start_request import start_order
+from dagster_ckpt.operations.launching import start_order
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery

@@ -21,11 +21,11 @@ from dagster_ckpt.operations.managed_stream import (
     StreamLife,
     Withdraw,
     ask,
+    ask_to_stop,
     cancel_pending,
     move,
     stay,
 )
-from dagster_ckpt.operations.stopping import ask_to_stop
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 
 _ENDED_BY_HAND = {

@@ -1,4 +1,4 @@
-"""Judges a stream's health from catalog data. Pure: facts in, findings out."""
+"""Judges a stream's health from facts in the catalog: one finding per check."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
-from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.durations import iso_duration, utc_time
-from dagster_ckpt.operations.health_settings import HealthSettings
-from dagster_ckpt.operations.source_health import SourceFacts, lag, reporting_lag, retention
-from dagster_ckpt.runtime.stall import QueryInactivity
+from dagster_ckpt.operations.health_facts import (
+    HealthFacts,
+    HealthSettings,
+    health_facts,
+    lag,
+    reporting_lag,
+    retention,
+)
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 MINUTE_MS = 60_000
@@ -41,53 +46,6 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class HealthFacts:
-    """What is known of a stream.
-
-    Attributes:
-        running_since_ms: When its running execution began, or None if it is not running.
-        newest: The snapshot that it would be recovered from, or None.
-        verified: The snapshot that was verified last, or None.
-        failures: Attempts that failed since the newest snapshot.
-        last_failure: Why the last of them failed.
-        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`, or None.
-        slowest_ms: Longest duration among its last completed checkpoints, or None.
-        sources: Its sources, as the last batch reported them; None if none has.
-        rows_per_second: Speed of the last batch, or None.
-        desired: Its desired state and the progress of its last upgrade; None if no state was set.
-        heartbeat_at_ms: Last heartbeat of the process of its running query; None if none is running.
-        process: Description of that process, to find it.
-        inactivity: What that query is doing and for how long; None if its process does not report it.
-        down: Why it is not running although it should; None if it is running or need not.
-        down_since_ms: Since when it is down.
-        failed_runs: How many of its executions failed recently, since the newest snapshot completed.
-        last_end: Why the last of them failed.
-        first_started_ms: When the stream was started for the first time; None if it never was.
-        unrestorable: Why a recovery could not continue from `newest`; None if none has failed there.
-    """
-
-    running_since_ms: int | None = None
-    newest: SnapshotRecord | None = None
-    verified: SnapshotRecord | None = None
-    failures: int = 0
-    last_failure: str | None = None
-    bytes_before: int | None = None
-    slowest_ms: int | None = None
-    sources: Sequence[SourceFacts] | None = None
-    rows_per_second: float | None = None
-    desired: DesiredRecord | None = None
-    heartbeat_at_ms: int | None = None
-    process: str | None = None
-    inactivity: QueryInactivity | None = None
-    down: str | None = None
-    down_since_ms: int | None = None
-    failed_runs: int = 0
-    last_end: str | None = None
-    first_started_ms: int | None = None
-    unrestorable: str | None = None
-
-
-@dataclass(frozen=True)
 class Finding:
     """The result of one check.
 
@@ -102,6 +60,39 @@ class Finding:
     verdict: Verdict
     message: str
     figures: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StreamHealth:
+    """The health of one stream.
+
+    Attributes:
+        stream_id: The stream.
+        verdict: The worst verdict of its checks.
+        findings: One per check.
+    """
+
+    stream_id: str
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+
+    def messages(self) -> list[str]:
+        """The findings as log messages."""
+        return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
+
+
+def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
+    """Judge one stream by what the catalog knows of it.
+
+    Raises:
+        StreamNotFoundError: It was never started.
+    """
+    catalog, stream_id = stream.catalog, stream.stream_id
+    catalog.streams.get(stream_id)
+    now_ms = catalog.now_ms()
+    facts = health_facts(catalog, {stream_id: settings}, now_ms=now_ms)[stream_id]
+    findings = judge(facts, stream.options, settings, now_ms=now_ms)
+    return StreamHealth(stream_id, worst(findings), tuple(findings))
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:

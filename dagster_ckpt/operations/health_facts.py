@@ -1,59 +1,288 @@
-"""Gathers health facts of many streams from the catalog in few queries."""
+"""What health checks judge: the facts of many streams, from the catalog in few queries, and the thresholds."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.config.durations import utc_time
+from dagster_ckpt.config.durations import iso_duration, utc_time
 from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.operations.health import Finding, HealthFacts, Verdict, judge, worst
-from dagster_ckpt.operations.health_settings import HealthSettings
-from dagster_ckpt.operations.source_health import sources_of
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
 from dagster_ckpt.runtime.stall import QueryInactivity
-from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import LIVELY_MS
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 
 @dataclass(frozen=True)
-class StreamHealth:
-    """The health of one stream.
+class HealthSettings:
+    """Thresholds of the health checks.
 
     Attributes:
-        stream_id: The stream.
-        verdict: The worst verdict of its checks.
-        findings: One per check.
+        max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it
+            warns. None: the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable
+            failures + 2). It warns after (tolerable failures + 2) intervals plus the duration of the
+            slowest of the last checkpoints. With periodic checkpoints off, any age passes.
+        failures_to_warn: Consecutive failed attempts that warn.
+        failures_to_fail: Consecutive failed attempts that are an error.
+        max_verification_age_ms: Maximum age of the last verification of a snapshot.
+        size_growth_factor: Growth factor of the snapshot size within the window that warns.
+        size_window_ms: That window.
+        size_floor_bytes: Growth of smaller snapshots is ignored.
+        max_snapshot_bytes: A larger snapshot is an error; None for any size.
+        max_stall_ms: A query that completes no batch and is not idle for this long is an error; a
+            warning if tasks of its batch are running.
+        loop_failures: A stream whose run failed this often since its newest snapshot, within
+            `loop_window_ms`, restarts in a loop: an error.
+        loop_window_ms: That window.
+        max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
+        source_retention_ms: How long the sources retain data, if they do not report it (Kafka's
+            `retention.ms`).
+        file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
+        retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
+
+    Raises:
+        OptionError: A threshold is not positive, or warns after it fails.
     """
 
-    stream_id: str
-    verdict: Verdict
-    findings: tuple[Finding, ...]
+    max_checkpoint_age_ms: int | None = None
+    failures_to_warn: int = 1
+    failures_to_fail: int = 3
+    max_verification_age_ms: int = 2 * DAY_MS
+    size_growth_factor: float = 2.0
+    size_window_ms: int = DAY_MS
+    size_floor_bytes: int = 64 * 1024 * 1024
+    max_snapshot_bytes: int | None = None
+    max_stall_ms: int = 10 * 60_000
+    loop_failures: int = 3
+    loop_window_ms: int = HOUR_MS
+    max_catch_up_ms: int = 10 * 60_000
+    source_retention_ms: int | None = None
+    file_max_age_ms: int = 7 * DAY_MS
+    retention_margin_ms: int = 6 * HOUR_MS
 
-    def messages(self) -> list[str]:
-        """The findings as log messages."""
-        return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
+    def __post_init__(self) -> None:
+        """Validate the thresholds."""
+        for name, value in vars(self).items():
+            if value is not None and value < 0:
+                raise OptionError(f"HealthSettings: {name} is {value}, but must not be negative. Give a larger one.")
+        if self.loop_failures < 1:
+            raise OptionError(f"HealthSettings: loop_failures is {self.loop_failures}, but must be at least 1.")
+        if not 1 <= self.failures_to_warn <= self.failures_to_fail:
+            raise OptionError(
+                f"HealthSettings: failures_to_warn is {self.failures_to_warn} and failures_to_fail is "
+                f"{self.failures_to_fail}. Warn from 1 on, and not after it is an error."
+            )
+
+
+# Topic to partition to offset.
+Offsets = Mapping[str, Mapping[str, int]]
+
+
+class SourceKind(Enum):
+    """Kind of a source, derived from Spark's name for it."""
+
+    KAFKA = "KAFKA"
+    FILES = "FILES"
+    GENERATED = "GENERATED"
+    OTHER = "OTHER"
+
+
+_KINDS = (
+    ("Kafka", SourceKind.KAFKA),
+    ("FileStreamSource", SourceKind.FILES),
+    ("Rate", SourceKind.GENERATED),
+)
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """One source of a stream.
+
+    Attributes:
+        name: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
+        behind: Records waiting in it, or None if it does not report them.
+        read_up_to: Kafka offsets up to which the restore point has read, or None.
+        earliest: Earliest Kafka offsets that the topic still has, or None.
+    """
+
+    name: str
+    behind: int | None = None
+    read_up_to: Offsets | None = None
+    earliest: Offsets | None = None
+
+    @property
+    def kind(self) -> SourceKind:
+        """Its kind."""
+        return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Whether a source still retains what a recovery would re-read.
+
+    Attributes:
+        message: The answer in words.
+        is_gone: The data is no longer there.
+        is_unlimited: The data will always be there.
+        left_ms: How long the data remains, or None if unknown.
+    """
+
+    message: str
+    is_gone: bool = False
+    is_unlimited: bool = False
+    left_ms: int | None = None
+
+
+def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
+    """The sources in an execution's progress in the catalog; None if it has not reported any."""
+    reported = progress.get("sources")
+    if not isinstance(reported, list) or not reported:
+        return None
+    return [
+        SourceFacts(str(each.get("source")), each.get("behind"), kafka_offsets(each.get("read_up_to")))
+        for each in reported
+        if isinstance(each, dict)
+    ]
+
+
+def kafka_offsets(text: object) -> Offsets | None:
+    """Parse the offsets of a Kafka source from JSON; None for other sources."""
+    try:
+        offsets = json.loads(text) if isinstance(text, str) else text
+        return {
+            str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
+            for topic, partitions in offsets.items()  # type: ignore[union-attr]
+        }
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
+    """The same sources, with the earliest offsets of their topics added to Kafka sources."""
+    return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
+
+
+def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
+    """The sources without those that never report a backlog: files, and generated rows."""
+    silent = (SourceKind.FILES, SourceKind.GENERATED)
+    return [source for source in sources if source.behind is not None or source.kind not in silent]
+
+
+def lag(sources: Sequence[SourceFacts]) -> int | None:
+    """Records waiting in all sources, or None if one of them does not report it."""
+    if any(source.behind is None for source in sources):
+        return None
+    return sum(source.behind or 0 for source in sources)
+
+
+def retention(
+    source: SourceFacts,
+    *,
+    restore_point_at_ms: int,
+    now_ms: int,
+    retention_ms: int | None,
+    file_max_age_ms: int,
+) -> Retention:
+    """Whether a source still retains what a recovery from a restore point would re-read.
+
+    Args:
+        source: The source.
+        restore_point_at_ms: When the snapshot was begun: later data is read again.
+        now_ms: The current time.
+        retention_ms: How long the sources retain data, or None if unknown.
+        file_max_age_ms: `maxFileAge` of file sources.
+    """
+    if source.kind is SourceKind.GENERATED:
+        return Retention("generates its rows again", is_unlimited=True)
+    gone = _gone(source)
+    if gone is not None:
+        return Retention(gone, is_gone=True)
+    if retention_ms is None and source.kind is SourceKind.FILES:
+        retention_ms = file_max_age_ms
+    if retention_ms is None:
+        if source.read_up_to is not None and source.earliest is not None:
+            return Retention("still has all offsets since the restore point", is_unlimited=True)
+        return Retention("its retention is unknown: set source_retention_ms")
+    until_ms = restore_point_at_ms + retention_ms
+    if until_ms <= now_ms:
+        message = (
+            f"no longer has every record since the restore point: it retains them for {iso_duration(retention_ms)}"
+        )
+        return Retention(message, is_gone=True, left_ms=0)
+    return Retention(
+        f"retains the records since the restore point until {utc_time(until_ms)}", left_ms=until_ms - now_ms
+    )
+
+
+def _gone(source: SourceFacts) -> str | None:
+    if source.read_up_to is None or source.earliest is None:
+        return None
+    for topic, partitions in source.read_up_to.items():
+        for partition, offset in partitions.items():
+            first = source.earliest.get(topic, {}).get(partition)
+            if first is not None and first > offset:
+                return f"{topic}-{partition} begins at {first}, and a recovery reads on from {offset}"
+    return None
+
+
+@dataclass(frozen=True)
+class HealthFacts:
+    """What is known of a stream.
+
+    Attributes:
+        running_since_ms: When its running execution began, or None if it is not running.
+        newest: The snapshot that it would be recovered from, or None.
+        verified: The snapshot that was verified last, or None.
+        failures: Attempts that failed since the newest snapshot.
+        last_failure: Why the last of them failed.
+        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`, or None.
+        slowest_ms: Longest duration among its last completed checkpoints, or None.
+        sources: Its sources, as the last batch reported them; None if none has.
+        rows_per_second: Speed of the last batch, or None.
+        desired: Its desired state and the progress of its last upgrade; None if no state was set.
+        heartbeat_at_ms: Last heartbeat of the process of its running query; None if none is running.
+        process: Description of that process, to find it.
+        inactivity: What that query is doing and for how long; None if its process does not report it.
+        down: Why it is not running although it should; None if it is running or need not.
+        down_since_ms: Since when it is down.
+        failed_runs: How many of its executions failed recently, since the newest snapshot completed.
+        last_end: Why the last of them failed.
+        first_started_ms: When the stream was started for the first time; None if it never was.
+        unrestorable: Why a recovery could not continue from `newest`; None if none has failed there.
+    """
+
+    running_since_ms: int | None = None
+    newest: SnapshotRecord | None = None
+    verified: SnapshotRecord | None = None
+    failures: int = 0
+    last_failure: str | None = None
+    bytes_before: int | None = None
+    slowest_ms: int | None = None
+    sources: Sequence[SourceFacts] | None = None
+    rows_per_second: float | None = None
+    desired: DesiredRecord | None = None
+    heartbeat_at_ms: int | None = None
+    process: str | None = None
+    inactivity: QueryInactivity | None = None
+    down: str | None = None
+    down_since_ms: int | None = None
+    failed_runs: int = 0
+    last_end: str | None = None
+    first_started_ms: int | None = None
+    unrestorable: str | None = None
 
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
-
-
-def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
-    """Judge one stream by what the catalog knows of it.
-
-    Raises:
-        StreamNotFoundError: It was never started.
-    """
-    catalog, stream_id = stream.catalog, stream.stream_id
-    catalog.streams.get(stream_id)
-    now_ms = catalog.now_ms()
-    facts = health_facts(catalog, {stream_id: settings}, now_ms=now_ms)[stream_id]
-    findings = judge(facts, stream.options, settings, now_ms=now_ms)
-    return StreamHealth(stream_id, worst(findings), tuple(findings))
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:

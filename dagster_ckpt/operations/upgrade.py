@@ -29,11 +29,12 @@ from dagster_ckpt.operations.managed_stream import (
     StreamLife,
     Withdraw,
     ask,
+    ask_to_stop,
     cancel_pending,
     move,
+    overdue,
     stay,
 )
-from dagster_ckpt.operations.stopping import ask_to_stop, overdue
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 
 # After this many preflight runs without a result, the upgrade is refused.

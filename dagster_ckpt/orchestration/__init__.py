@@ -12,8 +12,8 @@ supervises streams, `checks` evaluates their health, and `component` declares st
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from dagster_ckpt.operations.health import HealthCheck
-from dagster_ckpt.operations.health_settings import HealthSettings
-from dagster_ckpt.operations.launch import DriverLaunch
+from dagster_ckpt.operations.health_facts import HealthSettings
+from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec

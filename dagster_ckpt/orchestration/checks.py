@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.operations.health import Finding, HealthCheck, HealthFacts, Verdict, judge, worst
-from dagster_ckpt.operations.health_facts import health_facts
-from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.health import Finding, HealthCheck, Verdict, judge, worst
+from dagster_ckpt.operations.health_facts import HealthFacts, HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import latest_check_evaluations
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.resources.resources import catalog_of

@@ -11,9 +11,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.errors import CatalogError, RequestFailedError
-from dagster_ckpt.operations import start_request as start_order_module
-from dagster_ckpt.operations.launch import START_REQUEST_VARIABLE
-from dagster_ckpt.operations.start_request import StartOrder, start_order
+from dagster_ckpt.operations import launching as start_order_module
+from dagster_ckpt.operations.launching import START_REQUEST_VARIABLE, StartOrder, start_order
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
 

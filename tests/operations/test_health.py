@@ -21,10 +21,15 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.health import HealthCheck, HealthFacts, judge
-from dagster_ckpt.operations.health_facts import health_facts
-from dagster_ckpt.operations.health_settings import HealthSettings
-from dagster_ckpt.operations.source_health import SourceFacts, sources_of, with_earliest
+from dagster_ckpt.operations.health import HealthCheck, judge
+from dagster_ckpt.operations.health_facts import (
+    HealthFacts,
+    HealthSettings,
+    SourceFacts,
+    health_facts,
+    sources_of,
+    with_earliest,
+)
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.spark.query.activity import TaskCounts

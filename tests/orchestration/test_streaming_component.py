@@ -20,7 +20,7 @@ from orchestration_catalog import begin_snapshot, register
 from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.orchestration._compat import plan_outside_runs
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset

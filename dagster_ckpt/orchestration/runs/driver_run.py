@@ -18,7 +18,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Reque
 from dagster_ckpt.config.redaction import cause_to_show
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.operations import lifecycle, requests
-from dagster_ckpt.operations.launch import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
+from dagster_ckpt.operations.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StartConfig

@@ -60,8 +60,8 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Retent
 
     Only savepoints that this schedule took are considered: never those of a user or another
     schedule, nor one that a start has claimed (the stream treats it as a checkpoint). The preferred
-    savepoint, the one that the current timeline began with, and the newest one are kept whatever
-    the history says.
+    savepoint, the one that the current timeline began with, and the newest one are kept
+    regardless of the history.
 
     Args:
         stream: The stream.

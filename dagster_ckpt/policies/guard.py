@@ -90,7 +90,7 @@ def decide_retention(
     *,
     needed: Mapping[str, KeptBecause],
 ) -> RetentionDecision:
-    """Ask a policy which snapshots stay, and keep those that are needed whatever it answers.
+    """Ask a policy which snapshots stay, and keep the needed ones regardless of its answer.
 
     A policy that raises, or answers with anything but some of the given snapshots, drops nothing.
     The problem is logged, and the next pass asks again.
@@ -99,7 +99,7 @@ def decide_retention(
         policy: The policy.
         snapshots: The snapshots that it decides about, oldest first.
         context: The time, and how the stream ended.
-        needed: Snapshots that stay whatever the policy answers, by id.
+        needed: Snapshots that stay regardless of its answer, by id.
 
     Example:
         >>> from dagster_ckpt.policies.retention import Latest
@@ -112,7 +112,7 @@ def decide_retention(
         answer = frozenset(policy.keep(tuple(snapshots), context))
         strangers = answer - frozenset(snapshots)
         problem = f"it answers with {next(iter(strangers))!r}, which is none of the snapshots" if strangers else None
-    except Exception as error:  # noqa: BLE001 - a policy is a user's code: whatever it raises must delete nothing
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything: nothing is deleted then
         answer, problem = frozenset(), f"{type(error).__name__}: {error}"
     if problem is not None:
         logger.warning("Retention policy %s failed, so nothing is deleted: %s", policy_name(policy), problem)
@@ -147,7 +147,7 @@ def _newest_checkpoint(snapshots: Sequence[RetainedSnapshot]) -> RetainedSnapsho
 
 
 FALLBACK_TRIGGER = Interval(60_000)
-"""What applies while a policy fails: checkpoints that nobody asked for cost less than state that nobody saved."""
+"""The trigger used while a policy fails: an unneeded checkpoint costs less than a missing one."""
 
 
 class GuardedTrigger:
@@ -166,7 +166,7 @@ class GuardedTrigger:
         try:
             answer: object = self._policy.due_at_ms(progress)
             problem = f"it answers with {answer!r}, which is neither a time in ms nor None"
-        except Exception as error:  # noqa: BLE001 - a policy is a user's code: whatever it raises must not end the query
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything, and must not end the query
             answer, problem = "", f"{type(error).__name__}: {error}"
         if answer is None or (isinstance(answer, int) and not isinstance(answer, bool)):
             self._logged = None
@@ -180,7 +180,7 @@ class GuardedTrigger:
 
 
 FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
-"""What applies if a restart policy fails: Flink's default, which never gives up and takes its time."""
+"""The strategy used if a restart policy fails: Flink's default, restarts without limit and with growing delays."""
 
 
 def decide_restart(
@@ -200,7 +200,7 @@ def decide_restart(
     try:
         answer: object = policy.decide(failures, now_ms, random)
         problem = f"it answers with {answer!r}, which is neither RestartAt nor NoRestart"
-    except Exception as error:  # noqa: BLE001 - a policy is a user's code: whatever it raises must not stop a stream
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything, and must not stop a stream
         answer, problem = None, f"{type(error).__name__}: {error}"
     if isinstance(answer, RestartAt | NoRestart):
         return answer

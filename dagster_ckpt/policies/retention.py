@@ -1,7 +1,7 @@
 """Retention: which snapshots a stream keeps while it runs, at its end, and in the history of a schedule.
 
 A policy is a pure function over records, and answers with the snapshots to keep. `guard.py`
-asks it: what a recovery needs stays whatever a policy says.
+asks it, and keeps what a recovery needs regardless of the answer.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     """The checkpoints that the stream's retention policy does not keep, oldest first.
 
     The policy sees them ordered by number, never by a clock. Savepoints are shown to it only with
-    `count_savepoints`, and are never deleted here. Whatever the policy says, the snapshots stay that
+    `count_savepoints`, and are never deleted here. Regardless of the policy, the snapshots stay that
     a recovery would use first, tagged ones, those that pending attempts build on, and the one that
     an upgrade would be rolled back to.
 
@@ -117,7 +117,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     policy, context = stream.options.retention_policy, RetentionContext(stream.catalog.now_ms())
     decision = decide_retention(policy, queue, context, needed=needed)
     if decision.dropped:
-        # These take further queries, and most of the time nothing is to be deleted.
+        # These take further queries, and most of the time there is nothing to delete.
         restorable = stream.catalog.snapshots.restorable(stream.stream_id)
         needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
         in_use, rollback = set(protected), _rollback_snapshot(stream)

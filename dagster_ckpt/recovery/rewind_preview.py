@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.durations import iso_duration
-from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError
+from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
@@ -171,6 +171,7 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
         SharedSinkError: A sink belongs to another query, or does not match the query's state; accepting
             a loss does not help.
         SinkRollbackError: A sink must be rolled back and cannot be; accepting a loss does not help.
+        StorageAccessError: A sink did not answer; try again.
     """
     refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
     if refused:
@@ -178,12 +179,13 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
             f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
             + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in refused)
         )
-    stuck = [sink for sink in preview.sinks if sink.effect is SinkEffect.UNREACHABLE]
-    if stuck:
-        raise SinkRollbackError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: "
-            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
-        )
+    for effect, error in ((SinkEffect.UNREACHABLE, StorageAccessError), (SinkEffect.IRREVERSIBLE, SinkRollbackError)):
+        stuck = [sink for sink in preview.sinks if sink.effect is effect]
+        if stuck:
+            raise error(
+                f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: "
+                + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
+            )
     if preview.losing and not accept_loss:
         sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
         raise RowsAtRiskError(

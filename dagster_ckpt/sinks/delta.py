@@ -162,7 +162,7 @@ class DeltaTable(Sink):
         if _would_miss_state(memory.last_batch, replay):
             return SinkForecast(
                 self.name,
-                SinkEffect.UNREACHABLE,
+                SinkEffect.IRREVERSIBLE,
                 f"The table has this query's batches up to {memory.last_batch} and passes over them without running "
                 "them: their state would never be computed, and the query would fail at the batch after.",
                 f"RESTORE it to before batch {replay.to_batch + 1} and start with new_query_id.",

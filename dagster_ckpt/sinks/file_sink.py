@@ -89,7 +89,7 @@ class FileSink(Sink):
         except StorageAccessError as error:
             return self._told(SinkEffect.UNREACHABLE, f"It has to be rolled back and cannot be reached: {error}")
         except CkptError as error:
-            return self._told(SinkEffect.UNREACHABLE, f"It cannot be rolled back: {error}")
+            return self._told(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
         undone = sum(1 for number in names if number > replay.to_batch)
         reason = f"Its log is rolled back to batch {replay.to_batch}: {undone} entries go"
         return self._told(SinkEffect.EXACT, f"{reason}, and readers see each row once.")

@@ -250,7 +250,7 @@ def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
     if what is InFlight.FOREIGN:
         return SinkForecast(
             sink,
-            SinkEffect.UNREACHABLE,
+            SinkEffect.IRREVERSIBLE,
             f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and Spark "
             "would pass over this query's own batches up to there.",
             "Start from a snapshot with start_from=...: that rolls the sink back.",
@@ -258,7 +258,7 @@ def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
     if what is InFlight.REFUSE:
         return SinkForecast(
             sink,
-            SinkEffect.UNREACHABLE,
+            SinkEffect.IRREVERSIBLE,
             f"{has}, and the state after it cannot be gone on from: Spark would pass over the batch without computing "
             "its state, and fail at the one after it.",
             f"Restore the table to its version before batch {batch_id + 1}, and start from a snapshot or batch-<n> "

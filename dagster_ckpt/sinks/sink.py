@@ -50,7 +50,8 @@ class SinkEffect(StrEnum):
     DUPLICATE: Rows of the rewound batches are written twice.
     LOSE: Rows may be lost.
     UNKNOWN: The effect depends on facts that are not visible here.
-    UNREACHABLE: The sink has to be rolled back but cannot be: the start is refused.
+    UNREACHABLE: The sink did not answer, so nothing is known of it: the start fails and can be retried.
+    IRREVERSIBLE: The sink has to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there: the sink is not changed.
     STARTS: The query has not written there before: the sink contains only rows from now on.
     REFUSED: The sink belongs to another query, or is at another batch than the query: the start is
@@ -64,6 +65,7 @@ class SinkEffect(StrEnum):
     LOSE = "LOSE"
     UNKNOWN = "UNKNOWN"
     UNREACHABLE = "UNREACHABLE"
+    IRREVERSIBLE = "IRREVERSIBLE"
     UNTOUCHED = "UNTOUCHED"
     STARTS = "STARTS"
     REFUSED = "REFUSED"

@@ -128,6 +128,30 @@ def test_where_the_sink_cannot_be_written_for_a_moment_it_is_tried_again(
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
 
+def test_where_the_sink_does_not_answer_for_a_moment_it_is_tried_again(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preview asks the sink before anything is written; an error is not a verdict about its rows."""
+    failed_upgrade(history)
+    listed = LocalFileIO.list
+
+    def fails(folder: LocalFileIO, path: str = "", **how: bool) -> object:
+        if path == "_spark_metadata":
+            raise StorageAccessError(f"Cannot list {folder.url}")
+        return listed(folder, path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileIO, "list", fails)
+        with pytest.raises(StorageAccessError, match="Cannot list"):
+            roll_back(history.shelf.stream, run_id="a run")
+    waiting = row(history).upgrade
+    assert waiting is not None
+    assert waiting.phase is UpgradePhase.RESTORING
+
+    assert roll_back(history.shelf.stream, run_id="another run").phase is UpgradePhase.ROLLED_BACK
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
 def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> None:
     failed_upgrade(history)
     history.sinks("DeltaSink[/no/such/table]")

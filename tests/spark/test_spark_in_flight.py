@@ -240,7 +240,7 @@ def test_a_delta_table_that_has_the_batch_without_its_state_is_not_started_on(tm
     live = live_by_hand(tmp_path / "live", state=False)
     sink = delta_table(tmp_path / "table", last=1)
 
-    assert [each.effect for each in forecast_in_flight(live, [sink])] == [SinkEffect.UNREACHABLE]
+    assert [each.effect for each in forecast_in_flight(live, [sink])] == [SinkEffect.IRREVERSIBLE]
     with pytest.raises(RowsAtRiskError, match=r"has batch 1 already.*fail at the one after it.*new_query_id"):
         settle_in_flight(live, [sink], still_mine=nullcontext)
 

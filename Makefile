@@ -32,7 +32,7 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-core test-versions test-upgrades fuzz torture test-fast soak bench mutants check \
+.PHONY: help demo dev test test-core test-versions test-upgrades environment fuzz torture test-fast soak bench mutants check \
   format java browser clean
 PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
@@ -58,6 +58,13 @@ test-core: java $(VENV)/.dev-$(SPARK)
 
 test-versions:
 	for spark in $(OTHER_SPARKS); do $(MAKE) test-core SPARK=$$spark || exit 1; done
+
+# Each version in its own environment; the tests start the interpreters.
+test-upgrades: java $(VENV)/.dev-$(SPARK)
+	for spark in $(OTHER_SPARKS); do $(MAKE) environment SPARK=$$spark || exit 1; done
+	$(BIN)/pytest -m upgrades tests/upgrades
+
+environment: $(VENV)/.dev-$(SPARK)
 
 test-fast: $(VENV)/.dev-$(SPARK)
 	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak'

@@ -67,9 +67,8 @@ _OF_4_2 = _OF_4_1 | {
     Feature.NAMED_SOURCES,
     Feature.NAMED_SINKS,
     Feature.OFFSET_LOG_2,
-    Feature.ASYNC_FOREACH,
 }
-_OF_4_3 = _OF_4_2 | {Feature.UPLOAD_THREAD_SHARE, Feature.JOIN_STATE_4}
+_OF_4_3 = _OF_4_2 | {Feature.UPLOAD_THREAD_SHARE, Feature.JOIN_STATE_4, Feature.ASYNC_FOREACH}
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dagster_ckpt.spark.versions import SparkRelease, installed_release
 from tests.support.maven import from_maven, java
 
 BROKER = ("org.apache.kafka", "kafka_2.13", "3.9.1")
-# The connector of Spark 4.3 itself was not to be had when this was written. One version before talks to it as well;
-# of the module for its tokens, which no test here uses, there is only this.
-CONNECTOR = [
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.1.0-preview1"),
-    ("org.apache.commons", "commons-pool2", "2.12.1"),
-    ("org.apache.kafka", "kafka-clients", "3.9.1"),
-]
+# Scala, the connector, and the module for its tokens, which no test here uses: the newest of each that Maven Central
+# has for a release of Spark. There is none for 4.3; that of 4.2 talks to it as well.
+CONNECTORS = {
+    "3.5": ("2.12", "3.5.7", "3.5.7"),
+    "4.0": ("2.13", "4.0.4", "4.0.0"),
+    "4.1": ("2.13", "4.1.3", "4.1.1"),
+    "4.2": ("2.13", "4.2.0", "4.2.0"),
+    "4.3": ("2.13", "4.2.0", "4.2.0"),
+}
+CLIENT = [("org.apache.commons", "commons-pool2", "2.12.1"), ("org.apache.kafka", "kafka-clients", "3.9.1")]
 DEADLINE_S = 180.0
 CONFIGURATION = """
 process.roles=broker,controller
@@ -50,12 +53,21 @@ class Kafka:
     jars: tuple[Path, ...]
 
 
+def connector_of(release: SparkRelease) -> list[tuple[str, str, str]]:
+    """The modules of Spark's connector for Kafka."""
+    scala, connector, tokens = CONNECTORS[release.minor]
+    return [
+        ("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", connector),
+        ("org.apache.spark", f"spark-token-provider-kafka-0-10_{scala}", tokens),
+    ]
+
+
 @contextmanager
 def running_broker(folder: Path) -> Iterator[Kafka]:
     """One broker that is its own controller (KRaft), with its jars and its data in a folder."""
     from_maven(folder / "broker", BROKER, "master")
     from_maven(folder / "broker", BROKER, "runtime")
-    for module in CONNECTOR:
+    for module in connector_of(installed_release()) + CLIENT:
         from_maven(folder / "connector", module, "master")
     port, controller = free_port(), free_port()
     configuration = folder / "server.properties"

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from random import Random
 
 from dagster_ckpt.policies.naming import policy_name
@@ -109,9 +110,13 @@ def decide_retention(
         ['chk-1', 'chk-2']
     """
     try:
-        answer = frozenset(policy.keep(tuple(snapshots), context))
+        # One more than there are: an answer that never ends is refused as well.
+        answers = list(islice(policy.keep(tuple(snapshots), context), len(snapshots) + 1))
+        answer = frozenset(answers)
         strangers = answer - frozenset(snapshots)
         problem = f"it answers with {next(iter(strangers))!r}, which is none of the snapshots" if strangers else None
+        if len(answers) > len(snapshots):
+            problem = problem or f"it answers with more than the {len(snapshots)} snapshots that there are"
     except Exception as error:  # noqa: BLE001 - a user's code may raise anything: nothing is deleted then
         answer, problem = frozenset(), f"{type(error).__name__}: {error}"
     if problem is not None:

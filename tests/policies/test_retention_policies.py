@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import repeat
 from typing import Any
 
 import pendulum
@@ -130,6 +131,11 @@ class RaisesWhileIterated:
         raise ZeroDivisionError("a bug")
 
 
+class NeverEnds:
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        return repeat(snapshots[0])
+
+
 @dataclass(frozen=True)
 class Answers:
     answer: Any
@@ -141,6 +147,7 @@ class Answers:
 NONSENSE: list[Any] = [
     Raises(),
     RaisesWhileIterated(),
+    NeverEnds(),
     Latest(1) | Raises(),
     Latest(1) & Raises(),
     Answers(None),

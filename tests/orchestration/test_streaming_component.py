@@ -422,12 +422,20 @@ def described(declared: Any, spark: SparkSession) -> Any:
 class TestDg:
     def test_what_is_scaffolded_can_be_loaded_as_it_is(self) -> None:
         with create_defs_folder_sandbox() as sandbox:
-            path = sandbox.scaffold_component(
-                component_cls=StreamsComponent, scaffold_params={"job": "clicks", "data_directory": "/data"}
-            )
+            params: dict[str, str] = {"stream": "clicks", "data_directory": "/data"}
+            path = sandbox.scaffold_component(component_cls=StreamsComponent, scaffold_params=params)
             with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
                 dg.Definitions.validate_loadable(definitions)
                 assert definitions.resolve_job_def("clicks_stream")
+
+    def test_a_second_one_is_scaffolded_with_names_of_its_own(self) -> None:
+        with create_defs_folder_sandbox() as sandbox:
+            for prefix in ("eu", "us"):
+                params = {"stream": f"{prefix}_clicks", "data_directory": f"/data/{prefix}", "name_prefix": prefix}
+                sandbox.scaffold_component(component_cls=StreamsComponent, scaffold_params=params)
+            with sandbox.build_all_defs() as definitions:
+                dg.Definitions.validate_loadable(definitions)
+                assert definitions.resolve_job_def("us_cancel_stream_job")
 
     def test_the_package_registers_itself_with_its_version(self) -> None:
         from dagster_ckpt.version import __version__

@@ -64,8 +64,11 @@ class StreamResources(dg.Resolvable, dg.Model):
 class ScaffoldParams(BaseModel):
     """The parameters of the scaffold command."""
 
-    job: str = Field(default="counted_rates", description="Name of the stream.")
+    stream: str = Field(default="counted_rates", description="Name of the stream.")
     data_directory: str = Field(default="/tmp/streams", description="Folder of state, checkpoints, catalog and output.")
+    name_prefix: str | None = Field(
+        default=None, description="Prefix of all names, for a project with several of these components."
+    )
 
 
 class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
@@ -79,11 +82,11 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
         """Write the file."""
         where = request.params.data_directory.rstrip("/")
-        job = {
-            "name": request.params.job,
+        stream = {
+            "name": request.params.stream,
             "sources": [{"name": "rates", "format": "rate", "options": {"rowsPerSecond": 10}}],
             "transform": {"sql": "SELECT timestamp, value, value % 10 AS bucket FROM rates"},
-            "sink": {"format": "parquet", "path": f"{where}/output/{request.params.job}"},
+            "sink": {"format": "parquet", "path": f"{where}/output/{request.params.stream}"},
             "trigger": {"processing_time": "10 seconds"},
             "checkpointing": {"interval": 60_000, "num_retained": 3, "cleanup": "RETAIN_ON_CANCELLATION"},
             "restart": {"kind": "EXPONENTIAL_DELAY"},
@@ -94,7 +97,9 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
             "state_backend": {"live_directory": f"{where}/live"},
             "checkpoint_catalog": {"url": f"sqlite:///{where}/catalog.db"},
         }
-        dg.scaffold_component(request, {"streams": [job], "resources": resources})
+        prefix = request.params.name_prefix
+        names = {} if prefix is None else {"name_prefix": prefix}
+        dg.scaffold_component(request, {**names, "streams": [stream], "resources": resources})
 
 
 @dg.scaffold_with(StreamsScaffolder)

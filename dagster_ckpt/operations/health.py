@@ -347,6 +347,9 @@ def desired_state(facts: HealthFacts) -> Finding:
     figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
     if upgrade is not None and upgrade.phase.refuses:
         runs_on = upgrade.phase is UpgradePhase.REFUSED and facts.running_since_ms is not None
+        if runs_on and facts.loaded_version is not None and facts.loaded_version == upgrade.from_version:
+            message = f"version {upgrade.to_version} was refused, and is no longer loaded: {upgrade.reason}"
+            return finding(Verdict.PASS, message, figures)
         message = f"the upgrade to {upgrade.to_version} ended {upgrade.phase.value}: {upgrade.reason}. "
         message += "The stream runs on with the code before" if runs_on else "The stream does not run"
         message += "; load another code version, run set_desired_state_job with retry_refused, or start it by hand"

@@ -250,6 +250,7 @@ class HealthFacts:
         sources: Its sources, as the last batch reported them; None if none has.
         rows_per_second: Speed of the last batch, or None.
         desired: Its desired state and the progress of its last upgrade; None if no state was set.
+        loaded_version: Version of the code that the code location has now; None if it has none.
         heartbeat_at_ms: Last heartbeat of the process of its running query; None if none is running.
         process: Description of that process, to find it.
         inactivity: What that query is doing and for how long; None if its process does not report it.
@@ -271,6 +272,7 @@ class HealthFacts:
     sources: Sequence[SourceFacts] | None = None
     rows_per_second: float | None = None
     desired: DesiredRecord | None = None
+    loaded_version: str | None = None
     heartbeat_at_ms: int | None = None
     process: str | None = None
     inactivity: QueryInactivity | None = None

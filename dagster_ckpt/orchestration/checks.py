@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import dagster as dg
 
@@ -176,7 +177,7 @@ def _findings(
     by_stream_id = {stream.stream_id: settings for stream, settings in streams}
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:
-        known = facts[stream.stream_id]
+        known = replace(facts[stream.stream_id], loaded_version=stream.code_version)
         if facts_besides is not None:
             known = facts_besides(stream, known)
         found = judge(known, stream.options, settings, now_ms=now_ms)

@@ -6,7 +6,7 @@ import getpass
 import socket
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -27,6 +27,9 @@ class _StorageResource(Protocol):
 class _BackendResource(Protocol):
     @property
     def live_directory(self) -> str: ...
+
+
+Resource = TypeVar("Resource")
 
 
 class Connection:
@@ -72,7 +75,7 @@ class Connection:
         *,
         origin: str | None = None,
     ) -> Self:
-        """A client for the deployment that the Dagster resources of these names describe.
+        """A client for the deployment that the Dagster resources of these names describe, with or without a run.
 
         Args:
             checkpoint_catalog: A `CheckpointCatalogResource`.
@@ -84,9 +87,9 @@ class Connection:
             >>> client = Client.from_resources(CheckpointCatalogResource(url="sqlite:////var/lib/catalog.db"))
         """
         client = cls(
-            checkpoint_catalog.catalog(),
-            storage=checkpoint_storage.storage() if checkpoint_storage is not None else None,
-            live_root=state_backend.live_directory if state_backend is not None else None,
+            _ready(checkpoint_catalog).catalog(),
+            storage=_ready(checkpoint_storage).storage() if checkpoint_storage is not None else None,
+            live_root=_ready(state_backend).live_directory if state_backend is not None else None,
             origin=origin,
         )
         client._is_own = True
@@ -118,6 +121,13 @@ class Connection:
 
     def _open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         return self._streams.open(stream, new_like=new_like)
+
+
+def _ready(resource: Resource) -> Resource:
+    """A resource with the values of its environment variables, which Dagster reads only in a run."""
+    initialize = getattr(resource, "process_config_and_initialize", None)
+    ready: Resource = initialize() if initialize is not None else resource
+    return ready
 
 
 def given_folder(folder: str | None, option: str = "target_directory") -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -26,6 +27,11 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.operations.overview import StreamStatus
+from dagster_ckpt.orchestration.resources.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+)
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.recorded import RecordedSettings
 from tests.support.golden_stream import STREAM, GoldenStream
@@ -386,6 +392,19 @@ class TestConnection:
                 return golden.stream.storage
 
         with Client.from_resources(Resources(), Resources(), Resources()) as client:
+            assert client.trigger_savepoint(STREAM).batch_id == 4
+
+    def test_resources_from_environment_variables(self, golden: GoldenStream, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Outside of a run Dagster leaves the name of the variable in its place."""
+        monkeypatch.setenv("CATALOG", url(golden))
+        monkeypatch.setenv("LIVE", str(golden.root / "live"))
+        resources = (
+            CheckpointCatalogResource(url=dg.EnvVar("CATALOG")),
+            CheckpointStorageResource(path=str(golden.root / "snapshots")),
+            StateBackendResource(live_directory=dg.EnvVar("LIVE")),
+        )
+
+        with Client.from_resources(*resources) as client:
             assert client.trigger_savepoint(STREAM).batch_id == 4
 
     def test_it_needs_neither_dagster_nor_spark(self, golden: GoldenStream) -> None:

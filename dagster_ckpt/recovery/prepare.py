@@ -28,13 +28,14 @@ from dagster_ckpt.sinks.guard import Verdict
 from dagster_ckpt.sinks.in_flight import settle_in_flight
 from dagster_ckpt.sinks.in_snapshot import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.sink import RollBack, Sink, roll_back
+from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clone, give_query_id, materialize, unwatched
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot
@@ -181,7 +182,9 @@ def _restore(
 ) -> PreparedStart:
     location, started_ms = snapshot_location(snapshot), monotonic_ms()
     before = stream.catalog.streams.get(stream.stream_id)
-    query_id = str(uuid.uuid4()) if plan.new_query_id else None
+    undo = _undo(stream, snapshot.query_id, may_repeat=plan.new_query_id)
+    is_new = plan.new_query_id or _is_skipped_under(snapshot.query_id, snapshot.batch_id, sinks)
+    query_id = str(uuid.uuid4()) if is_new else None
     restore_into(stream, location, live, new_query_id=query_id, donor=plan.donor, marked=True, watch=watch)
     record = stream.catalog.streams.switch_live_directory(
         lease.record,
@@ -198,7 +201,7 @@ def _restore(
             sinks=sinks_of_snapshot(stream, snapshot),
         ),
         restored_snapshot_id=snapshot.snapshot_id,
-        pending_restore={"location": location, "batch_id": snapshot.batch_id},
+        pending_restore={"location": location, "batch_id": snapshot.batch_id, **undo},
         claims=plan.claims,
         plan=snapshot.plan,
         duration_ms=monotonic_ms() - started_ms,
@@ -224,14 +227,16 @@ def _rewind(
             "brought back "
             f"to batch {batch_id}. Start it once with start_from=latest, or go back to a snapshot, which names them."
         )
+    query_id = live_query_id(old)
+    undo = _undo(stream, query_id, may_repeat=fork)
     # Raises before anything is changed if a sink cannot be rolled back.
     for sink in _allowed(sinks_of(wrote_to), sinks):
-        sink.check_roll_back(RollBack(batch_id))
+        sink.check_roll_back(_point(batch_id, undo))
     started_ms = monotonic_ms()
     # For a sink that already has the next batch and cannot be rolled back.
     has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to))
     clone(old, live, at_batch=batch_id, carry_state=has_others, marked=True, watch=watch)
-    if fork:
+    if fork or _is_skipped_under(query_id, batch_id, sinks):
         give_query_id(live, str(uuid.uuid4()))
     # The new timeline inherits the old one's snapshots up to this batch.
     past = [
@@ -244,10 +249,29 @@ def _rewind(
         live.url,
         origin=origin,
         restored_snapshot_id=past[0].snapshot_id if past else None,
-        pending_restore={"batch_id": batch_id, "sinks": wrote_to},
+        pending_restore={"batch_id": batch_id, "sinks": wrote_to, **undo},
         duration_ms=monotonic_ms() - started_ms,
     )
     return _finish_restore(stream, record, sinks, lease)
+
+
+def _undo(stream: StreamHandle, query_id: str | None, *, may_repeat: bool = False) -> dict[str, Any]:
+    """What the roll-back of the sinks has to know, also if it is finished by another start."""
+    return {"query_id": query_id, "query_ids": query_ids_of(stream), "may_repeat": may_repeat}
+
+
+def _point(batch_id: int, undo: Mapping[str, Any], entries: Sequence[SinkEntry] | None = None) -> RollBack:
+    return RollBack(
+        batch_id, entries, undo.get("query_id"), undo.get("query_ids", ()), may_repeat=bool(undo.get("may_repeat"))
+    )
+
+
+def _is_skipped_under(query_id: str | None, batch_id: int | None, sinks: Survey) -> bool:
+    """Whether a sink would skip the next batches of this query although they are undone."""
+    after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
+    remembering = [sink for sink in sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
+    newest = (newest_batch(sink, query_id) for sink in remembering)
+    return any(batch is not None and batch > after for batch in newest)
 
 
 def _allowed(sinks: Sequence[Sink], survey: Survey) -> list[Sink]:
@@ -320,7 +344,7 @@ def _start_empty(
         lease.record,
         live.url,
         origin=StateOrigin.empty(before.live_directory),
-        pending_restore={"sinks": wrote_to},
+        pending_restore={"sinks": wrote_to, **_undo(stream, None)},
         plan={},
     )
     return _finish_restore(stream, record, sinks, lease)
@@ -348,7 +372,7 @@ def _roll_back_pending(
     allowed = _allowed(sinks, survey)
     for sink in allowed:
         entries = logs.get(sink.place) if sink.place is not None else None
-        roll_back(sink, RollBack(batch_id, entries), still_mine)
+        roll_back(sink, _point(batch_id, pending, entries), still_mine)
     return _places(allowed), tuple(sink.name for sink in sinks if not sink.rolls_back)
 
 

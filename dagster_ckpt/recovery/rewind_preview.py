@@ -21,7 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
-from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_of_snapshot, sinks_written
 
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.START_EMPTY)
 
@@ -145,6 +145,7 @@ def preview_rewind(
         stateful=_is_stateful(stream, plan, live),
         carries_state=plan.kind is RecoveryKind.REWIND and live is not None and carries_state(live, to_batch),
         log_entries=entries,
+        query_ids=query_ids_of(stream),
     )
     left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
     return RewindPreview(

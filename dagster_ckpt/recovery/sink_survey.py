@@ -12,7 +12,7 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_fork import copied_files
 from dagster_ckpt.sinks.file_sink_log import files_of, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
-from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot
+from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot, other_sinks
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
@@ -184,7 +184,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
     noted = [(FileSink.at(path), entries) for path, entries in logs.items()]
     reported = stream.catalog.executions.last_sinks(stream.stream_id)
     last_sinks = sinks_of(list(dict.fromkeys([*aim.sinks, *sinks_written(stream), *reported])))
-    ours = [sink for sink in last_sinks if sink.rolls_back]
+    ours = [sink for sink in [*last_sinks, *_noted_tables(stream, aim)] if sink.rolls_back]
     anothers = sinks_of(stream.catalog.executions.sinks_of_others(stream.stream_id))
     named = NamedSinks.of(output, last_sinks, [sink for sink, _ in noted] if aim.start is not Start.CLEAN else [])
     left_behind = aim.is_unfinished or aim.snapshot_id not in {
@@ -220,6 +220,13 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
     # A table that the query wrote to is checked under its own id.
     to_settle += [sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)]
     return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
+
+
+def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
+    """The sinks without a log to capture that the snapshot of this stream names."""
+    if aim.start is not Start.TO_SNAPSHOT or aim.location is None:
+        return []
+    return other_sinks(stream.store.manifest(aim.location).header.properties) or []
 
 
 def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None, aim: Aim) -> SinkFacts:

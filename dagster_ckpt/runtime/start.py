@@ -37,6 +37,7 @@ from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd, RunRequest
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
 from dagster_ckpt.sinks.registry import described_sink
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
@@ -210,7 +211,7 @@ class Start:
         # The restore may have outlived the lease, and a successor may be using the same directories.
         self._lease.check()
         stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
-        self._note_output(output)
+        self._note_output(output, prepared.live)
         # Checked again: two streams that start at the same moment see each other's output folder only now.
         refuse_shared_folder(stream, output)
         return prepared
@@ -236,11 +237,11 @@ class Start:
                 self._stream.stream_id, f"this sink cannot be rolled back and gets the rewound batches again: {sink}"
             )
 
-    def _note_output(self, output: NamedOutput | None) -> None:
+    def _note_output(self, output: NamedOutput | None, live: LiveDirectory) -> None:
         """Record where the query will write: it may be killed before it reports that itself."""
         sink = described_sink(output)
         if sink is not None:
-            noted = {"sinks": [sink.name]}
+            noted = {"sinks": [sink.name], "query_id": live_query_id(live)}
             self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
 
     def _note_damage(self, live: LiveDirectory, damage: Damage | None) -> None:

@@ -261,6 +261,7 @@ class Supervisor:
             self._execution_id,
             {
                 "batch_id": latest.batch_id if latest else None,
+                "query_id": self._query.query_id,
                 "batch_ms": latest.duration_ms if latest else None,
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,

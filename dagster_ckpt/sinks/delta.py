@@ -1,123 +1,235 @@
-"""Delta tables: what one remembers of a query, read from its plain JSON commits, and what that means for a replay.
+"""Delta tables: what one remembers of a stream, read from its plain JSON commits, and how it is rolled back.
 
 The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers":
 appId is the query's id, version is the batch) and skips a batch that is not greater than the newest
-one (`DeltaSink.addBatch`). `RESTORE` restores files but not transactions. Checkpoints of the log
-are Parquet and are not read here.
+one without running it (`DeltaSink.addBatch`). `RESTORE` brings back the files of an earlier version
+in one commit, and does not touch the transactions: the table then still skips the undone batches of
+that query id, so the query continues under a new one.
+
+Checkpoints of the log are Parquet and are not read here.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dagster_ckpt.errors import CkptError, LiveDirectoryError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.sinks.tables import BATCH_MEMORY, cannot_look, forecast_remembered, unproven
+from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.tables import BATCH_MEMORY, cannot_look
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
+from dagster_ckpt.spark.query.session import active_session
 
 LOG = "_delta_log"
 _NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _COMMIT = re.compile(r"(\d{20})\.json")
+# How Delta writes the predicate of a statement without a WHERE.
+_NO_PREDICATE = (None, "[]", '["true"]')
 
 
 @dataclass(frozen=True)
-class DeltaMemory:
-    """What a table remembers of one query.
+class DeltaCommit:
+    """One version of a table.
 
     Attributes:
-        last_batch: Newest batch of the query in the table; None if no readable commit contains one.
-        version: Table version right before the first batch after the requested one; None if there
-            is no such batch or it is unknown.
-        restored_to: Version to which the table was restored since the query's last batch, or None.
-        reaches_back: Whether the readable commits are sufficient: they go back to a batch at or
-            before the requested one, or to the table's first version.
+        version: Its number.
+        batches: Batches by the id of their query (`txn` actions).
+        restored_to: The version whose files it brought back, for a RESTORE.
+        empties: Whether it removed all rows.
+        changes: Whether it changed rows, or the table's schema or settings.
     """
 
-    last_batch: int | None
-    version: int | None
+    version: int
+    batches: Mapping[str, int]
     restored_to: int | None
-    reaches_back: bool
+    empties: bool
+    changes: bool
+
+    def batch_of(self, query_ids: Collection[str]) -> int | None:
+        """The batch of one of these queries that it contains, or None."""
+        return max((batch for query_id, batch in self.batches.items() if query_id in query_ids), default=None)
 
 
-def read_delta_memory(table: FileIO, query_id: str, batch_id: int) -> DeltaMemory:
-    """Read what a table remembers of a query, newest commit first, back to a batch.
+@dataclass(frozen=True)
+class TableRollBack:
+    """What a roll-back to a batch would do to a table.
+
+    Attributes:
+        version: The version to restore; -1 is before the first, None if nothing has to be undone.
+        others: Versions written by others that this would undo too.
+        reaches_back: Whether the readable commits are sufficient to tell.
+    """
+
+    version: int | None = None
+    others: tuple[int, ...] = ()
+    reaches_back: bool = True
+
+
+def plan_table_roll_back(
+    table: FileIO, query_ids: Collection[str], query_id: str | None, batch_id: int
+) -> TableRollBack:
+    """Determine what a roll-back of a table to a batch would do.
 
     Args:
         table: The table's folder.
-        query_id: Id of the query.
-        batch_id: The batch to go back to.
+        query_ids: The ids that the stream's query has had.
+        query_id: The id under which the batch was committed; None if unknown.
+        batch_id: The last batch that stays; -1 keeps none.
 
     Raises:
         FileNotFoundError: The folder contains no Delta log with JSON commits.
         LiveDirectoryError: A commit cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
-    matches = [match for match in map(_COMMIT.fullmatch, table.list(LOG)) if match]
-    if not matches:
-        raise FileNotFoundError(f"{table.url}/{LOG}")
-    last: int | None = None
-    restored_to: int | None = None
-    first_after: int | None = None
-    for name, version in sorted(((match[0], int(match[1])) for match in matches), reverse=True):
-        actions = _actions(table, name)
-        batch = next((_batch(action) for action in actions if _is_of(action, query_id)), None)
-        if last is None and batch is None and restored_to is None:
-            restored_to = next((to for to in map(_restored_to, actions) if to is not None), None)
-        if batch is None:
+    log = _Log(table)
+    own = {*query_ids, *([query_id] if query_id is not None else [])}
+    wanted = log.version_of(own, query_id, batch_id)
+    if wanted is None:
+        return TableRollBack(reaches_back=False)
+    at, target = log.newest, None
+    others: list[int] = []
+    foreign: list[int] = []
+    while at > wanted:
+        commit = log.commit(at)
+        if commit is None:
+            return TableRollBack(reaches_back=False)
+        if commit.restored_to is not None and commit.restored_to >= wanted:
+            # The table is as it was then: what lies between does not count.
+            at = commit.restored_to
             continue
-        last = batch if last is None else last
-        if batch <= batch_id:
-            return DeltaMemory(last, _before(first_after), restored_to, reaches_back=True)
-        first_after = version
-    from_the_start = min(int(match[1]) for match in matches) == 0
-    return DeltaMemory(
-        last,
-        _before(first_after) if from_the_start else None,
-        restored_to if last is not None else None,
-        from_the_start,
+        if commit.restored_to is not None or commit.empties:
+            target, others = wanted, [*others, *foreign]
+            break
+        if commit.batch_of(own) is not None:
+            target, others, foreign = at - 1, [*others, *foreign], []
+        elif commit.changes:
+            foreign.append(at)
+        at -= 1
+    return TableRollBack(target, tuple(sorted(others)))
+
+
+class _Log:
+    """The readable commits of a table, each read once."""
+
+    def __init__(self, table: FileIO) -> None:
+        self._table = table
+        self._versions = _versions(table)
+        self._commits: dict[int, DeltaCommit] = {}
+        self.newest = max(self._versions)
+        # Below, commits are only in a checkpoint.
+        self.oldest = self.newest
+        while self.oldest - 1 in self._versions:
+            self.oldest -= 1
+
+    def commit(self, version: int) -> DeltaCommit | None:
+        if version < self.oldest:
+            return None
+        if version not in self._commits:
+            self._commits[version] = _read(self._table, version)
+        return self._commits[version]
+
+    def version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
+        """The version after which the table holds the rows up to a batch; None if that cannot be told."""
+        first_own, first_of_query = self.newest + 1, self.newest + 1
+        for at in range(self.newest, self.oldest - 1, -1):
+            commit = _known(self.commit(at))
+            batch = commit.batch_of([query_id]) if query_id is not None else None
+            if batch is not None and 0 <= batch <= batch_id:
+                return at
+            first_of_query = at if batch is not None else first_of_query
+            first_own = at if commit.batch_of(own) is not None else first_own
+        # The query was restored under a new id, and its own first batch came later.
+        before = self._before(first_of_query - 1, own, batch_id) if batch_id >= 0 else None
+        if before is not None:
+            return before
+        return first_own - 1 if self.oldest == 0 else None
+
+    def _before(self, at: int, own: Collection[str], batch_id: int) -> int | None:
+        while at >= self.oldest:
+            commit = _known(self.commit(at))
+            if commit.empties:
+                return None
+            if commit.restored_to is not None:
+                at = commit.restored_to
+                continue
+            batch = commit.batch_of(own)
+            if batch is not None and batch <= batch_id:
+                return at
+            at -= 1
+        return None
+
+
+def _known(commit: DeltaCommit | None) -> DeltaCommit:
+    assert commit is not None, "read within the readable commits"
+    return commit
+
+
+def last_batch_in(table: FileIO, query_id: str) -> int | None:
+    """The newest batch of a query in a table's log, even if its rows were undone since: the table skips it.
+
+    Raises:
+        FileNotFoundError: The folder contains no Delta log with JSON commits.
+        LiveDirectoryError: A commit cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    batches = (_read(table, version).batch_of([query_id]) for version in sorted(_versions(table), reverse=True))
+    return next((batch for batch in batches if batch is not None), None)
+
+
+def _versions(table: FileIO) -> set[int]:
+    versions = {int(match[1]) for match in map(_COMMIT.fullmatch, table.list(LOG)) if match}
+    if not versions:
+        raise FileNotFoundError(f"{table.url}/{LOG}")
+    return versions
+
+
+def _read(table: FileIO, version: int) -> DeltaCommit:
+    name = f"{LOG}/{version:020}.json"
+    text = table.read(name).decode("utf-8", "replace")
+    with reading(lambda why: LiveDirectoryError(f"{table.url}/{name} is not a Delta commit: {why}.")):
+        actions = [from_json(line) for line in text.splitlines() if line.strip()]
+    found = [action for action in actions if isinstance(action, dict)]
+    info: Mapping[str, Any] = next(
+        (action["commitInfo"] for action in found if isinstance(action.get("commitInfo"), dict)), {}
+    )
+    operation, parameters = str(info.get("operation")), info.get("operationParameters") or {}
+    return DeltaCommit(
+        version,
+        dict(batch for batch in map(_batch, found) if batch is not None),
+        number_in(str(parameters.get("version"))) if operation == "RESTORE" else None,
+        operation == "TRUNCATE" or (operation == "DELETE" and parameters.get("predicate") in _NO_PREDICATE),
+        any(_is_change(action) for action in found),
     )
 
 
-def _before(version: int | None) -> int | None:
-    return version - 1 if version else None
-
-
-def _actions(table: FileIO, name: str) -> list[Mapping[str, Any]]:
-    text = table.read(f"{LOG}/{name}").decode("utf-8", "replace")
-    with reading(lambda why: LiveDirectoryError(f"{table.url}/{LOG}/{name} is not a Delta commit: {why}.")):
-        actions = [from_json(line) for line in text.splitlines() if line.strip()]
-    return [action for action in actions if isinstance(action, dict)]
-
-
-def _is_of(action: Mapping[str, Any], query_id: str) -> bool:
+def _batch(action: Mapping[str, Any]) -> tuple[str, int] | None:
     txn = action.get("txn")
-    return isinstance(txn, dict) and txn.get("appId") == query_id and isinstance(txn.get("version"), int)
-
-
-def _batch(action: Mapping[str, Any]) -> int:
-    return int(action["txn"]["version"])
-
-
-def _restored_to(action: Mapping[str, Any]) -> int | None:
-    info = action.get("commitInfo")
-    if not isinstance(info, dict) or info.get("operation") != "RESTORE":
+    if not isinstance(txn, dict) or not isinstance(txn.get("version"), int):
         return None
-    version = str((info.get("operationParameters") or {}).get("version"))
-    return number_in(version)
+    return str(txn.get("appId")), int(txn["version"])
+
+
+def _is_change(action: Mapping[str, Any]) -> bool:
+    for kind in ("add", "remove"):
+        file = action.get(kind)
+        # OPTIMIZE rewrites files without changing rows.
+        if isinstance(file, dict) and file.get("dataChange", True):
+            return True
+    return any(kind in action for kind in ("metaData", "protocol", "cdc"))
 
 
 class DeltaTable(Sink):
     """A Delta table known by its folder."""
 
     on_repeat = OnRepeat.SKIPS
-    is_proven = False
+    rolls_back = True
     knows_queries = True
+    remembers_undone = True
 
     def __init__(self, name: str, place: str) -> None:
         super().__init__(name, place)
@@ -136,72 +248,110 @@ class DeltaTable(Sink):
 
     def last_batch(self, query_id: str | None) -> int | None:
         """See `Sink.last_batch`."""
-        if query_id is None:
-            return None
         try:
-            return self._memory(query_id, sys.maxsize).last_batch
+            return last_batch_in(open_file_io(self.folder), query_id) if query_id is not None else None
         except FileNotFoundError:
             return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
         """See `Sink.forecast`."""
-        if replay.to_batch < 0 or not replay.keeps_query_id or replay.query_id is None:
-            return self._as_another_query(replay)
         try:
-            memory = self._memory(replay.query_id, replay.to_batch)
+            found = plan_table_roll_back(open_file_io(self.folder), replay.query_ids, replay.query_id, replay.to_batch)
         except (CkptError, FileNotFoundError) as error:
             return cannot_look(self, "Delta", error)
-        if memory.last_batch is None and not memory.reaches_back:
-            return SinkForecast(
-                self.name,
+        if not found.reaches_back:
+            return self._told(
                 SinkEffect.LOSE,
-                f"The table {BATCH_MEMORY} and query id, but older commits are only in Parquet checkpoints of its log: "
-                "it cannot be ruled out that it passes over the rewound batches.",
-                "Start with new_query_id after restoring the table.",
+                f"The table {BATCH_MEMORY} and query id, but older commits are only in Parquet checkpoints of its "
+                "log: it cannot be told which version to restore.",
+                "RESTORE it to the version of the batch, and start with new_query_id.",
             )
-        if _would_miss_state(memory.last_batch, replay):
-            return SinkForecast(
-                self.name,
-                SinkEffect.IRREVERSIBLE,
-                f"The table has this query's batches up to {memory.last_batch} and passes over them without running "
-                "them: their state would never be computed, and the query would fail at the batch after.",
-                f"RESTORE it to before batch {replay.to_batch + 1} and start with new_query_id.",
-            )
-        where = f"RESTORE it to version {memory.version}" if memory.version is not None else "RESTORE it to before them"
-        return forecast_remembered(
-            self,
-            memory.last_batch,
-            replay,
-            advice=f"{where} and start with new_query_id: RESTORE does not make it forget this query's batches.",
+        if found.others:
+            return self._with_others(found, replay)
+        if found.version is None:
+            return self._told(SinkEffect.EXACT, f"The table holds no batch of this stream after {replay.to_batch}.")
+        return self._told(
+            SinkEffect.EXACT,
+            f"{self._how(found.version)}: it then holds no batch of this stream after {replay.to_batch}. The query "
+            "continues under a new id.",
         )
 
-    def _as_another_query(self, replay: Replay) -> SinkForecast:
-        repeats = SinkForecast(
-            self.name,
-            SinkEffect.DUPLICATE,
-            "The table does not know the new query id, so it takes the rewound batches once more.",
-            "RESTORE it to the version before them first.",
-        )
-        if replay.query_id is None:
-            return repeats
+    def check_roll_back(self, to: RollBack) -> None:
+        """See `Sink.check_roll_back`."""
+        self._target(to)
+
+    def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
+        """See `Sink.roll_back`. One commit of the table; repeated, it finds nothing to undo."""
+        version = self._target(to)
+        if version is None:
+            return
+        session = active_session()
+        if session is None:
+            raise SinkRollbackError(
+                f"The Delta table {self.folder} has to be brought back to batch {to.batch_id}, and this process has no "
+                f"Spark session. Start the stream, which does it, or type: {self._command(version)}"
+            )
+        # Not held during the statement, which takes seconds: a lease that lives in SQLite could not be
+        # renewed meanwhile. RESTORE itself fails if another version is committed while it runs.
+        with still_mine():
+            pass
+        session.sql(self._command(version))
+        with still_mine():
+            pass
+
+    def _target(self, to: RollBack) -> int | None:
         try:
-            memory = self._memory(replay.query_id, replay.to_batch)
-        except (CkptError, FileNotFoundError):
-            return repeats
-        if memory.last_batch is not None and memory.last_batch <= replay.to_batch:
-            return unproven(self, f"The table holds no batch after {replay.to_batch}.")
-        if memory.version is not None and memory.restored_to == memory.version:
-            return unproven(self, f"The table was restored to version {memory.version}, before the rewound batches.")
-        if memory.version is None:
-            return repeats
-        advice = f"RESTORE it to version {memory.version} first."
-        return SinkForecast(self.name, repeats.effect, repeats.reason, advice)
+            found = plan_table_roll_back(open_file_io(self.folder), to.query_ids, to.query_id, to.batch_id)
+        except FileNotFoundError:
+            # Nothing was ever written.
+            return None
+        if found.others and to.may_repeat:
+            return None
+        if not found.reaches_back:
+            raise SinkRollbackError(
+                f"The Delta table {self.folder} cannot be brought back to batch {to.batch_id}: older commits are only "
+                "in Parquet checkpoints of its log. RESTORE it to the version of that batch, and start with "
+                "new_query_id."
+            )
+        if found.others:
+            listed = ", ".join(map(str, found.others))
+            raise SinkRollbackError(
+                f"The Delta table {self.folder} cannot be brought back to batch {to.batch_id}: others have written "
+                f"versions {listed} since. To undo theirs as well, type: {self._command(found.version or 0)}"
+            )
+        return found.version
 
-    def _memory(self, query_id: str, batch_id: int) -> DeltaMemory:
-        return read_delta_memory(open_file_io(self.folder), query_id, batch_id)
+    def _with_others(self, found: TableRollBack, replay: Replay) -> SinkForecast:
+        listed = ", ".join(map(str, found.others))
+        advice = f"To undo theirs as well, type: {self._command(found.version or 0)}"
+        if not replay.keeps_query_id and replay.to_batch >= 0:
+            return self._told(
+                SinkEffect.DUPLICATE,
+                f"Others have written versions {listed} since, so the table is not rolled back. It does not know the "
+                "new query id, so it takes the rewound batches once more.",
+                advice,
+            )
+        return self._told(
+            SinkEffect.IRREVERSIBLE,
+            f"It has to be rolled back to batch {replay.to_batch}, and others have written versions {listed} since: "
+            "their rows would be undone as well.",
+            f"{advice} To leave them and write the batches again, start with new_query_id.",
+        )
 
+    def _told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
+        return SinkForecast(self.name, effect, reason, advice)
 
-def _would_miss_state(last_batch: int | None, replay: Replay) -> bool:
-    if not replay.stateful or last_batch is None or last_batch <= replay.to_batch:
-        return False
-    return not (replay.carries_state and last_batch == replay.in_flight)
+    def _how(self, version: int) -> str:
+        return f"The table is restored to version {version}" if version >= 0 else "All rows of the table are deleted"
+
+    def _command(self, version: int) -> str:
+        # Before its first version a table does not exist: this stream created it.
+        return (
+            f"RESTORE TABLE {self._quoted} TO VERSION AS OF {version}"
+            if version >= 0
+            else f"DELETE FROM {self._quoted}"
+        )
+
+    @property
+    def _quoted(self) -> str:
+        return "delta.`{}`".format(self.folder.replace("`", "``"))

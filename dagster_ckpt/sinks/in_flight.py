@@ -12,6 +12,7 @@ possible.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry, parse_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
+from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
 BEFORE_THE_FIRST_BATCH = -1
 
@@ -201,7 +203,11 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: S
         raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
     rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]
     for sink, at in rolled_back:
-        roll_back(sink, RollBack(at), still_mine)
+        query_id = live_query_id(live)
+        roll_back(sink, RollBack(at, query_id=query_id), still_mine)
+        if sink.remembers_undone:
+            with still_mine():
+                give_query_id(live, str(uuid.uuid4()))
     return [sink for sink, _ in rolled_back]
 
 

@@ -102,6 +102,7 @@ class Replay:
         carries_state: Whether the state after `in_flight` is included.
         log_entries: Log entries of each file sink from a snapshot, by its folder. None reads the
             sink's own log.
+        query_ids: The ids that the stream's query has had.
     """
 
     to_batch: int
@@ -111,6 +112,7 @@ class Replay:
     stateful: bool = False
     carries_state: bool = False
     log_entries: Mapping[str, Sequence[SinkEntry]] | None = None
+    query_ids: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,17 @@ class RollBack:
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
         entries: What a snapshot has captured of the sink; None if the sink's own memory is used.
+        query_id: The id of the query that committed that batch; None if unknown.
+        query_ids: The ids that the stream's query has had.
+        may_repeat: Whether a new query id was requested: a sink in which others have written since may then
+            be left as it is, and gets the batches again.
     """
 
     batch_id: int
     entries: Sequence[SinkEntry] | None = None
+    query_id: str | None = None
+    query_ids: Collection[str] = ()
+    may_repeat: bool = False
 
 
 class Sink:
@@ -138,6 +147,8 @@ class Sink:
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream
             must not write there.
+        remembers_undone: Whether it still skips an undone batch of the same query id, so that the query
+            continues under a new one after a roll-back.
         effect: Effect of a replay, for a sink that does not roll back.
         reason: Why, in a sentence or two.
         advice: How to make it exact, or an empty string.
@@ -147,6 +158,7 @@ class Sink:
     is_proven: ClassVar[bool] = True
     rolls_back: ClassVar[bool] = False
     knows_queries: ClassVar[bool] = False
+    remembers_undone: ClassVar[bool] = False
     effect: ClassVar[SinkEffect] = SinkEffect.UNKNOWN
     reason: ClassVar[str] = (
         "Nothing is known of this sink: rewound batches may be written twice or passed over. To teach the package "

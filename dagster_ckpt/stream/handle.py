@@ -19,6 +19,7 @@ from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.sinks.in_snapshot import sinks_in
 from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.recorded import RecordedSettings
 
@@ -251,3 +252,14 @@ def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[s
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )
     return tuple(sink.name for sink in sinks_in(properties))
+
+
+def query_ids_of(stream: StreamHandle) -> list[str]:
+    """The ids that the stream's query has had, as far as its executions, snapshots and live directory tell."""
+    known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
+    known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
+    record = stream.catalog.streams.get(stream.stream_id)
+    known |= {str(each) for each in (record.pending_restore or {}).get("query_ids", ())}
+    if record.live_directory is not None:
+        known.add(live_query_id(LiveDirectory(record.live_directory)))
+    return sorted(str(each) for each in known if each is not None)

@@ -154,12 +154,12 @@ def test_where_the_sink_does_not_answer_for_a_moment_it_is_tried_again(
 
 def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> None:
     failed_upgrade(history)
-    history.sinks("DeltaSink[/no/such/table]")
+    history.sinks("HoodieStreamingSink[/table]")
 
     after = roll_back(history.shelf.stream, run_id="a run")
 
     assert after.phase is UpgradePhase.ROLLBACK_FAILED
-    assert "DeltaSink" in after.reason
+    assert "HoodieStreamingSink" in after.reason
     assert (history.batch, history.sink_batch) == (WRONG, WRONG)
 
 

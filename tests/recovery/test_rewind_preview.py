@@ -30,14 +30,21 @@ def history(tmp_path: Path) -> Iterator[History]:
     history.close()
 
 
-def write_to_delta(history: History, root: Path, *, last: int = LAST) -> str:
-    """Let the query have written to a Delta table as well, up to a batch; returns the sink's name."""
-    log = root / "table/_delta_log"
-    log.mkdir(parents=True)
-    for batch in range(last + 1):
-        txn = {"txn": {"appId": "11111111-2222", "version": batch}}
-        (log / f"{batch:020}.json").write_text(json.dumps(txn))
-    sink = f"DeltaSink[{root}/table]"
+def write_to_iceberg(history: History, root: Path, *, last: int = LAST) -> str:
+    """Let the query have written to an Iceberg table as well, up to a batch; returns the sink's name."""
+    summary = {"spark.sql.streaming.queryId": "11111111-2222"}
+    snapshots = [
+        {
+            "snapshot-id": batch,
+            **({"parent-snapshot-id": batch - 1} if batch else {}),
+            "summary": {**summary, "spark.sql.streaming.epochId": str(batch)},
+        }
+        for batch in range(last + 1)
+    ]
+    (root / "table/metadata").mkdir(parents=True)
+    metadata = {"current-snapshot-id": last, "snapshots": snapshots}
+    (root / "table/metadata/v1.metadata.json").write_text(json.dumps(metadata))
+    sink = f"IcebergWrite(table={root}/table, format=PARQUET)"
     history.sinks(f"FileSink[file:{history.sink}]", sink)
     return sink
 
@@ -75,7 +82,7 @@ def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
 
 
 def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:
-    sink = write_to_delta(history, tmp_path)
+    sink = write_to_iceberg(history, tmp_path)
 
     preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("empty", discard_state=True))
 
@@ -83,11 +90,11 @@ def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> 
 
 
 def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(history: History, tmp_path: Path) -> None:
-    sink = write_to_delta(history, tmp_path)
+    sink = write_to_iceberg(history, tmp_path)
     stream = history.shelf.stream
     before = stream.catalog.streams.get(STREAM)
 
-    with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*DeltaSink.*version 3.*accept_loss") as refusal:
+    with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*IcebergWrite.*snapshot 3.*accept_loss") as refusal:
         lifecycle.request_start(stream, StartFrom.parse("batch-3"), origin=ORIGIN)
     with pytest.raises(RowsAtRiskError, match="accept_loss"):
         lifecycle.restart(stream, StartFrom.parse("batch-3"), origin=ORIGIN, timeout_s=0)
@@ -100,7 +107,7 @@ def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(hist
 def test_what_no_test_with_the_real_table_shows_is_not_relied_on_unless_that_is_accepted(
     history: History, tmp_path: Path
 ) -> None:
-    sink = write_to_delta(history, tmp_path, last=3)
+    sink = write_to_iceberg(history, tmp_path, last=3)
     stream = history.shelf.stream
 
     told = {each.sink: each.effect for each in lifecycle.preview(stream, StartFrom.parse("batch-3")).sinks}
@@ -116,7 +123,7 @@ def test_what_no_test_with_the_real_table_shows_is_not_relied_on_unless_that_is_
 def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
     history: History, tmp_path: Path, how: dict[str, bool]
 ) -> None:
-    write_to_delta(history, tmp_path)
+    write_to_iceberg(history, tmp_path)
 
     lifecycle.request_start(history.shelf.stream, StartFrom.parse("batch-3", **how), origin=ORIGIN)
 
@@ -142,7 +149,7 @@ def start(_live: LiveDirectory) -> None:
 
 
 def test_a_run_refuses_by_itself_and_is_not_restarted(history: History, tmp_path: Path) -> None:
-    write_to_delta(history, tmp_path)
+    write_to_iceberg(history, tmp_path)
     stream = history.shelf.stream
     before = stream.catalog.streams.get(STREAM).live_directory
 

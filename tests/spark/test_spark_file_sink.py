@@ -193,7 +193,8 @@ def test_a_sink_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) 
     ("description", "replays"),
     [
         ("FileSink[file:/out]", True),
-        ("DeltaSink[file:/out]", False),
+        ("DeltaSink[file:/out]", True),
+        ("IcebergWrite(table=/out, format=PARQUET)", False),
         ("ForeachBatchSink", False),
         ("org.apache.spark.sql.kafka010.KafkaSourceProvider$KafkaTable@1", False),
     ],

@@ -11,6 +11,7 @@ from dagster_ckpt.spark.query.execution_mode import ExecutionMode, mode_of_execu
 
 FILE_SINK = "FileSink[file:/out]"
 DELTA = "DeltaSink[/table]"
+ICEBERG = "IcebergWrite(table=/table, format=PARQUET)"
 CONSOLE = "org.apache.spark.sql.execution.streaming.ConsoleTable$@1f"
 EXACTLY, AT_LEAST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
 
@@ -21,9 +22,9 @@ EXACTLY, AT_LEAST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
         (ExecutionMode.MICRO_BATCH, [FILE_SINK], (EXACTLY, EXACTLY, True), "knows batches it has written"),
         (
             ExecutionMode.MICRO_BATCH,
-            [FILE_SINK, DELTA],
+            [FILE_SINK, ICEBERG],
             (EXACTLY, AT_LEAST, True),
-            "no test.*DeltaSink",
+            "no test.*IcebergWrite",
         ),
         (ExecutionMode.MICRO_BATCH, [FILE_SINK, CONSOLE], (EXACTLY, AT_LEAST, True), "ConsoleTable.* does not know"),
         (ExecutionMode.MICRO_BATCH, [], (EXACTLY, AT_LEAST, True), "not known which sinks"),

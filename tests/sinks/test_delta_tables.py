@@ -1,0 +1,75 @@
+"""Real Delta tables: a stream that goes back, is killed or loses its directory shows each row once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.spark.versions import installed_release
+from tests.support.maven import from_maven
+
+ROOT = Path(__file__).parents[2]
+VERSION = "4.4.0"
+BUILT_FOR = "4.1"
+SHOWN = {
+    "lost directory": range(6),
+    "back and forth": range(5),
+    "from nothing": range(3),
+    "killed after the restore": range(3),
+    "in flight, its state is there": range(4),
+    "in flight, its state is missing": range(4),
+    "optimized": range(3),
+}
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        not str(installed_release()).endswith(BUILT_FOR), reason=f"Delta {VERSION} is built for Spark {BUILT_FOR}"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each scenario of the program has left in its table."""
+    folder = tmp_path_factory.mktemp("delta")
+    for name in (f"delta-spark_{BUILT_FOR}_2.13", "delta-storage"):
+        from_maven(folder / "jars", ("io.delta", name, VERSION), "master")
+    jars = ",".join(sorted(str(path) for path in (folder / "jars").glob("*.jar")))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sinks.delta_program", str(folder / "streams"), jars],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = [json.loads(line.removeprefix("TOLD ")) for line in done.stdout.splitlines() if line.startswith("TOLD ")]
+    return {line["scenario"]: line for line in lines}
+
+
+@pytest.mark.parametrize("scenario", SHOWN)
+def test_a_stream_into_a_delta_table_shows_each_row_once_wherever_it_goes_back_to(
+    told: dict[str, dict[str, Any]], scenario: str
+) -> None:
+    assert (told[scenario]["rows"], told[scenario]["refused"]) == (list(SHOWN[scenario]), None)
+
+
+def test_a_restore_that_was_cut_off_is_not_repeated(told: dict[str, dict[str, Any]]) -> None:
+    assert told["killed after the restore"]["operations"].count("RESTORE") == 1
+
+
+def test_rows_of_others_are_not_undone(told: dict[str, dict[str, Any]]) -> None:
+    shown = told["others wrote"]
+
+    assert "others have written versions 3 since" in shown["refused"]
+    assert "RESTORE TABLE delta.`" in shown["refused"]
+    assert (shown["rows"], "RESTORE" in shown["operations"]) == ([0, 1, 2, 100], False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -160,7 +161,7 @@ NONSENSE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("policy", NONSENSE, ids=str)
+@pytest.mark.parametrize("policy", NONSENSE, ids=lambda policy: re.sub(r" object at 0x\w+", "", str(policy)))
 def test_a_policy_that_raises_or_answers_nonsense_drops_nothing(
     policy: RetentionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,7 +149,11 @@ class Raises:
         raise ZeroDivisionError("a bug")
 
 
-@pytest.mark.parametrize("policy", [Raises(), Interval(100) & Raises(), At("soon"), At(True), At(1.5)], ids=str)
+@pytest.mark.parametrize(
+    "policy",
+    [Raises(), Interval(100) & Raises(), At("soon"), At(True), At(1.5)],
+    ids=["raises", "part raises", "text", "true", "fraction"],
+)
 def test_a_trigger_that_raises_or_answers_nonsense_is_replaced_and_logged_once(
     policy: TriggerPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:

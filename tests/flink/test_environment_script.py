@@ -31,7 +31,7 @@ except KeyboardInterrupt:
 
 
 def script() -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/environment.md").read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/environment.md").read_text(), re.DOTALL)
     # Somebody who reads has more patience than a test.
     assert "env.enable_checkpointing(10_000)" in code
     return str(code).replace("10_000", "500")

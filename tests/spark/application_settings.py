@@ -13,6 +13,7 @@ from spark_scenarios import Workload, aggregation
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.spark.versions import Feature, installed_release
 
 THREADS = 3
 UPLOADS = "state-store-maintenance-high-priority"
@@ -21,7 +22,9 @@ UPLOADS = "state-store-maintenance-high-priority"
 def main(folder: Path) -> None:
     backend = EmbeddedRocksDBStateBackend(True)
     backend.set_db_storage_paths(str(folder / "disk-a"), str(folder / "disk-b"))
-    backend.set_number_of_transfer_threads(THREADS)
+    has_uploads = Feature.UPLOAD_THREAD_SHARE in installed_release().features
+    if has_uploads:
+        backend.set_number_of_transfer_threads(THREADS)
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -36,10 +39,10 @@ def main(folder: Path) -> None:
     session.streams.get(query.query_id).processAllAvailable()
     databases = [str(path.relative_to(folder)) for path in folder.glob("disk-*/**/OPTIONS-*")]
     deadline = time.monotonic() + 120
-    while len(workers := _uploading(spark)) < THREADS and time.monotonic() < deadline:
+    while len(workers := _uploading(spark)) < THREADS and has_uploads and time.monotonic() < deadline:
         time.sleep(0.1)
     query.stop()
-    print(json.dumps({"databases": databases, "workers": len(workers)}))
+    print(json.dumps({"databases": databases, "workers": len(workers) if has_uploads else None}))
     spark.stop()
 
 

@@ -313,7 +313,7 @@ class TestGivingUp:
         assert told == [
             "The stream orders has failed for good after 3 failures: All 2 restart attempts are used up. The last "
             "one: its process died. Remove the cause, then start the stream's job again, or run restart_stream_job for "
-            "orders; it goes on from where it stopped."
+            "orders; it continues from where it stopped."
         ]
         given_up = [event for event in supervised.catalog.events.after(0) if event.type is EventType.TERMINALLY_FAILED]
         assert [event.execution_id for event in given_up] == [execution.execution_id]

@@ -175,6 +175,7 @@ def assign_state(
     holder: Holder,
     replace_state: bool,
     plan: Mapping[str, Any],
+    check: Callable[[], None] = lambda: None,
 ) -> ForkedState:
     """Assign another stream's state to a stream; its next start, from `latest`, continues there.
 
@@ -184,6 +185,7 @@ def assign_state(
         holder: The holder of its lease during the operation.
         replace_state: Discard what the stream itself has committed.
         plan: Description of the plan that wrote the state; empty if unknown.
+        check: Called under the lease before anything is written or fenced; raises to refuse.
 
     Raises:
         LeaseHeldError: The stream is running.
@@ -203,6 +205,7 @@ def assign_state(
                 "elsewhere gives that up: ask for it with replace_state, or name another stream."
             )
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
+        check()
         # Do this while the catalog still has the directory in which a lost holder's query runs.
         fence_predecessor(stream, acquired, still_mine=lease.check)
         started_ms = monotonic_ms()

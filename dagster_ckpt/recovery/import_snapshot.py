@@ -94,7 +94,6 @@ def import_snapshot(
     folders = {path: sink.new for path in logs for sink in sinks if sink.name == path} if with_rows else {}
 
     def build(target: LiveDirectory, still_mine: StillMine) -> ForkedState:
-        _refuse_anothers_place(stream)
         query_id = _query_id_in(stream, target)
         restore_into(stream, snapshot_location(snapshot), target, new_query_id=query_id, marked=True)
         batch_id = snapshot.batch_id or 0
@@ -107,7 +106,15 @@ def import_snapshot(
         return ForkedState(target.url, snapshot.stream_id, batch_id, query_id, logs, tuple(folders.values()), noted)
 
     holder = this_holder(f"import-{uuid.uuid4()}", origin, None)
-    made = assign_state(stream, build, holder=holder, replace_state=replace_state, plan=snapshot.plan)
+    made = assign_state(
+        stream,
+        build,
+        holder=holder,
+        replace_state=replace_state,
+        plan=snapshot.plan,
+        # Before the folder is claimed: it may be the original's, which has not marked it.
+        check=lambda: _refuse_anothers_place(stream),
+    )
     return Fork(
         stream.stream_id,
         snapshot.stream_id,

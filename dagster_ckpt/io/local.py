@@ -229,7 +229,8 @@ class LocalFileIO(FileIO):
         target = self.root / path
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
         with self._accessing("write", path):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            # The next writer finds the directory and takes its name for durable.
+            changed = make_folder(target.parent)
             try:
                 with unfinished.open("xb") as stream:
                     stream.write(data)
@@ -240,6 +241,8 @@ class LocalFileIO(FileIO):
                     os.link(unfinished, target)
             finally:
                 unfinished.unlink(missing_ok=True)
+            for folder in (target.parent, *changed):
+                flush(folder)
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
         """Hard-link a file of another tree on the same disk.

@@ -256,7 +256,7 @@ def test_a_store_of_ones_own_is_named_by_its_import_path(tmp_path, stream_of) ->
         ("no_such_package:Store", "cannot be used.*no_such_package"),
         (f"{__name__}:NoSuchName", "cannot be used.*NoSuchName"),
         (f"{__name__}:OwnStore", "cannot be used.*folder"),
-        ("builtins:dict", "is no SnapshotStore"),
+        ("builtins:dict", "neither a FileIO nor a SnapshotStore"),
     ],
 )
 def test_a_factory_that_makes_no_store_is_refused(factory, said) -> None:

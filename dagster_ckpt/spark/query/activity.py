@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_ckpt.spark.versions import Feature, installed_release
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
+    from dagster_ckpt.config.redaction import without_secrets
+from pyspark.sql.streaming.query import StreamingQuery
 
 STARTING = "Initializing"
 Seen = TypeVar("Seen")
@@ -66,7 +67,9 @@ class QueryActivity:
 def activity_of(query: StreamingQuery) -> QueryActivity:
     """The current activity of a query."""
     status = query.status
-    return QueryActivity(str(status["message"]), bool(status["isTriggerActive"]), _trigger_of(query))
+    # Of a query that failed, the message is that of the exception, and heartbeats are kept in the
+    # catalog.
+    return QueryActivity(without_secrets(str(status["message"])), bool(status["isTriggerActive"]), _trigger_of(query))
 
 
 def tasks_of(query: StreamingQuery) -> TaskCounts | None:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.spark.versions import Feature, installed_release
 
 if TYPE_CHECKING:
-    from dagster_ckpt.config.redaction import without_secrets
 from pyspark.sql.streaming.query import StreamingQuery
 
 STARTING = "Initializing"

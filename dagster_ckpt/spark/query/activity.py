@@ -16,7 +16,7 @@ from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.spark.versions import Feature, installed_release
 
 if TYPE_CHECKING:
-from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 STARTING = "Initializing"
 Seen = TypeVar("Seen")

@@ -92,7 +92,7 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
 
     assert [finding.verdict for finding in idle.values()] == [Verdict.PASS] * 3
     assert "the query is at 'Processing new data' since " in ill[0].message
-    assert "See with jstack" in ill[0].message
+    assert "Find out with jstack" in ill[0].message
 
 
 def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the_stream_allows(

@@ -67,7 +67,7 @@ test-upgrades: java $(VENV)/.dev-$(SPARK)
 environment: $(VENV)/.dev-$(SPARK)
 
 test-fast: $(VENV)/.dev-$(SPARK)
-	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak'
+	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not fuzz and not torture and not upgrades'
 
 fuzz: $(VENV)/.dev-$(SPARK)
 	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz

@@ -12,7 +12,7 @@ from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
-from dagster_ckpt.sinks.in_flight import carries_state, forecast_in_flight, keeps_state
+from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -142,8 +142,6 @@ def preview_rewind(
         query_id=_query_id(plan, live),
         keeps_query_id=not plan.new_query_id and plan.kind is not RecoveryKind.START_EMPTY,
         in_flight=_in_flight(plan, to_batch),
-        stateful=_is_stateful(stream, plan, live),
-        carries_state=plan.kind is RecoveryKind.REWIND and live is not None and carries_state(live, to_batch),
         log_entries=entries,
         query_ids=query_ids_of(stream),
     )
@@ -208,12 +206,6 @@ def _sinks_in_flight(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -
     if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):
         return ()
     return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle))
-
-
-def _is_stateful(stream: StreamHandle, plan: RecoveryPlan, live: LiveDirectory | None) -> bool:
-    if plan.snapshot is not None:
-        return bool(_properties(stream, plan.snapshot).get("state_operators"))
-    return live is not None and keeps_state(live)
 
 
 def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, object]:

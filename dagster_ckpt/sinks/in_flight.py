@@ -21,7 +21,7 @@ from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, RollBack, Sink, SinkEffect, SinkForecast, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
-from dagster_ckpt.spark.checkpoint_dir.cut import cut, state_after
+from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry, parse_query_id
@@ -147,18 +147,6 @@ def keeps_state(live: LiveDirectory) -> bool:
         StorageAccessError: The directory cannot be reached.
     """
     return any(name.isdecimal() for name in live.folder.listing(STATE).names)
-
-
-def carries_state(live: LiveDirectory, at_batch: int) -> bool:
-    """Whether a clone of a live directory that goes back to a batch can include the state after the next batch.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
-    try:
-        return keeps_state(live) and cut(live, carry_in_flight=True, at_batch=at_batch, carry_state=True).carries_state
-    except LiveDirectoryError:
-        return False
 
 
 def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkForecast]:

@@ -97,9 +97,6 @@ class Replay:
         query_id: Id of the query before the start.
         keeps_query_id: Whether the started query has the same id.
         in_flight: The batch after `to_batch` if exactly its rows are replayed, else None.
-        stateful: Whether the query keeps state, which is not written for a batch that a sink skips
-            without running it.
-        carries_state: Whether the state after `in_flight` is included.
         log_entries: Log entries of each file sink from a snapshot, by its folder. None reads the
             sink's own log.
         query_ids: The ids that the stream's query has had.
@@ -109,8 +106,6 @@ class Replay:
     query_id: str | None
     keeps_query_id: bool = True
     in_flight: int | None = None
-    stateful: bool = False
-    carries_state: bool = False
     log_entries: Mapping[str, Sequence[SinkEntry]] | None = None
     query_ids: Collection[str] = ()
 

@@ -45,8 +45,6 @@ def replay(case: dict[str, Any], **more: Any) -> Replay:
         case.get("query", QUERY),
         keeps_query_id=not case.get("new_id", False),
         in_flight=case.get("in_flight"),
-        stateful=case.get("stateful", False),
-        carries_state=case.get("carries_state", False),
         **more,
     )
 

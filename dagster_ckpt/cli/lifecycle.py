@@ -216,9 +216,9 @@ def _mapping(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _fork_messages(made: Fork) -> list[str]:
-    lines = [f"{made.stream_id} continues from {made.source} of {made.of_stream_id}, batch {made.batch_id}, as query "]
-    lines = [f"{lines[0]}{made.query_id}, in {made.live_directory}"]
-    return [*lines, *(f"{old} -> {new}" for old, new in made.outputs.items())]
+    start = f"{made.stream_id} continues from {made.source} of {made.of_stream_id}, batch {made.batch_id}"
+    outputs = (f"{old} -> {new}" for old, new in made.outputs.items())
+    return [f"{start}, as query {made.query_id}, in {made.live_directory}", *outputs]
 
 
 def _print_preview(preview: RewindPreview, as_json: bool) -> None:

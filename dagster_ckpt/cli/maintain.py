@@ -25,14 +25,24 @@ ENDS = click.Choice(["FINISHED", "CANCELED", "FAILED", "SUSPENDED"], case_sensit
 def retention(client: Client, *, stream: str, ended: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Finish interrupted deletions and remove orphaned bytes; with --ended, apply the clean-up option too."""
     stream_exists(client, stream)
-    if not dry_run and ended is not None:
-        confirm(f"Apply the clean-up option of {stream} as after {ended}?", yes=yes)
+    if not dry_run:
+        confirm(
+            f"Apply the clean-up option of {stream} as after {ended}?"
+            if ended is not None
+            else f"Delete what interrupted deletions of {stream} left, and what no snapshot refers to?",
+            yes=yes,
+        )
     _report(client.apply_retention(stream, state=ended, dry_run=dry_run), as_json)
 
 
 @command("sweep", epilog="\b\nExample:\n  dagster-ckpt sweep orders --dry-run")
 @click.argument("stream")
-@click.option("--older-than", metavar="HOURS", type=click.FloatRange(min=0), help="Younger bytes stay; default: 6.")
+@click.option(
+    "--older-than",
+    metavar="HOURS",
+    type=click.FloatRange(min=0),
+    help="Younger bytes stay; default: as housekeeping.",
+)
 @dry_run
 @yes
 def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: bool, yes: bool, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
+from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
 from tests.support.golden_stream import STREAM, GoldenStream
 
 
@@ -87,7 +88,9 @@ def test_a_rewind_is_previewed_and_asks_before_it_undoes_anything(golden: Golden
     assert "--yes" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("cancel",), ("sweep",), ("clean-sinks",), ("retention", "--ended", "CANCELED")])
+@pytest.mark.parametrize(
+    "arguments", [("cancel",), ("sweep",), ("clean-sinks",), ("retention",), ("retention", "--ended", "CANCELED")]
+)
 def test_what_deletes_asks_first(golden: GoldenStream, arguments: tuple[str, ...]) -> None:
     assert "--yes" in run(arguments[0], STREAM, *arguments[1:], status=2).stderr
 
@@ -173,6 +176,10 @@ def test_a_streams_command_needs_neither_dagster_nor_spark(golden: GoldenStream)
         [sys.executable, "-c", program.replace("golden", STREAM)], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_help_names_the_default_time_limit() -> None:
+    assert f"default: {DEFAULT_TIMEOUT_S:.0f}" in run("savepoint", "--help").stdout
 
 
 def test_a_mapping_of_outputs_is_checked(golden: GoldenStream) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.client.client import Client
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig
     from dagster_ckpt.config.modes import DesiredState
-    from dagster_ckpt.driver.driver import run_stream
+    from dagster_ckpt.driver import run_stream
     from dagster_ckpt.operations.health import HealthCheck
     from dagster_ckpt.operations.health_facts import HealthSettings
     from dagster_ckpt.operations.launching import DriverLaunch
@@ -56,7 +56,7 @@ _MODULES = {
     "Client": "client.client",
     "CheckpointConfig": "config.checkpoint_config",
     "DesiredState": "config.modes",
-    "run_stream": "driver.driver",
+    "run_stream": "driver",
     "HealthCheck": "operations.health",
     "HealthSettings": "operations.health_facts",
     "DriverLaunch": "operations.launching",

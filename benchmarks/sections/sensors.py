@@ -21,7 +21,7 @@ from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.orchestration.checks import STREAMS_PER_TICK
 from dagster_ckpt.orchestration.sensors.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
-from dagster_ckpt.orchestration.sensors.snapshot_report import failure_observation, materialization
+from dagster_ckpt.orchestration.sensors.reports import failure_observation, materialization
 
 STREAMS = 1000
 SNAPSHOTS_EACH = 35

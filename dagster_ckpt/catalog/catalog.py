@@ -13,11 +13,10 @@ from dagster_ckpt.catalog.events import EventRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.holds import HoldRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
-from dagster_ckpt.catalog.rebuilding import RebuildRecords
 from dagster_ckpt.catalog.recoveries import RecoveryRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
-from dagster_ckpt.catalog.streams import StreamRecords
+from dagster_ckpt.catalog.streams import RebuildRecords, StreamRecords
 from dagster_ckpt.catalog.tables import deployment, snapshots, streams
 from dagster_ckpt.catalog.time_limits import MIGRATION_S
 from dagster_ckpt.errors import CatalogError

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.sinks.guarantees import guarantees
-from dagster_ckpt.sinks.in_snapshot import names_of_others
 from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.snapshot_sinks import names_of_others
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import Source
 from dagster_ckpt.snapshot.store import StoredSnapshot

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.checkpointing.completion import NotRecorded, asked, provenance, record_snapshot
 from dagster_ckpt.checkpointing.progress import BatchFigures
-from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_snapshot
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.errors import CatalogError, NothingCommittedError
 from dagster_ckpt.snapshot.manifest import SnapshotKind

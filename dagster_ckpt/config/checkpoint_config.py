@@ -18,8 +18,8 @@ from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import INT_MAX, Choice, OptionDescription, Switch
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.policies.retention import RetentionPolicy
+from dagster_ckpt.policies.serialization import Written, read_retention, read_trigger
 from dagster_ckpt.policies.trigger import TriggerPolicy
-from dagster_ckpt.policies.written import Written, read_retention, read_trigger
 
 __all__ = ["CheckpointConfig", "CheckpointOptions"]
 
@@ -57,7 +57,7 @@ class CheckpointConfig:
         storage: A CheckpointStorage, or the absolute path or URL of a directory.
         retention: Which completed checkpoints to keep, instead of `num_retained`, such as
             `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`; or the
-            same as data (`dagster_ckpt.policies.written`).
+            same as data (`dagster_ckpt.policies.serialization`).
         trigger: When the next periodic checkpoint is due, instead of `interval`, such as
             `Interval(60_000) | EveryBatches(100)` or an object of your own with `due_at_ms`; or the
             same as data.

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from dagster_ckpt.io.access import Guarded, accessing
+from dagster_ckpt.io.errors import Guarded, accessing
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
 from dagster_ckpt.io.memory import entries_below
 

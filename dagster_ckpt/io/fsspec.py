@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.config.storage_path import fsspec_arguments, has_folders
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.access import Guarded, accessing
+from dagster_ckpt.io.errors import Guarded, accessing
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
 
 # Object stores accept parts of at least 5 MiB; fsspec's files are written in blocks of this size.

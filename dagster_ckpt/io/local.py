@@ -17,8 +17,8 @@ from typing import BinaryIO, cast
 
 from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.access import Guarded, accessing, explained
 from dagster_ckpt.io.durability import PieceWriter, flush, flush_tree, make_folder
+from dagster_ckpt.io.errors import Guarded, accessing, explained
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Listing, Look, no_op
 
 _DELETE_ATTEMPTS = 10

@@ -21,7 +21,7 @@ from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
-from dagster_ckpt.stream.recorded import RecordedSettings
+from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_named
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)

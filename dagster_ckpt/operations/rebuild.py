@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dagster_ckpt.catalog.rebuilding import RebuiltStream
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     Holder,
@@ -22,8 +21,9 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
+from dagster_ckpt.catalog.streams import RebuiltStream
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError
-from dagster_ckpt.sinks.in_snapshot import sinks_in
+from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle

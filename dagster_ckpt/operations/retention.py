@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import NothingCommittedError, OptionError
 from dagster_ckpt.policies.guard import decide_retention, needed_of_history
-from dagster_ckpt.policies.naming import policy_name
 from dagster_ckpt.policies.retention import RetentionContext, RetentionPolicy
 from dagster_ckpt.recovery.retention import RetentionReport, discard, housekeeping
 from dagster_ckpt.runtime.settlement import settle_execution

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.recovery.sink_survey import refuse_to_clean
-from dagster_ckpt.sinks.in_snapshot import part_files_in_snapshot
 from dagster_ckpt.sinks.part_files import Leftovers, PartFile
 from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.snapshot_sinks import part_files_in_snapshot
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.stream.snapshots import describe_snapshot

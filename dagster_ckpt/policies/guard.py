@@ -14,7 +14,7 @@ from enum import Enum
 from itertools import islice
 from random import Random
 
-from dagster_ckpt.policies.naming import policy_name
+from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, RestartPolicy
 from dagster_ckpt.policies.restart_strategies import ExponentialDelayRestartStrategyConfiguration
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, RetentionPolicy

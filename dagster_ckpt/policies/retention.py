@@ -16,9 +16,8 @@ import pendulum
 from pendulum.tz.exceptions import InvalidTimezone
 
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.config.validation import Milliseconds, WholeNumber
+from dagster_ckpt.config.validation import Milliseconds, WholeNumber, policy_name
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.naming import policy_name
 
 
 class RetainedKind(Enum):

@@ -16,9 +16,8 @@ from typing import Protocol, runtime_checkable
 import pendulum
 from pendulum.tz.exceptions import InvalidTimezone
 
-from dagster_ckpt.config.validation import Milliseconds, WholeNumber
+from dagster_ckpt.config.validation import Milliseconds, WholeNumber, policy_name
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.naming import policy_name
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Snaps
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
-from dagster_ckpt.sinks.in_snapshot import captured_sinks
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
+from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshots import unregistered_snapshot

@@ -21,11 +21,10 @@ from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import refuse_copies
-from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_fork import fork_output
+from dagster_ckpt.sinks.file_sink import FileSink, fork_output
 from dagster_ckpt.sinks.file_sink_log import own_past
-from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot
 from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id

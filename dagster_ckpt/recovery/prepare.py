@@ -26,15 +26,15 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
 from dagster_ckpt.sinks.guard import Verdict
 from dagster_ckpt.sinks.in_flight import settle_in_flight
-from dagster_ckpt.sinks.in_snapshot import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
+from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clone, give_query_id, materialize, unwatched
-from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
-from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_fork import copied_files
+from dagster_ckpt.sinks.file_sink import FileSink, copied_files
 from dagster_ckpt.sinks.file_sink_log import files_of, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
-from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot, other_sinks
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch
+from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, other_sinks
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written
 from dagster_ckpt.stream.liveness import is_held
 

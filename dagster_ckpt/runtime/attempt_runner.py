@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.checkpointing.completion import NotRecorded, asked, provenance, record_snapshot
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Alignment,
@@ -22,12 +23,11 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     CutTaken,
     Event,
 )
-from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
+from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
-from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_snapshot
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, sharing_base
+from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
-from dagster_ckpt.policies.naming import policy_name
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored

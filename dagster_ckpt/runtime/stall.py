@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dagster_ckpt.spark.query.activity import QueryActivity, TaskCounts
+from dagster_ckpt.spark.query.progress import QueryActivity, TaskCounts
 
 # Most triggers have finished by then, so tasks are counted only for a slow one.
 LOOK_AT_TASKS_AFTER_MS = 10_000

@@ -20,8 +20,8 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason
-from dagster_ckpt.checkpointing.recording import advance_checkpoint_id
 from dagster_ckpt.errors import CatalogError, LeaseLostError, RestartWithdrawnError, StartStoppedError
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
@@ -39,7 +39,7 @@ from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.output import NamedOutput, named_output
+from dagster_ckpt.spark.query.description import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery

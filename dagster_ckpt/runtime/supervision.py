@@ -32,7 +32,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Tick,
     Triggered,
 )
-from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import CatalogError, LeaseLostError
@@ -41,7 +41,7 @@ from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptR
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
-from dagster_ckpt.spark.query.activity import STARTING
+from dagster_ckpt.spark.query.progress import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper

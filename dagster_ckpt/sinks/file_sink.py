@@ -1,20 +1,30 @@
-"""Spark's file sink (Parquet, JSON, CSV, ...): its log numbers the batches, and is rolled back with the query."""
+"""Spark's file sink (Parquet, JSON, CSV, ...): its log numbers the batches, and is rolled back with the query.
+
+`FileSink` implements the protocol. `examine_file_sink` compares a sink with the checkpoint for the doctor, and
+`fork_output` copies the rows to a fork. How the log itself is rolled back: `file_sink_log.py`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
+from itertools import islice
+from typing import Any, Self
+from urllib.parse import quote, unquote
 
-from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.config.storage_path import local_path
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError, StorageAccessError, UnknownLayoutError
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io, same_folder
-from dagster_ckpt.sinks.file_sink_examination import examine_file_sink
-from dagster_ckpt.sinks.file_sink_log import LOG, capture_log, logged_batch, own_past, roll_back
+from dagster_ckpt.sinks.file_sink_log import LOG, capture_log, files_of, logged_batch, own_past, roll_back
 from dagster_ckpt.sinks.part_files import Leftovers, PartFile, delete_part_files, read_leftovers
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
-from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
-from dagster_ckpt.spark.doctor.finding import Finding
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
+from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 
 _NAME = re.compile(r"FileSink\[(?P<path>.+)\]")
@@ -122,3 +132,185 @@ class FileSink(Sink):
             f"batches up to {last_batch} whatever is in them.",
             "Write to a new folder.",
         )
+
+
+# A file whose name happens to be a number could make a very large gap.
+_MAX_REPORTED_GAPS = 1_000
+
+
+def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
+    """Compare the log of a file sink with the checkpoint."""
+    # Commits, sink, offsets: the reverse of the order in which a running query writes them, so
+    # later reads may be newer.
+    committed = max(batch_ids(subject.folder, COMMITS), default=-1)
+    names: dict[int, str] = {}
+    for name in folder.list(LOG):
+        number = entry_id(name)
+        if number is not None:
+            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
+    last = max(names, default=-1)
+    where = f"{folder.url}/{LOG}"
+    if last > planned:
+        yield error(
+            Code.SINK_LOG_AHEAD,
+            where,
+            f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark passes "
+            "over every batch "
+            f"up to {last} without a word, and where it is cut differently the second time its rows are lost.",
+        )
+    has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
+    # Read the commits again at the end: a running query may have committed this batch, or is about
+    # to.
+    if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
+        yield note(
+            Code.SINK_HAS_BATCH_IN_FLIGHT,
+            f"{where}/{names[last]}",
+            f"The sink has batch {last}, which is not committed, and state is in checkpoint format v2. Unless a query "
+            "runs there, Spark would pass over the batch without running it and fail, at every start: assertion "
+            "failed: CheckpointInfo length: 0.",
+        )
+    if last < committed:
+        yield warning(
+            Code.SINK_LOG_BEHIND,
+            where,
+            f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or "
+            "the output "
+            "folder was exchanged or rolled back by itself.",
+        )
+    first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
+    missing = (number for number in range(first, last + 1) if number not in names)
+    for number in sorted(
+        {*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if first <= number <= last)}
+    ):
+        if number not in names:
+            yield error(
+                Code.SINK_LOG_GAP,
+                f"{where}/{number}",
+                f"The sink's log has entries up to {last}, but not this one: readers and the next compaction "
+                "fail, and no "
+                "snapshot can be taken.",
+            )
+            continue
+        entry = f"{LOG}/{names[number]}"
+        try:
+            parse_log_lines(folder.read(entry), f"{folder.url}/{entry}")
+        except UnknownLayoutError as trouble:
+            yield error(Code.UNKNOWN_VERSION, f"{folder.url}/{entry}", str(trouble))
+        except LiveDirectoryError as trouble:
+            yield error(Code.SINK_LOG_UNREADABLE, f"{folder.url}/{entry}", str(trouble))
+        except FileNotFoundError:
+            # Compacted since it was listed.
+            continue
+
+
+# Characters that Hadoop leaves unescaped in the path of a URI.
+_SAFE = "/=:@!$&'()*+,;~"
+
+
+def fork_output(
+    old: str,
+    new: str,
+    batch_id: int,
+    entries: Sequence[SinkEntry],
+    *,
+    still_mine: StillMine,
+    may_link: bool = True,
+) -> None:
+    """Copy the rows of a folder up to a batch to another folder; can be interrupted and repeated.
+
+    Args:
+        old: FileIO of the file sink.
+        new: FileIO of the fork; created if it does not exist.
+        batch_id: The batch.
+        entries: The log of `old` up to the batch.
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
+        may_link: Hard-link files on one disk, so that they share their bytes; otherwise copy them.
+
+    Raises:
+        RestoreError: The log lists a file that is missing or outside of the folder.
+        LiveDirectoryError: An entry of the log cannot be parsed.
+        SinkRollbackError: The log of the new folder cannot be written.
+        StorageAccessError: A file cannot be read or written.
+    """
+    target = open_file_io(new)
+    target.make()
+    moved = []
+    for entry in entries:
+        with still_mine():
+            # The copied files are new or exist already, so nothing of a successor is overwritten.
+            pass
+        lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
+        texts = [
+            "v1",
+            *(json.dumps(_moved(old, new, dict(line), may_link=may_link), separators=(",", ":")) for line in lines),
+        ]
+        moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))
+    # Make the files durable first: a log that lists them may be read at once.
+    target.flush_all()
+    roll_back(new, batch_id, moved, still_mine=still_mine)
+
+
+def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
+    """The files that the log of a folder lists after it got the rows of another one.
+
+    Raises:
+        RestoreError: The log lists a file outside of the folder.
+        LiveDirectoryError: An entry of the log cannot be parsed.
+    """
+    return frozenset(_place(new, _below(old, where)) for where in files_of(entries, old))
+
+
+def strange_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
+    """A file in a folder that `fork_output` would not have created, or None if there is none.
+
+    Args:
+        new: The folder.
+        old: FileIO of the file sink whose rows it gets.
+        entries: The log of `old` up to the copied rows; if empty, the folder must be empty.
+
+    Raises:
+        RestoreError: The log lists a file outside of the folder.
+        LiveDirectoryError: An entry of the log cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    known = {_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
+    return next((path for path, _ in open_file_io(new).find() if path not in known), None)
+
+
+def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[str, Any]:
+    where = str(line.get("path", ""))
+    name = _below(old, where)
+    try:
+        _bring(old, new, name, may_link=may_link)
+    except FileNotFoundError as error:
+        raise RestoreError(
+            f"{where} is gone, though the log of {old} names it, so the output cannot be forked. Fork without it."
+        ) from error
+    return {**line, "path": _place(new, name)}
+
+
+def _place(new: str, name: str) -> str:
+    root = local_path(new)
+    place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else new.rstrip("/")
+    return f"{place}/{quote(name, safe=_SAFE)}"
+
+
+def _below(old: str, where: str) -> str:
+    root, file = local_path(old), local_path(unquote(where))
+    if root is not None and file is not None and file.is_relative_to(root):
+        return file.relative_to(root).as_posix()
+    prefix = f"{old.rstrip('/')}/"
+    if root is None and unquote(where).startswith(prefix):
+        return unquote(where).removeprefix(prefix)
+    raise RestoreError(f"The log of {old} names {where}, which does not lie there, so the output cannot be forked.")
+
+
+def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:
+    source, target = open_file_io(old), open_file_io(new)
+    # A file that an interrupted fork brought is whole, and its name is unique.
+    if may_link and (target.size(name) is not None or target.adopt(name, source, name)):
+        return
+    with source.open(name) as stream:
+        target.write(name, iter(lambda: stream.read(1 << 20), b""))

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_ckpt.errors import OptionTypeError
-from dagster_ckpt.sinks.builtin import ConsoleSink, MemorySink, NoopSink
+from dagster_ckpt.sinks.builtin import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.foreach import ForeachBatchSink, ForeachSink
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka import KafkaSink
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkForecast
 from dagster_ckpt.sinks.tables import HudiOrPaimonTable, NamedTable
-from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.description import NamedOutput
 
 # In this order: class names are matched before the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (

@@ -17,11 +17,11 @@ from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
-from dagster_ckpt.sinks.in_snapshot import sinks_in
+from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.recorded import RecordedSettings
+from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 Clock = Callable[[], int]
 

@@ -19,7 +19,7 @@ from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.recorded import KEEP_EVERYTHING, RecordedRestartStrategy, RecordedSettings
+from dagster_ckpt.stream.recorded_settings import KEEP_EVERYTHING, RecordedRestartStrategy, RecordedSettings
 
 
 class StreamSource(Protocol):

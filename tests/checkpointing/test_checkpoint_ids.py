@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.checkpointing.recording import advance_checkpoint_id
+from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -29,7 +29,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Tick,
     Triggered,
 )
-from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 
 REPORTED = [

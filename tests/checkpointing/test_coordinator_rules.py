@@ -6,7 +6,7 @@ import pytest
 
 from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator, FailureCounter
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason, QueryStarted
-from dagster_ckpt.checkpointing.coordinator.requests import (
+from dagster_ckpt.checkpointing.coordinator.triggers import (
     Load,
     RequestDecider,
     Start,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpointing.recording import provenance
+from dagster_ckpt.checkpointing.completion import provenance
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator

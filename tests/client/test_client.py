@@ -33,7 +33,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.stream.recorded import RecordedSettings
+from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from tests.support.golden_stream import STREAM, GoldenStream
 
 RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION

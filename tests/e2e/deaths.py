@@ -12,7 +12,7 @@ from stage import LIMIT_S, Ending, Stage, kill
 
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord
 from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG
-from dagster_ckpt.orchestration.sensors.snapshot_report import SEQUENCE_KEY
+from dagster_ckpt.orchestration.sensors.reports import SEQUENCE_KEY
 
 
 @dataclass

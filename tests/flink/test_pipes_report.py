@@ -12,7 +12,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.driver.pipes import pipes_report, progress_message
+from dagster_ckpt.driver import pipes_report, progress_message
 from dagster_ckpt.flink.program import StreamExecution
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.stream.liveness import this_holder
@@ -24,7 +24,7 @@ PROGRAM = """
 import sys, threading
 from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.driver.pipes import pipes_report
+from dagster_ckpt.driver import pipes_report
 from dagster_ckpt.flink.program import StreamExecution
 from dagster_ckpt.runtime.run import EndKind
 from tests.support.as_writer import as_writer

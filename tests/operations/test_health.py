@@ -32,7 +32,7 @@ from dagster_ckpt.operations.health_facts import (
 )
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.runtime.stall import QueryInactivity
-from dagster_ckpt.spark.query.activity import TaskCounts
+from dagster_ckpt.spark.query.progress import TaskCounts
 from tests.support.as_writer import as_writer
 
 CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))

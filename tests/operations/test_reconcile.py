@@ -8,7 +8,15 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.operations.reconcile import LAUNCH_MS, RecordedEnd, Restart, Retain, Verdict, Wait, reconcile
+from dagster_ckpt.operations.unsettled_executions import (
+    LAUNCH_MS,
+    RecordedEnd,
+    Restart,
+    Retain,
+    Verdict,
+    Wait,
+    reconcile,
+)
 from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy, RestartStrategies
 
 FAILED_AT_MS = 1_000_000

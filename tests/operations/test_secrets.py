@@ -24,10 +24,10 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.state_backend import CustomStateBackend
 from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
-from dagster_ckpt.io.access import accessing
+from dagster_ckpt.io.errors import accessing
 from dagster_ckpt.operations.launching import DriverLaunch, launch_driver
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
+from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom

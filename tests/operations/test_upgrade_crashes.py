@@ -29,8 +29,8 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.requests import RequestRecords
 from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.operations.desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.operations.managed_stream import StepRun
-from dagster_ckpt.operations.reconcile_desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from tests.support.as_writer import as_writer, set_stream
 

@@ -11,8 +11,8 @@ import yaml
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.policies.retention import RetainedSnapshot, RetentionContext
+from dagster_ckpt.policies.serialization import read_retention, read_trigger
 from dagster_ckpt.policies.trigger import TriggerProgress
-from dagster_ckpt.policies.written import read_retention, read_trigger
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.S)

@@ -30,7 +30,7 @@ from dagster_ckpt.policies.retention import (
     SavepointHistory,
     YoungerThan,
 )
-from dagster_ckpt.policies.written import read_retention, write_retention
+from dagster_ckpt.policies.serialization import read_retention, write_retention
 
 HOUR_MS = 3_600_000
 NOW = RetentionContext(1_000 * HOUR_MS)

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.checkpointing.coordinator.messages import Alignment, Attempt, AttemptCompleted
-from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
+from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner

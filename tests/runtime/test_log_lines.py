@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import dagster as dg
 import pytest
 
+from dagster_ckpt import driver
 from dagster_ckpt.catalog import transitions
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.catalog.transitions import describe_event, forwarded_log, log_transition, size
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.driver import driver
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.flink import program
 from dagster_ckpt.orchestration.runs.run_status import transitions_in_run_log

@@ -23,7 +23,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     CleaningChanged,
     Event,
 )
-from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
+from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseLostError, SinkRollbackError

@@ -33,10 +33,10 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     subsumed_by,
 )
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason as Reason
-from dagster_ckpt.checkpointing.coordinator.periodic_trigger import PeriodicTrigger
-from dagster_ckpt.checkpointing.coordinator.requests import (
+from dagster_ckpt.checkpointing.coordinator.triggers import (
     TIMER_REQUEST,
     Load,
+    PeriodicTrigger,
     RequestDecider,
     Start,
     TooSoon,

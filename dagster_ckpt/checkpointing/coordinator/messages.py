@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind, TriggerRequest
+from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind, TriggerRequest
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import CheckpointingMode
 

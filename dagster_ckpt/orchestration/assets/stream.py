@@ -11,12 +11,11 @@ import dagster as dg
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.config.validation import STREAM_ID_PATTERN
+from dagster_ckpt.config.validation import STREAM_ID_PATTERN, policy_name
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.orchestration.translator import StreamTranslator
-from dagster_ckpt.policies.naming import policy_name
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UpgradePolicy

@@ -22,7 +22,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
 from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata, preview_metadata
 from dagster_ckpt.orchestration.resources.settings import StartConfig
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
-from dagster_ckpt.policies.written import read_retention
+from dagster_ckpt.policies.serialization import read_retention
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"
 TIMEOUT = "Seconds to wait for an answer of the running stream; after that the request is withdrawn."

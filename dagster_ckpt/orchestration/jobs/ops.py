@@ -19,7 +19,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     run_tags,
     transitions_in_run_log,
 )
-from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
+from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES, translator_of
 
 STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."

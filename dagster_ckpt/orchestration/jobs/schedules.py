@@ -12,8 +12,8 @@ from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
+from dagster_ckpt.policies.serialization import write_retention
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
-from dagster_ckpt.policies.written import write_retention
 
 DEFAULT_HISTORY = SavepointHistory()
 

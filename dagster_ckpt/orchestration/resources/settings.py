@@ -16,8 +16,8 @@ from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointC
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
 from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.policies.serialization import own_policy
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from dagster_ckpt.policies.written import own_policy
 from dagster_ckpt.stream.start_from import StartFrom
 
 

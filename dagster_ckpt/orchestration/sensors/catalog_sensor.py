@@ -12,13 +12,16 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
-from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, ReportedEvent, events_to_report
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import catalog_of
-from dagster_ckpt.orchestration.sensors.snapshot_report import (
+from dagster_ckpt.orchestration.sensors.reports import (
+    DECISIVE,
+    REMEMBERED,
     SEQUENCE_KEY,
     SNAPSHOT_ID_KEY,
+    ReportedEvent,
+    events_to_report,
     failure_observation,
     identity,
     materialization,

@@ -11,15 +11,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, StreamRecord
 from dagster_ckpt.errors import CkptError, StreamNotFoundError
-from dagster_ckpt.operations.desired_state import is_steady
+from dagster_ckpt.operations.desired_state import Definition, Orchestrator, Step, StepRuns, is_steady, reconcile_desired
 from dagster_ckpt.operations.managed_stream import StepRun
-from dagster_ckpt.operations.reconcile_desired_state import (
-    Definition,
-    Orchestrator,
-    Step,
-    StepRuns,
-    reconcile_desired,
-)
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
     DEPLOYMENT_TAG,
@@ -31,7 +24,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.stream.handle import register
-from dagster_ckpt.stream.recorded import RecordedSettings
+from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 
 def report_terminal_failure(

@@ -15,7 +15,6 @@ from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingC
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
-from dagster_ckpt.spark.checkpoint_dir.description import CutFacts, describe
 from dagster_ckpt.spark.checkpoint_dir.file_source import source_files
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
@@ -37,6 +36,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_query_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
+from dagster_ckpt.spark.checkpoint_dir.snapshot_properties import CutFacts, describe
 from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_since, layout_of
 

@@ -16,13 +16,19 @@ from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
-from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
 from dagster_ckpt.spark.query.execution_mode import ExecutionMode, mode_of_execution
-from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_query
 from dagster_ckpt.spark.query.plan_description import PlanDescription
-from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.spark.query.progress import (
+    STARTING,
+    QueryActivity,
+    QueryProgress,
+    TaskCounts,
+    activity_of,
+    stack_of,
+    tasks_of,
+)
 from dagster_ckpt.spark.versions import release_of
 
 if TYPE_CHECKING:

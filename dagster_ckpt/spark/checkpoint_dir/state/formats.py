@@ -14,8 +14,8 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, store_directory
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
+    StoreDirectory,
     format_v2_files,
     heap_files,
     rocksdb_files,

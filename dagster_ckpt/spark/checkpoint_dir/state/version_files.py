@@ -13,16 +13,21 @@
 
 from __future__ import annotations
 
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Set
+from functools import cached_property
 from typing import Annotated, cast
 
 from pydantic import BaseModel, Field
 
-from dagster_ckpt.errors import ChecksumDiffersError, LiveDirectoryError
-from dagster_ckpt.foreign import LARGEST_LONG, from_json, reading
-from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
+from dagster_ckpt.errors import ChecksumDiffersError, IncompleteCutError, LiveDirectoryError
+from dagster_ckpt.foreign import LARGEST_LONG, from_json, inflated, inflation_limit, number_in, reading
+from dagster_ckpt.io.file_io import FileIO, Listing
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, read_needed
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import check_version, read_lineage
-from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.zip_member import read_member
 from dagster_ckpt.spark.versions import SparkFile
 
 _SSTS = "SSTs"
@@ -196,3 +201,142 @@ def heap_files(store: StoreDirectory, version: int) -> list[NeededFile]:
     since = f"{base}.snapshot" if base else "the empty state"
     why = f"version {version} is {since} and every delta after it"
     return files + [store.need(f"{delta}.delta", why) for delta in range(base + 1, version + 1)]
+
+
+_COUNTED_DOWN = 10_000
+
+
+class StoreDirectory:
+    """One state store of one partition of one operator."""
+
+    def __init__(self, folder: FileIO, path: str) -> None:
+        self.folder = folder
+        self.path = path
+
+    @property
+    def is_first_partition(self) -> bool:
+        """Whether it belongs to partition 0."""
+        return self.path.split("/")[2] == "0"
+
+    @property
+    def names(self) -> Set[str]:
+        """Names in the directory, as of the first access."""
+        return self._listing.names
+
+    def newest(self, suffix: str, at_most: int) -> int:
+        """Newest version up to `at_most` that has a file `<version><suffix>`; 0 if there is none."""
+        names = self.names
+        # Spark writes one every few versions, so counting down is faster than checking every name.
+        near = range(at_most, max(at_most - _COUNTED_DOWN, 0), -1)
+        found = next((version for version in near if f"{version}{suffix}" in names), None)
+        if found is not None or at_most <= _COUNTED_DOWN:
+            return found or 0
+        numbers = (number_in(name.removesuffix(suffix)) for name in names if name.endswith(suffix))
+        return max((number for number in numbers if number is not None and number <= at_most), default=0)
+
+    def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
+        """A file that must exist.
+
+        Raises:
+            IncompleteCutError: It does not exist.
+        """
+        try:
+            size, token = self._listing.version(name)
+        except FileNotFoundError as error:
+            if name in self.names:
+                # It was purged after the directory was listed: the next attempt lists it again.
+                raise
+            raise self.incomplete(name, why) from error
+        path = f"{self.path}/{name}"
+        return NeededFile(self.folder, path, path, size, token, identity, stable=True)
+
+    def need_read(self, name: str, why: str) -> NeededFile:
+        """A small file that must exist, with its content.
+
+        Raises:
+            IncompleteCutError: It does not exist.
+        """
+        if name not in self.names:
+            raise self.incomplete(name, why)
+        file = read_needed(self.folder, f"{self.path}/{name}")
+        file.stable = True
+        return file
+
+    def incomplete(self, name: str, why: str) -> IncompleteCutError:
+        """The error that reports what is missing and why it is needed."""
+        return IncompleteCutError(
+            f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt reads a "
+            "newer commit. Where it stays missing, the live directory is damaged: restore a snapshot."
+        )
+
+    @cached_property
+    def _listing(self) -> Listing:
+        return self.folder.listing(self.path)
+
+
+_END = struct.Struct("<4s4xxxHLL2x")
+_END_SIGNATURE = b"PK\5\6"
+_ENTRY = struct.Struct("<4s4xHH4xLLLHHH8xL")
+_ENTRY_SIGNATURE = b"PK\1\2"
+_LOCAL = struct.Struct("<4s22xHH")
+_LOCAL_SIGNATURE = b"PK\3\4"
+_DEFLATED = 8
+# Raw deflate, without a zlib header.
+_RAW = -zlib.MAX_WBITS
+# The text is UTF-8, and sizes follow the content: the sizes in the central directory are used.
+_HARMLESS_FLAGS = 0x0808
+
+
+def read_member(archive: bytes, name: str) -> bytes:
+    """Content of a member of a ZIP, verified with its checksum.
+
+    Args:
+        archive: The whole ZIP.
+        name: Name of the member.
+
+    Raises:
+        KeyError: It has no member of that name.
+        zipfile.BadZipFile: It is not a ZIP, or is damaged.
+    """
+    try:
+        content = _read_plain(archive, name.encode())
+    except (struct.error, zlib.error, EOFError, ValueError):
+        content = None
+    if content is not None:
+        return content
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as slow, slow.open(name) as member:
+            content = member.read(inflation_limit(len(archive)))
+            if member.read(1):
+                raise ValueError(f"its member {name} is longer than {len(archive)} packed bytes become")
+            return content
+    except (zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
+        # A damaged byte can look to `zipfile` like another compression method, a password, or an
+        # undecodable name.
+        raise zipfile.BadZipFile(str(error)) from error
+
+
+def _read_plain(archive: bytes, name: bytes) -> bytes | None:
+    """Read an archive as Java writes it; None if `zipfile` has to read it."""
+    begin = len(archive) - _END.size
+    # If the archive has no comment, its end record is at the very end.
+    signature, count, length, begin_of_entries = _END.unpack_from(archive, begin)
+    if signature != _END_SIGNATURE or begin_of_entries + length != begin:
+        return None
+    at = begin_of_entries
+    for _ in range(count):
+        entry = _ENTRY.unpack_from(archive, at)
+        signature, flags, method, crc, packed, size, name_length, extra, comment, local = entry
+        at += _ENTRY.size
+        if signature != _ENTRY_SIGNATURE:
+            return None
+        if archive[at : at + name_length] == name:
+            if method != _DEFLATED or flags & ~_HARMLESS_FLAGS:
+                return None
+            signature, local_name, local_extra = _LOCAL.unpack_from(archive, local)
+            data = local + _LOCAL.size + local_name + local_extra
+            content = inflated(archive[data : data + packed], _RAW)
+            is_sound = signature == _LOCAL_SIGNATURE and len(content) == size and zlib.crc32(content) == crc
+            return content if is_sound else None
+        at += name_length + extra + comment
+    return None

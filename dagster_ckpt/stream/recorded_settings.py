@@ -25,7 +25,7 @@ from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy
 from dagster_ckpt.policies.retention import RetentionPolicy
-from dagster_ckpt.policies.written import OWN, read_retention, write_retention
+from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
 
 # For a stream whose options nobody knows: nothing is deleted that other options would keep.
 KEEP_EVERYTHING = CheckpointOptions(cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION)

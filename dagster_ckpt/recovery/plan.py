@@ -8,6 +8,7 @@ from enum import Enum
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.stream.start_from import StartFrom
@@ -187,3 +188,47 @@ class RecoveryFacts:
         if self.live is not None and self.live.status is LiveStatus.GOOD:
             return self.live.batch_id
         return self.last_batch
+
+
+@dataclass(frozen=True)
+class RewindDistance:
+    """The distance between two snapshots of one timeline.
+
+    Attributes:
+        batches: Committed batches between them; None if a snapshot does not record its batch.
+        rows: Input rows that the catalog recorded between them; None if a snapshot has no figure.
+        span_ms: Milliseconds between their completions; None if unknown.
+    """
+
+    batches: int | None
+    rows: int | None
+    span_ms: int | None
+
+    def __str__(self) -> str:
+        batches = "an unknown number of batches" if self.batches is None else f"{self.batches} batches"
+        rows = "rows unknown" if self.rows is None else f"{self.rows:,} rows"
+        span = "time unknown" if self.span_ms is None else iso_duration(self.span_ms)
+        return f"{batches}, {rows}, {span}"
+
+
+def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
+    """How far `chosen` is behind the newest snapshot, or None if it is the newest.
+
+    Args:
+        snapshots: Restorable snapshots of one timeline, newest first, including `chosen`.
+        chosen: The snapshot that a recovery uses.
+    """
+    newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
+    if not newer:
+        return None
+    rows = [snapshot.rows for snapshot in newer if snapshot.rows is not None]
+    return RewindDistance(
+        batches=_difference(newer[0].batch_id, chosen.batch_id),
+        # A snapshot counts the rows since the previous one.
+        rows=sum(rows) if len(rows) == len(newer) else None,
+        span_ms=_difference(newer[0].completed_at_ms, chosen.completed_at_ms),
+    )
+
+
+def _difference(newer: int | None, older: int | None) -> int | None:
+    return None if newer is None or older is None else max(0, newer - older)

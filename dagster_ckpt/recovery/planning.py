@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
-from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.config.modes import RecoveryClaimMode
-from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError
-from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError, StateAtRiskError
+from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan, skipped_distance
 from dagster_ckpt.recovery.recovery_points import (
     RecoveryPoint,
     batch_point,
@@ -20,7 +18,6 @@ from dagster_ckpt.recovery.recovery_points import (
     recovery_points,
     snapshot_point,
 )
-from dagster_ckpt.recovery.state_at_risk import refuse_to_forget, refuse_unconfirmed
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
@@ -29,69 +26,9 @@ from dagster_ckpt.stream.snapshots import (
     SAVEPOINT,
     describe_snapshot,
     is_named,
-    is_owned_by_stream,
     newest_for_recovery,
 )
 from dagster_ckpt.stream.start_from import StartPoint
-
-
-@dataclass(frozen=True)
-class RewindDistance:
-    """The distance between two snapshots of one timeline.
-
-    Attributes:
-        batches: Committed batches between them; None if a snapshot does not record its batch.
-        rows: Input rows that the catalog recorded between them; None if a snapshot has no figure.
-        span_ms: Milliseconds between their completions; None if unknown.
-    """
-
-    batches: int | None
-    rows: int | None
-    span_ms: int | None
-
-    def __str__(self) -> str:
-        batches = "an unknown number of batches" if self.batches is None else f"{self.batches} batches"
-        rows = "rows unknown" if self.rows is None else f"{self.rows:,} rows"
-        span = "time unknown" if self.span_ms is None else iso_duration(self.span_ms)
-        return f"{batches}, {rows}, {span}"
-
-
-def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the newest snapshot, or None if it is the newest.
-
-    Args:
-        snapshots: Restorable snapshots of one timeline, newest first, including `chosen`.
-        chosen: The snapshot that a recovery uses.
-    """
-    newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
-    if not newer:
-        return None
-    rows = [snapshot.rows for snapshot in newer if snapshot.rows is not None]
-    return RewindDistance(
-        batches=_difference(newer[0].batch_id, chosen.batch_id),
-        # A snapshot counts the rows since the previous one.
-        rows=sum(rows) if len(rows) == len(newer) else None,
-        span_ms=_difference(newer[0].completed_at_ms, chosen.completed_at_ms),
-    )
-
-
-def _difference(newer: int | None, older: int | None) -> int | None:
-    return None if newer is None or older is None else max(0, newer - older)
-
-
-__all__ = [
-    "CHECKPOINT",
-    "SAVEPOINT",
-    "PassedPoint",
-    "RecoveryFacts",
-    "RecoveryKind",
-    "RecoveryPlan",
-    "describe_snapshot",
-    "is_named",
-    "is_owned_by_stream",
-    "newest_for_recovery",
-    "plan_recovery",
-]
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
@@ -188,8 +125,8 @@ def _donor(facts: RecoveryFacts) -> Donor | None:
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
     # A user who names a snapshot has a reason not to trust the current files.
-    is_named = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
-    is_trusted = facts.ended_in_order and facts.predecessor_ended and not is_named
+    names_a_snapshot = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
+    is_trusted = facts.ended_in_order and facts.predecessor_ended and not names_a_snapshot
     check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST
     return Donor(LiveDirectory(facts.stream.live_directory), check)
 
@@ -362,3 +299,68 @@ def _first(facts: RecoveryFacts, snapshots: Sequence[SnapshotRecord], what: str)
         f"Stream {facts.stream.stream_id!r} has no {what}. Snapshots it can start from: {known}. "
         "Choose one of them, or start_from=latest."
     )
+
+
+# Maximum number of items listed in a message.
+_SHOWN = 12
+
+
+def refuse_to_forget(facts: RecoveryFacts) -> None:
+    """Refuse to start a stream that the catalog knows no start of if state of it exists.
+
+    Raises:
+        LiveDirectoryError: State exists.
+    """
+    names_a_snapshot = facts.start_from.point is StartPoint.NAMED
+    found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
+    if not found or facts.snapshots:
+        return
+    raise LiveDirectoryError(
+        f"The catalog has no start of stream {facts.stream.stream_id!r}, but there is state of it: the catalog was "
+        "lost, its "
+        "URL is wrong, or another environment uses the same folders. Nothing was changed. There are:\n"
+        f"{_all_that_is_there(facts)}\n"
+        "Name the right catalog, bring it back from a backup, or register what is there by rebuild_catalog_job "
+        "(Client.rebuild). A second environment needs folders of its own. A start from one of the snapshots by its "
+        "location needs the live directories moved away. start_from=empty with discard_state gives up what is there."
+    )
+
+
+def refuse_unconfirmed(facts: RecoveryFacts) -> None:
+    """Refuse an empty start that would discard state, unless the user confirmed it.
+
+    Raises:
+        StateAtRiskError: It would.
+    """
+    if facts.start_from.discard_state:
+        return
+    given_up = []
+    batch = facts.live_batch
+    is_broken = facts.live is not None and facts.live.status is LiveStatus.BROKEN
+    if batch is not None or is_broken:
+        known = "" if batch is None else f", after batch {batch}"
+        given_up.append(f"the live directory {facts.stream.live_directory}{known}")
+    given_up += [describe_snapshot(snapshot) for snapshot in facts.snapshots]
+    origin = facts.stream.origin
+    if not given_up and origin is not None and origin.kind is not OriginKind.EMPTY:
+        given_up.append(f"the state that {facts.stream.live_directory} was made from: {origin.location or origin.kind}")
+    is_unknown = bool(facts.unknown.directories or facts.unknown.snapshots)
+    if not given_up and not is_unknown:
+        return
+    raise StateAtRiskError(
+        f"Stream {facts.stream.stream_id!r} is not started empty, nothing was changed: that gives up all its state, "
+        "and file "
+        f"sinks are rolled back to before their first batch. Its next recoveries would not go back to:\n"
+        f"{_listed(given_up) if given_up else _all_that_is_there(facts)}\n"
+        "To do so, confirm with discard_state=true. To go on instead, start from latest or from one of these."
+    )
+
+
+def _all_that_is_there(facts: RecoveryFacts) -> str:
+    found = [facts.unknown.directories, facts.unknown.snapshots, facts.unknown.sinks]
+    return "\n".join(_listed(each) for each in found if each)
+
+
+def _listed(things: Sequence[str]) -> str:
+    more = [f"- and {len(things) - _SHOWN} more"] if len(things) > _SHOWN else []
+    return "\n".join([*(f"- {each}" for each in things[:_SHOWN]), *more])

@@ -130,7 +130,7 @@ def write_snapshot(
             check_aborted()
             writer.inline(file)
         writer.pack(packed, runner, check_aborted)
-        return writer.finish()
+        return writer.publish()
     except BaseException:
         writer.remove()
         raise
@@ -242,7 +242,7 @@ class _Writer:
         self._entries.add_all(packed.entries)
         self._written += packed.written
 
-    def finish(self) -> WrittenSnapshot:
+    def publish(self) -> WrittenSnapshot:
         """Make the snapshot visible."""
         manifest = Manifest(self._header, (*self._stable_blocks, *self._entries.finish()))
         metadata = Metadata(manifest, bytes(self._inline))

@@ -15,8 +15,8 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, Snapsho
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState
-from dagster_ckpt.recovery.planning import plan_recovery, skipped_distance
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState, skipped_distance
+from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.stream.snapshots import is_named
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint

@@ -1,8 +1,8 @@
 """Fence the previous holder's query before a successor starts.
 
 If a Python process hangs, or its machine is cut off from the catalog, its JVM may keep writing. The
-lease fences the holder's catalog writes (`Database.writing_under`). This module fences its query: it blocks further batches in
-the old live directory and, on the same machine, kills the JVM.
+lease fences the holder's catalog writes (`Database.writing_under`). This module fences its query: it
+blocks further batches in the old live directory and, on the same machine, kills the JVM.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
+# make docs   the documentation site, in site/; needs no network
+# make screenshots  the pictures of docs/images, taken of the example with headless Chromium
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md
 # Each sets itself up in .venv first. Needs Python 3.11+ and Java 17.
@@ -32,12 +34,12 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-core test-versions test-upgrades environment fuzz torture test-fast soak bench mutants check \
+.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades environment fuzz torture test-fast soak bench mutants check \
   format java browser clean
 PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 help:
-	@sed -n '1,13s/^# //p' Makefile
+	@sed -n '1,15s/^# //p' Makefile
 
 demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
@@ -81,6 +83,12 @@ soak: java $(VENV)/.dev-$(SPARK)
 bench: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m benchmarks $(ONLY)
 
+docs: $(VENV)/.dev-$(SPARK)
+	$(BIN)/mkdocs build --strict
+
+screenshots: java browser $(VENV)/.dev-$(SPARK)
+	$(BIN)/python -m docs.screenshots
+
 mutants: $(VENV)/.mutation
 	$(BIN)/mutmut run
 	$(BIN)/python docs/mutation_page.py
@@ -91,14 +99,14 @@ check: $(VENV)/.dev-$(SPARK)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs deploy dagster_ckpt examples tests benchmarks
-	$(BIN)/pymarkdown scan README.md CONTRIBUTING.md CHANGELOG.md docs deploy
+	$(BIN)/pymarkdown scan -r README.md CONTRIBUTING.md CHANGELOG.md docs deploy
 
 format: $(VENV)/.dev-$(SPARK)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .demo mutants .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .venv-spark*
+	rm -rf .demo mutants site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .venv-spark*
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 RETIRED = yaml.safe_load((ROOT / "tests/retired_words.yaml").read_text(encoding="utf-8"))
-PAGES = ["*.md", "docs/*.md", "deploy/*.md", "examples/**/*.md"]
+PAGES = ["*.md", "docs/**/*.md", "deploy/*.md", "examples/**/*.md"]
 PROGRAMS = ["*.py", "dagster_ckpt/**/*.py", "examples/**/*.py", "docs/*.py", "benchmarks/**/*.py", "tests/**/*.py"]
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 CODE = re.compile(r"``?[^`]*``?")

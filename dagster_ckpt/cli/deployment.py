@@ -99,7 +99,15 @@ def _read(file: Path) -> Deployment:
         raise click.UsageError(
             f"{file} sets {', '.join(sorted(wrong))}; it may set {', '.join(sorted(known))}, each to a string."
         )
-    return Deployment(**content)
+    return Deployment(**{name: _below(file.parent, value) for name, value in content.items()})
+
+
+def _below(folder: Path, place: str) -> str:
+    """A place as the file names it: relative paths are relative to the file, not to where the command runs."""
+    sqlite = "sqlite:///"
+    if place.startswith(sqlite) and place != f"{sqlite}:memory:":
+        return sqlite + str(folder / place.removeprefix(sqlite))
+    return place if "://" in place else str(folder / place)
 
 
 def _resources(module: str) -> dict[str, Any]:

@@ -62,9 +62,12 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
     )
     click.echo("\nExecutions")
     print_table(
-        ["started (UTC)", "cause", "status", "ended (UTC)", "host", "reason"],
+        ["started (UTC)", "cause", "status", "ended (UTC)", "host", "pid", "reason"],
         [
-            (moment(each.started_at_ms), each.cause, each.status, moment(each.ended_at_ms), each.host, each.reason)
+            (
+                *(moment(each.started_at_ms), each.cause, each.status, moment(each.ended_at_ms)),
+                *(each.host, each.pid, each.reason),
+            )
             for each in found.executions
         ],
         empty="None.",

@@ -81,7 +81,8 @@ class RetentionPolicy(Protocol):
     Example:
         >>> class NewestVerified:
         ...     def keep(self, snapshots, context):
-        ...         return [snapshot for snapshot in snapshots if snapshot.is_verified][-1:]
+        ...         verified = [snapshot for snapshot in snapshots if snapshot.is_verified]
+        ...         return verified[-1:]
         >>> policy = Latest(3) | NewestVerified()
     """
 

@@ -17,7 +17,7 @@ import dagster_ckpt
 from dagster_ckpt import errors, flink, orchestration, stream_definitions, streaming_asset
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Whose public names are documented by their modules.
 ELSEWHERE = {
     "dagster_ckpt.flink",

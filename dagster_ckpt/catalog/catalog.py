@@ -11,6 +11,7 @@ from dagster_ckpt.catalog.database import Clock, Database
 from dagster_ckpt.catalog.desired_states import DesiredStateRecords
 from dagster_ckpt.catalog.events import EventRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
+from dagster_ckpt.catalog.history import HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.recoveries import RecoveryRecords
@@ -54,6 +55,7 @@ class Catalog:
         self.executions = ExecutionRecords(self.database)
         self.leases = LeaseRecords(self.database)
         self.snapshots = SnapshotRecords(self.database)
+        self.history = HistoryRecords(self.database)
         self.holds = HoldRecords(self.database)
         self.rebuilding = RebuildRecords(self.database)
         self.requests = RequestRecords(self.database)

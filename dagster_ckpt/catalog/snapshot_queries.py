@@ -71,7 +71,7 @@ _timed = snapshots.alias("timed")
 _TIMED = 10
 
 
-_WAS_COMPLETED = (SnapshotStatus.COMPLETED.value, SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
+WAS_COMPLETED = (SnapshotStatus.COMPLETED.value, SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
 
 
 def _newest_restorable(wanted: Any) -> Any:
@@ -150,7 +150,7 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
     )
     slowest = select(func.max(_timed.c.duration_ms)).where(
         _timed.c.stream_id == streams.c.stream_id,
-        _timed.c.status.in_(_WAS_COMPLETED),
+        _timed.c.status.in_(WAS_COMPLETED),
         _timed.c.number > newest_number - _TIMED,
         _timed.c.kind == "CHECKPOINT",
     )

@@ -271,7 +271,9 @@ class SnapshotRecords:
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
         """The newest restorable snapshot of each of these streams that has one, in one query."""
         with self._database.reading() as connection:
-            return {row.stream_id: _record(row) for row in connection.execute(queries.newest_restorable(stream_ids))}
+            return {
+                row.stream_id: read_snapshot(row) for row in connection.execute(queries.newest_restorable(stream_ids))
+            }
 
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
         """Health indicators of streams from their snapshots, in two queries if the windows are equal.
@@ -370,7 +372,7 @@ class SnapshotRecords:
     def _all(self, query: Select[Any]) -> list[SnapshotRecord]:
         with self._database.reading() as connection:
             ordered = query.order_by(snapshots.c.number.desc(), snapshots.c.created_at_ms.desc())
-            return [_record(row) for row in connection.execute(ordered)]
+            return [read_snapshot(row) for row in connection.execute(ordered)]
 
     def _record_event(
         self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]
@@ -402,10 +404,11 @@ def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
             f"The catalog knows no snapshot {snapshot_id!r}. List the stream's snapshots for one it knows, or give a "
             "location."
         )
-    return _record(row)
+    return read_snapshot(row)
 
 
-def _record(row: Row[Any]) -> SnapshotRecord:
+def read_snapshot(row: Row[Any]) -> SnapshotRecord:
+    """A row as a record; what cannot be read makes it BROKEN."""
     troubles: list[str] = []
     values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}

@@ -161,6 +161,7 @@ snapshots = Table(
     Column("verified_problem", FreeText),
     Index("ix_snapshots_stream_id_status_number", "stream_id", "status", "number"),
     Index("ix_snapshots_stream_id_completed_at_ms", "stream_id", "completed_at_ms"),
+    Index("ix_snapshots_stream_id_created_at_ms", "stream_id", "created_at_ms"),
     Index("ix_snapshots_stream_id_verified_at_ms", "stream_id", "verified_at_ms"),
 )
 

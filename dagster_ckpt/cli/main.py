@@ -151,7 +151,7 @@ def _fail(error: CkptError, status: int) -> None:
 
 def commands() -> click.Group:
     """The group with all its commands."""
-    from dagster_ckpt.cli import examine, lifecycle, maintain, snapshots  # noqa: F401 - they register
+    from dagster_ckpt.cli import examine, lifecycle, maintain, page, snapshots  # noqa: F401 - they register
 
     return cli
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dagster_ckpt.config.durations import rounded_duration
+
 # Red and green say the same as the words, so that nothing depends on color.
 _STYLES = {
     "RUNNING": "green",
@@ -94,15 +96,7 @@ def moment(ms: int | None) -> str | None:
 
 def span(ms: int | None) -> str | None:
     """A duration in ms."""
-    if ms is None:
-        return None
-    if ms < 1000:
-        return f"{ms} ms"
-    if ms < 60_000:
-        return f"{ms / 1000:.1f} s"
-    minutes, seconds = divmod(ms // 1000, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    return None if ms is None else rounded_duration(ms)
 
 
 def _cell(value: object) -> Text:

@@ -84,3 +84,19 @@ def utc_time(at_ms: int) -> str:
         '2013-01-02 03:04:05 UTC'
     """
     return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def rounded_duration(duration_ms: int) -> str:
+    """A duration for a person, in the two largest units.
+
+    Example:
+        >>> rounded_duration(82), rounded_duration(61_500), rounded_duration(7_260_000)
+        ('82 ms', '1 min 1 s', '2 h 1 min')
+    """
+    if duration_ms < _MS_PER_SECOND:
+        return f"{duration_ms} ms"
+    if duration_ms < _MS_PER_MINUTE:
+        return f"{duration_ms / _MS_PER_SECOND:.1f} s"
+    minutes, seconds = divmod(duration_ms // _MS_PER_SECOND, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

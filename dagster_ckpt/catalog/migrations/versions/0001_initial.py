@@ -207,6 +207,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_snapshots_stream_id_completed_at_ms", "snapshots", ["stream_id", "completed_at_ms"], unique=False
     )
+    op.create_index("ix_snapshots_stream_id_created_at_ms", "snapshots", ["stream_id", "created_at_ms"], unique=False)
     op.create_index(
         "ix_snapshots_stream_id_status_number", "snapshots", ["stream_id", "status", "number"], unique=False
     )
@@ -251,6 +252,7 @@ def downgrade() -> None:
     op.drop_table("timelines")
     op.drop_index("ix_snapshots_stream_id_verified_at_ms", table_name="snapshots")
     op.drop_index("ix_snapshots_stream_id_status_number", table_name="snapshots")
+    op.drop_index("ix_snapshots_stream_id_created_at_ms", table_name="snapshots")
     op.drop_index("ix_snapshots_stream_id_completed_at_ms", table_name="snapshots")
     op.drop_table("snapshots")
     op.drop_index("ix_requests_stream_id_status", table_name="requests")

@@ -1,0 +1,304 @@
+"""The ASGI application of the checkpoint page: its routes, and what a browser may do."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from dagster_ckpt.catalog.history import HistoryCursor
+from dagster_ckpt.catalog.records import SnapshotStatus
+from dagster_ckpt.catalog.transitions import size
+from dagster_ckpt.client import Client
+from dagster_ckpt.config.durations import rounded_duration, utc_time
+from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StreamNotFoundError
+from dagster_ckpt.recovery.rewind_preview import RewindPreview
+from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.ui import views
+from dagster_ckpt.ui.actions import ActionLog, Report
+
+_COOKIE = "dagster_ckpt_actions"
+# Nothing is loaded from elsewhere, no script is inline, and no other site may show the page in a frame.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer, with which browsers hide the origin of our own forms too.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_LARGEST_FORM = 10_000
+_ACCEPTED = ("accept_loss", "accept_plan_change", "new_query_id", "no_safety_savepoint", "discard_state")
+
+
+class CheckpointPage:
+    """The pages over one client.
+
+    Args:
+        client: Reads the catalog, and carries out actions.
+        token: Secret that allows actions; None: the page is read-only.
+        allowed_hosts: Names under which browsers may reach the page. Other names are refused, so that no web site
+            can reach a local page through a host name of its own.
+    """
+
+    def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
+        self._client = client
+        self._token = token
+        self._log = ActionLog()
+        self._templates = Environment(
+            loader=PackageLoader("dagster_ckpt.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self._templates.filters |= {
+            "size": lambda value: "-" if value is None else size(value),
+            "duration": lambda value: "-" if value is None else rounded_duration(value),
+            "moment": lambda value: "-" if not value else utc_time(value),
+            "number": lambda value: "-" if value is None else views.number(value),
+            "redacted": lambda value: "" if value is None else without_secrets(str(value)),
+            "snapshot_name": describe_snapshot,
+        }
+        stream = "/streams/{stream:path}"
+        routes = [
+            Route("/", self._page(self._streams)),
+            Route("/sign-in", self._sign_in),
+            Route(f"{stream}/-/history", self._page(self._history)),
+            Route(f"{stream}/-/timeline", self._page(self._timeline)),
+            Route(f"{stream}/-/summary", self._page(self._summary)),
+            Route(f"{stream}/-/failures", self._page(self._failures)),
+            Route(f"{stream}/-/configuration", self._page(self._configuration)),
+            Route(f"{stream}/-/snapshots/{{snapshot}}", self._page(self._snapshot)),
+            Route(f"{stream}/-/restart", self._page(self._restart_form)),
+            Route(f"{stream}/-/actions/{{verb}}", self._action, methods=["POST"]),
+            Route(stream, self._page(self._overview)),
+            Mount("/static", StaticFiles(packages=[("dagster_ckpt.ui", "static")])),
+        ]
+        middleware = [
+            Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False),
+            Middleware(BaseHTTPMiddleware, dispatch=_with_headers),
+        ]
+        self.app = Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(self._log.close)
+
+    # The pages.
+
+    def _streams(self, request: Request) -> Response:
+        return self._render(request, "streams.html", streams=views.streams(self._client))
+
+    def _overview(self, request: Request) -> Response:
+        page = views.overview(self._client, _stream(request))
+        return self._render(request, "overview.html", page=page, **self._of_stream(page.stream, "overview"))
+
+    def _history(self, request: Request) -> Response:
+        asked = request.query_params
+        kind = asked.get("kind") if asked.get("kind") in ("CHECKPOINT", "SAVEPOINT") else None
+        status = SnapshotStatus(asked["status"]) if asked.get("status") in _statuses() else None
+        try:
+            older_than = HistoryCursor.parse(asked["before"]) if asked.get("before") else None
+        except ValueError:
+            older_than = None
+        described, page = views.history(self._client, _stream(request), kind=kind, status=status, older_than=older_than)
+        return self._render(
+            request,
+            "history.html",
+            page=page,
+            kind=kind or "",
+            status_filter=status.value if status else "",
+            statuses=_statuses(),
+            is_first=older_than is None,
+            **self._of_stream(described, "history"),
+        )
+
+    def _timeline(self, request: Request) -> Response:
+        page = views.timeline(self._client, _stream(request))
+        return self._render(request, "timeline.html", page=page, **self._of_stream(page.stream, "timeline"))
+
+    def _summary(self, request: Request) -> Response:
+        described, count, rows = views.summary(self._client, _stream(request))
+        return self._render(request, "summary.html", count=count, rows=rows, **self._of_stream(described, "summary"))
+
+    def _failures(self, request: Request) -> Response:
+        page = views.failures(self._client, _stream(request))
+        return self._render(request, "failures.html", page=page, **self._of_stream(page.stream, "failures"))
+
+    def _configuration(self, request: Request) -> Response:
+        described, rows = views.configuration(self._client, _stream(request))
+        return self._render(request, "configuration.html", rows=rows, **self._of_stream(described, "configuration"))
+
+    def _snapshot(self, request: Request) -> Response:
+        stream = _stream(request)
+        page = views.snapshot(self._client, stream, request.path_params["snapshot"])
+        described = self._client.describe_stream(stream, limit=1)
+        return self._render(request, "snapshot.html", page=page, **self._of_stream(described, "history"))
+
+    def _restart_form(self, request: Request) -> Response:
+        stream = self._client.describe_stream(_stream(request), limit=views.ROWS)
+        point = request.query_params.get("from", "")
+        preview: RewindPreview | None = None
+        problem = None
+        if point:
+            try:
+                preview = self._client.preview_rewind(stream.stream_id, start_from=point)
+            except CkptError as error:
+                problem = without_secrets(str(error))
+        return self._render(
+            request,
+            "restart.html",
+            point=point,
+            preview=preview,
+            problem=problem,
+            accepted=_ACCEPTED,
+            **self._of_stream(stream, "restart"),
+        )
+
+    # Actions.
+
+    async def _sign_in(self, request: Request) -> Response:
+        given = request.query_params.get("token", "")
+        if self._token is None or not hmac.compare_digest(given.encode(), self._token.encode()):
+            return PlainTextResponse("This token is not valid. Open the address that `dagster-ckpt ui` printed.", 403)
+        # 303: the token leaves the address bar and the history.
+        response = RedirectResponse("/", 303)
+        response.set_cookie(
+            _COOKIE, self._signature(), httponly=True, samesite="strict", secure=request.url.scheme == "https"
+        )
+        return response
+
+    async def _action(self, request: Request) -> Response:
+        if not self._may_act(request):
+            return PlainTextResponse(
+                "Actions are not allowed here. Start the page with --actions and open the address that it prints.", 403
+            )
+        if not _is_same_origin(request):
+            return PlainTextResponse("This request comes from another site, so it is refused.", 403)
+        form = await _form(request)
+        stream = _stream(request)
+        verb = request.path_params["verb"]
+        started = await run_in_threadpool(self._start_action, stream, verb, form)
+        return started or RedirectResponse(f"/streams/{stream}#actions", 303)
+
+    def _start_action(self, stream: str, verb: str, form: Mapping[str, str]) -> Response | None:
+        try:
+            stream_id = self._client.describe_stream(stream, limit=1).stream_id
+        except StreamNotFoundError as error:
+            return PlainTextResponse(str(error), 404)
+        label = form.get("label") or None
+        point = form.get("from") or "latest"
+        accepted = {name: True for name in _ACCEPTED if form.get(name) == "yes"}
+        actions: dict[str, tuple[str, Callable[[Report], list[str]]]] = {
+            "savepoint": ("Savepoint", lambda _: [_taken(self._client.trigger_savepoint(stream_id, label=label))]),
+            "checkpoint": ("Checkpoint", lambda _: [_taken(self._client.trigger_checkpoint(stream_id))]),
+            "stop": ("Stop with savepoint", lambda _: self._client.stop(stream_id, label=label).messages()),
+            "restart": (
+                f"Restart from {point}",
+                lambda report: self._client.restart(stream_id, start_from=point, report=report, **accepted).messages(),  # type: ignore[arg-type]
+            ),
+        }
+        if verb not in actions:
+            return PlainTextResponse(f"There is no action {verb!r}.", 404)
+        title, work = actions[verb]
+        self._log.start(stream_id, title, int(time.time() * 1000), work)
+        return None
+
+    def _may_act(self, request: Request) -> bool:
+        cookie = request.cookies.get(_COOKIE, "")
+        return self._token is not None and hmac.compare_digest(cookie.encode(), self._signature().encode())
+
+    def _signature(self) -> str:
+        """What the cookie holds: proof of the token, not the token."""
+        return hmac.new((self._token or "").encode(), b"actions", hashlib.sha256).hexdigest()
+
+    # Rendering.
+
+    def _of_stream(self, stream: Any, tab: str) -> dict[str, Any]:
+        return {"stream": stream, "tab": tab, "actions": self._log.of(stream.stream_id)}
+
+    def _render(self, request: Request, template: str, **values: Any) -> Response:
+        may_act = self._may_act(request)
+        text = self._templates.get_template(template).render(
+            may_act=may_act, is_read_only=self._token is None, now_ms=self._client.catalog.now_ms(), **values
+        )
+        return HTMLResponse(text)
+
+    def _page(self, handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        """A page whose errors are pages too. The client blocks, so it runs in a thread."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await run_in_threadpool(handler, request)
+            except (StreamNotFoundError, SnapshotNotFoundError) as error:
+                return self._error(str(error), 404)
+            except CkptError as error:
+                return self._error(str(error), 500)
+
+        return answer
+
+    def _error(self, message: str, status: int) -> Response:
+        text = self._templates.get_template("error.html").render(
+            message=without_secrets(message), may_act=False, is_read_only=True
+        )
+        return HTMLResponse(text, status)
+
+
+def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: list[str] | None = None) -> Starlette:
+    """The checkpoint page as an ASGI application.
+
+    Args:
+        client: Reads the catalog. The caller closes it.
+        token: Secret that allows actions; None: the page is read-only.
+        allowed_hosts: Host names that browsers may use; default: this machine only.
+    """
+    hosts = allowed_hosts if allowed_hosts is not None else ["localhost", "127.0.0.1", "[::1]"]
+    return CheckpointPage(client, token=token, allowed_hosts=hosts).app
+
+
+def _stream(request: Request) -> str:
+    return str(request.path_params["stream"])
+
+
+def _statuses() -> list[str]:
+    return [status.value for status in SnapshotStatus if status is not SnapshotStatus.BROKEN]
+
+
+def _taken(snapshot: Any) -> str:
+    return f"{describe_snapshot(snapshot)} at batch {snapshot.batch_id}: {snapshot.location}"
+
+
+def _is_same_origin(request: Request) -> bool:
+    origin = request.headers.get("origin")
+    # Browsers send it with every form; a program that has the cookie is no other site.
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LARGEST_FORM:
+            return {}
+    return {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+
+
+async def _with_headers(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await call(request)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response

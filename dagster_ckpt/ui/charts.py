@@ -1,0 +1,221 @@
+"""Charts as SVG text: lines over the last checkpoints, and the time line of executions and restores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from dagster_ckpt.catalog.history import SnapshotFigures
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
+from dagster_ckpt.config.durations import utc_time
+from dagster_ckpt.stream.snapshots import describe_snapshot
+
+_WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
+# More points than pixels show nothing more.
+_MOST_POINTS = 300
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a time.
+
+    Attributes:
+        at_ms: The time, ms since the epoch.
+        value: The value.
+        title: What the tooltip says.
+    """
+
+    at_ms: int
+    value: float
+    title: str
+
+
+def points(figures: Sequence[SnapshotFigures], name: str, text: Callable[[int], str]) -> list[Point]:
+    """The values of one figure, for a chart.
+
+    Args:
+        figures: The snapshots, oldest first.
+        name: Name of the figure.
+        text: Formats a value.
+    """
+    found = []
+    for each in figures:
+        value = getattr(each, name)
+        if value is not None:
+            number = f"chk-{each.number}" if each.kind == "CHECKPOINT" else f"savepoint {each.number}"
+            title = f"{number}, batch {each.batch_id}: {text(value)} at {utc_time(each.completed_at_ms)}"
+            found.append(Point(each.completed_at_ms, float(value), title))
+    return found
+
+
+def thinned(values: Sequence[Point]) -> list[Point]:
+    """At most as many points as a chart can show: of each part of the time, the largest value."""
+    if len(values) <= _MOST_POINTS:
+        return list(values)
+    size = len(values) / _MOST_POINTS
+    parts = (values[round(part * size) : round((part + 1) * size)] for part in range(_MOST_POINTS))
+    return [max(part, key=lambda point: point.value) for part in parts if part]
+
+
+def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) -> Markup:
+    """A line over time, which starts at zero.
+
+    Args:
+        title: What it shows.
+        values: The points, oldest first.
+        text: Formats a value for the axis and the summary.
+    """
+    if not values:
+        return Markup(
+            '<figure class="chart"><figcaption>{}</figcaption><p class="muted">No data yet.</p></figure>'
+        ).format(title)
+    shown = thinned(values)
+    first, last = shown[0].at_ms, shown[-1].at_ms
+    top = max(point.value for point in shown) or 1.0
+    across, down = _WIDTH - 2 * _LEFT, _HEIGHT - _TOP - 18
+
+    def place(point: Point) -> tuple[float, float]:
+        x = _LEFT + (across * (point.at_ms - first) / (last - first) if last > first else across / 2)
+        return round(x, 1), round(_TOP + down * (1 - point.value / top), 1)
+
+    newest, highest = text(round(shown[-1].value)), text(round(top))
+    path = " ".join(f"{x},{y}" for x, y in map(place, shown))
+    dots = Markup("").join(
+        Markup('<circle cx="{}" cy="{}" r="3"><title>{}</title></circle>').format(*place(point), point.title)
+        for point in shown
+    )
+    summary = f"{title}: newest {newest}, highest {highest}, {len(values)} snapshots"
+    return Markup(
+        '<figure class="chart"><figcaption>{title} <span class="muted">newest {newest}</span></figcaption>'
+        '<svg viewBox="0 0 {width} {height}" role="img" aria-label="{summary}">'
+        '<line class="axis" x1="{left}" x2="{right}" y1="{base}" y2="{base}"/>'
+        '<line class="grid" x1="{left}" x2="{right}" y1="{top}" y2="{top}"/>'
+        '<text x="{left}" y="{label}">{highest}</text>'
+        '<text x="{left}" y="{foot}">{begin}</text><text x="{right}" y="{foot}" class="end">{end}</text>'
+        '<polyline points="{path}"/><g class="dots">{dots}</g></svg></figure>'
+    ).format(
+        title=title,
+        newest=newest,
+        summary=summary,
+        highest=highest,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        right=_WIDTH - _LEFT,
+        base=_TOP + down,
+        top=_TOP,
+        label=_TOP - 6,
+        foot=_HEIGHT - 4,
+        begin=utc_time(first),
+        end=utc_time(last),
+        path=path,
+        dots=dots,
+    )
+
+
+@dataclass(frozen=True)
+class TimelineBar:
+    """An execution on the time line.
+
+    Attributes:
+        execution: The execution.
+        restored: The snapshot that it started from, if any.
+    """
+
+    execution: ExecutionRecord
+    restored: SnapshotRecord | None
+
+
+_WIDE, _ROW, _BAR = 1200, 26, 14
+
+
+def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures], *, now_ms: int) -> Markup:
+    """Executions as bars, snapshots as marks on them, and a curve from each restored snapshot to its execution.
+
+    Args:
+        bars: The executions, newest first.
+        taken: The snapshots, oldest first.
+        now_ms: The current time, ms since the epoch: a running execution ends there.
+    """
+    if not bars:
+        return Markup('<p class="muted">The stream was never started.</p>')
+    first = min(bar.execution.started_at_ms for bar in bars)
+    span = max(now_ms - first, 1)
+    across = _WIDE - 2 * _LEFT
+    height = _ROW * len(bars) + 24
+
+    def x(at_ms: int) -> float:
+        return round(_LEFT + across * min(max(at_ms - first, 0), span) / span, 1)
+
+    rows = {bar.execution.execution_id: row for row, bar in enumerate(bars)}
+    drawn = [
+        _bar(bar, row * _ROW + 4, x(bar.execution.started_at_ms), x(bar.execution.ended_at_ms or now_ms))
+        for row, bar in enumerate(bars)
+    ]
+    for each in thinned(
+        [Point(one.completed_at_ms, 1.0, _mark_title(one)) for one in taken if one.completed_at_ms >= first]
+    ):
+        row = next((n for n, bar in enumerate(bars) if bar.execution.started_at_ms <= each.at_ms), None)
+        if row is not None:
+            y = row * _ROW + 4
+            drawn.append(
+                Markup('<line class="mark" x1="{x}" x2="{x}" y1="{y}" y2="{end}"><title>{title}</title></line>').format(
+                    x=x(each.at_ms), y=y, end=y + _BAR, title=each.title
+                )
+            )
+    for row, bar in enumerate(bars):
+        source = bar.restored
+        if source is None or source.completed_at_ms is None:
+            continue
+        begin, end = x(source.completed_at_ms), x(bar.execution.started_at_ms)
+        origin = rows.get(source.execution_id or "", min(row + 1, len(bars) - 1)) * _ROW + 4
+        drawn.append(
+            Markup(
+                '<path class="restore" d="M{x1},{y1} C{x1},{mid} {x2},{mid} {x2},{y2}"><title>{title}</title></path>'
+            ).format(
+                x1=begin,
+                y1=origin,
+                x2=end,
+                y2=row * _ROW + 4 + _BAR,
+                mid=(origin + row * _ROW + _BAR) / 2,
+                title=f"restored from {describe_snapshot(source)}",
+            )
+        )
+    return Markup(
+        '<svg class="timeline" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{drawn}'
+        '<text x="{left}" y="{foot}">{begin}</text><text x="{right}" y="{foot}" class="end">{now}</text></svg>'
+    ).format(
+        width=_WIDE,
+        height=height,
+        label=f"Time line of {len(bars)} executions; the table below has the same content",
+        drawn=Markup("").join(drawn),
+        left=_LEFT,
+        right=_WIDE - _LEFT,
+        foot=height - 4,
+        begin=utc_time(first),
+        now=utc_time(now_ms),
+    )
+
+
+def _bar(bar: TimelineBar, y: float, begin: float, end: float) -> Markup:
+    execution = bar.execution
+    until = "now" if execution.ended_at_ms is None else utc_time(execution.ended_at_ms)
+    title = f"{execution.status.value}: {utc_time(execution.started_at_ms)} to {until}"
+    return Markup(
+        '<rect class="bar {kind}" x="{x}" y="{y}" width="{width}" height="{bar}"><title>{title}</title></rect>'
+    ).format(
+        kind=_bar_class(execution.status), x=begin, y=y, width=max(round(end - begin, 1), 2), bar=_BAR, title=title
+    )
+
+
+def _bar_class(status: ExecutionStatus) -> str:
+    if status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+        return "good"
+    return "bad" if status in (ExecutionStatus.FAILED, ExecutionStatus.BROKEN) else "ended"
+
+
+def _mark_title(each: SnapshotFigures) -> str:
+    number = f"chk-{each.number}" if each.kind == "CHECKPOINT" else f"savepoint {each.number}"
+    return f"{number}, batch {each.batch_id}, {utc_time(each.completed_at_ms)}"

@@ -1,0 +1,266 @@
+"""What each page shows, read from the client: plain values that the templates print."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from dagster_ckpt.catalog.history import Branch, HistoryCursor, HistoryPage, SnapshotFigures
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.transitions import size
+from dagster_ckpt.client import Client
+from dagster_ckpt.config.durations import rounded_duration
+from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
+from dagster_ckpt.operations.health import StreamHealth
+from dagster_ckpt.operations.overview import StreamDescription, StreamSummary
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
+from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
+
+# Snapshots that charts and percentiles cover, rows of a table, and executions on the time line.
+CHARTED, ROWS, EXECUTIONS = 1_000, 50, 40
+_PERCENTILES = (50, 90, 95, 99)
+_EVENTS = 500
+
+
+def number(value: int) -> str:
+    """A number with separators."""
+    return f"{value:,}"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The first page of a stream.
+
+    Attributes:
+        stream: The stream.
+        health: Its health checks; None where they cannot be evaluated.
+        problem: Why they cannot.
+        counts: Number of snapshots by status.
+        charts: The charts.
+    """
+
+    stream: StreamDescription
+    health: StreamHealth | None
+    problem: str | None
+    counts: Mapping[str, int]
+    charts: tuple[Markup, ...]
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Distribution of one figure.
+
+    Attributes:
+        title: What it measures.
+        values: The values as text: minimum, mean, maximum, then the percentiles 50, 90, 95 and 99.
+    """
+
+    title: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TimelinePage:
+    """Restarts, restores and timelines.
+
+    Attributes:
+        stream: The stream.
+        bars: Its executions, newest first, each with the snapshot that it started from.
+        branches: The origins of its timelines, newest first.
+        chart: The time line as SVG.
+    """
+
+    stream: StreamDescription
+    bars: tuple[TimelineBar, ...]
+    branches: tuple[Branch, ...]
+    chart: Markup
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Everything of a stream that failed.
+
+    Attributes:
+        stream: The stream.
+        snapshots: Failed attempts, newest first.
+        events: Failed executions and recoveries, newest first.
+    """
+
+    stream: StreamDescription
+    snapshots: tuple[SnapshotRecord, ...]
+    events: tuple[EventRecord, ...]
+
+
+@dataclass(frozen=True)
+class SnapshotPage:
+    """One snapshot.
+
+    Attributes:
+        stream: Id of its stream.
+        record: Its row in the catalog.
+        header: The header in its metadata; None if it cannot be read, or the snapshot was deleted.
+        problem: Why it cannot be read.
+        properties: What the header says of operators, sources, sinks and plan, as JSON text by name.
+        holds: What protects it from deletion, as text.
+    """
+
+    stream: str
+    record: SnapshotRecord
+    header: SnapshotHeader | None
+    problem: str | None
+    properties: Mapping[str, str]
+    holds: tuple[str, ...]
+
+
+def streams(client: Client) -> list[StreamSummary]:
+    """All streams."""
+    return client.list_streams()
+
+
+def overview(client: Client, stream: str) -> Overview:
+    """The first page of a stream.
+
+    Raises:
+        StreamNotFoundError: The catalog does not know it.
+    """
+    described = client.describe_stream(stream, limit=ROWS)
+    problem = None
+    try:
+        health = client.health(stream)
+    except CkptError as error:
+        health, problem = None, str(error)
+    figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
+    charts = (
+        _chart("Duration", figures, "duration_ms", rounded_duration),
+        _chart("Size", figures, "full_bytes", size),
+        _chart("New bytes", figures, "incremental_bytes", size),
+        _chart("State rows", figures, "state_rows", number),
+        _chart("Input rows", figures, "rows", number),
+    )
+    return Overview(described, health, problem, client.catalog.history.counts(described.stream_id), charts)
+
+
+def history(
+    client: Client, stream: str, *, kind: str | None, status: SnapshotStatus | None, older_than: HistoryCursor | None
+) -> tuple[StreamDescription, HistoryPage]:
+    """A page of a stream's snapshots.
+
+    Args:
+        client: The client.
+        stream: The stream.
+        kind: CHECKPOINT or SAVEPOINT; None for both.
+        status: Only those with this status; None for all.
+        older_than: Where the page begins; None for the first page.
+    """
+    described = client.describe_stream(stream, limit=1)
+    page = client.catalog.history.page(described.stream_id, limit=ROWS, kind=kind, status=status, older_than=older_than)
+    return described, page
+
+
+def summary(client: Client, stream: str) -> tuple[StreamDescription, int, list[Percentiles]]:
+    """Percentiles over the last completed snapshots, and how many these are."""
+    described = client.describe_stream(stream, limit=1)
+    figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
+    rows = [
+        _percentiles("Duration", [each.duration_ms for each in figures], rounded_duration),
+        _percentiles("Size", [each.full_bytes for each in figures], size),
+        _percentiles("New bytes", [each.incremental_bytes for each in figures], size),
+        _percentiles("State rows", [each.state_rows for each in figures], number),
+        _percentiles("Input rows", [each.rows for each in figures], number),
+        _percentiles("Time between snapshots", _intervals(figures), rounded_duration),
+    ]
+    return described, len(figures), [row for row in rows if row is not None]
+
+
+def timeline(client: Client, stream: str) -> TimelinePage:
+    """Restarts, restores and timelines of a stream."""
+    described = client.describe_stream(stream, limit=EXECUTIONS)
+    catalog = client.catalog
+    sources = {each.execution_id: str((each.recovery or {}).get("snapshot_id") or "") for each in described.executions}
+    restored = catalog.snapshots.by_id([source for source in sources.values() if source])
+    bars = tuple(TimelineBar(each, restored.get(sources[each.execution_id])) for each in described.executions)
+    taken = catalog.history.figures(described.stream_id, limit=CHARTED)
+    chart = timeline_chart(bars, taken, now_ms=catalog.now_ms())
+    return TimelinePage(described, bars, tuple(catalog.history.branches(described.stream_id)), chart)
+
+
+def failures(client: Client, stream: str) -> Failures:
+    """Failed attempts, executions and recoveries of a stream."""
+    described = client.describe_stream(stream, limit=1)
+    catalog = client.catalog
+    page = catalog.history.page(described.stream_id, limit=ROWS, status=SnapshotStatus.FAILED)
+    wanted = (EventType.EXECUTION_ENDED, EventType.RECOVERY_FAILED, EventType.TERMINALLY_FAILED, EventType.ALERT)
+    events = catalog.events.last_of(
+        [described.stream_id], wanted, up_to=catalog.events.latest_sequence(), each=_EVENTS
+    )[described.stream_id]
+    bad = [
+        each for each in events if each.type is not EventType.EXECUTION_ENDED or each.payload.get("status") == "FAILED"
+    ]
+    return Failures(described, page.snapshots, tuple(reversed(bad))[:ROWS])
+
+
+def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
+    """One snapshot, also a failed or deleted one.
+
+    Raises:
+        SnapshotNotFoundError: The stream has no snapshot with this id.
+    """
+    described = client.describe_stream(stream, limit=1)
+    record = client.catalog.snapshots.get(snapshot_id)
+    if record.stream_id != described.stream_id:
+        raise SnapshotNotFoundError(f"Stream {stream!r} has no snapshot {snapshot_id!r}. Its history lists them.")
+    header, problem = None, None
+    holds: tuple[str, ...] = ()
+    if record.status is SnapshotStatus.COMPLETED:
+        try:
+            found = client.describe_snapshot(described.stream_id, snapshot_id)
+            header, holds = found.header, tuple(f"{hold.kind.value} by {hold.holder}" for hold in found.holds)
+        except CkptError as error:
+            problem = str(error)
+    properties = dict(header.properties if header is not None else record.properties)
+    shown = {name: _json(value) for name, value in sorted(properties.items()) if value not in (None, "", [], {})}
+    return SnapshotPage(described.stream_id, record, header, problem, shown, holds)
+
+
+def configuration(client: Client, stream: str) -> tuple[StreamDescription, list[tuple[str, str]]]:
+    """The recorded settings of a stream, as names and values."""
+    described = client.describe_stream(stream, limit=1)
+    rows: list[tuple[str, str]] = []
+    for name, value in described.settings.as_record().items():
+        if isinstance(value, Mapping):
+            rows += [(f"{name}.{inner}", _json(each)) for inner, each in value.items()]
+        else:
+            rows.append((name, _json(value)))
+    return described, rows
+
+
+def _chart(title: str, figures: Sequence[SnapshotFigures], name: str, text: Callable[[int], str]) -> Markup:
+    return line_chart(title, points(figures, name, text), text)
+
+
+def _intervals(figures: Sequence[SnapshotFigures]) -> list[int | None]:
+    return [after.completed_at_ms - before.completed_at_ms for before, after in itertools.pairwise(figures)]
+
+
+def _percentiles(title: str, values: Sequence[int | None], text: Callable[[int], str]) -> Percentiles | None:
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return None
+    # The nearest rank, as Flink's summary statistics report a value that occurred.
+    ranks = [known[max(0, -(-percent * len(known) // 100) - 1)] for percent in _PERCENTILES]
+    mean = round(sum(known) / len(known))
+    return Percentiles(title, tuple(text(value) for value in (known[0], mean, known[-1], *ranks)))
+
+
+def _json(value: object) -> str:
+    """A value as text without secrets."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    return without_secrets(
+        json.dumps(value, ensure_ascii=False, default=str, indent=2 if isinstance(value, dict | list) else None)
+    )

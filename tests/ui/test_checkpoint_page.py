@@ -1,0 +1,211 @@
+"""The checkpoint page over HTTP: what it shows, what it refuses, and who may act."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+
+from dagster_ckpt.client import Client
+from tests.support.golden_stream import STREAM, GoldenStream
+from tests.ui.conftest import TOKEN, served
+from tests.ui.history import lengthen
+
+TABS = ("", "/-/history", "/-/timeline", "/-/summary", "/-/failures", "/-/configuration")
+
+
+def text(address: str, path: str, status: int = 200) -> str:
+    answer = requests.get(address + path, timeout=30)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def awaited(condition: Callable[[], bool]) -> None:
+    """Wait for an action in the background, which tells nobody when it is done."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "The action did not end."
+        time.sleep(0.05)
+
+
+class TestReading:
+    def test_the_list_names_each_stream_with_its_status_and_newest_snapshot(self, page: str) -> None:
+        shown = text(page, "/")
+        assert f'href="/streams/{STREAM}"' in shown
+        assert "SUSPENDED" in shown
+        assert re.search(r"chk-\d+ at batch 4", shown)
+
+    @pytest.mark.parametrize("tab", TABS)
+    def test_each_page_of_a_stream_names_it_and_marks_its_tab(self, page: str, tab: str) -> None:
+        shown = text(page, f"/streams/{STREAM}{tab}")
+        assert f"<title>{STREAM}" in shown
+        assert shown.count('aria-current="page"') == 1
+
+    def test_a_snapshot_shows_what_its_metadata_says(self, page: str, client: Client) -> None:
+        [snapshot] = client.list_snapshots(STREAM)
+        shown = text(page, f"/streams/{STREAM}/-/snapshots/{snapshot.snapshot_id}")
+        assert str(snapshot.location) in shown
+        assert "operators" in shown
+
+    def test_a_snapshot_of_another_stream_is_not_shown(self, page: str, client: Client) -> None:
+        [snapshot] = client.list_snapshots(STREAM)
+        text(page, f"/streams/unknown/-/snapshots/{snapshot.snapshot_id}", 404)
+        text(page, f"/streams/{STREAM}/-/snapshots/unknown", 404)
+
+    def test_a_snapshot_whose_metadata_is_gone_says_so_and_still_shows_the_catalog(
+        self, page: str, client: Client
+    ) -> None:
+        [snapshot] = client.list_snapshots(STREAM)
+        for file in Path(str(snapshot.location).removeprefix("file://")).rglob("_metadata"):
+            file.unlink()
+        shown = text(page, f"/streams/{STREAM}/-/snapshots/{snapshot.snapshot_id}")
+        assert 'class="problem"' in shown
+        assert snapshot.snapshot_id in shown
+
+    def test_an_unknown_stream_is_an_error_page(self, page: str) -> None:
+        assert "unknown" in text(page, "/streams/unknown", 404)
+
+    def test_a_catalog_without_streams_says_when_one_appears(self, tmp_path: Path) -> None:
+        with Client(f"sqlite:///{tmp_path / 'empty.db'}") as client, served(client, None) as address:
+            assert "knows no stream" in text(address, "/")
+
+
+class TestHistory:
+    def test_all_attempts_are_reached_page_by_page_each_once(self, page: str, golden: GoldenStream) -> None:
+        lengthen(golden.stream.catalog, STREAM, 230)
+        seen: list[str] = []
+        path = f"/streams/{STREAM}/-/history"
+        for _ in range(10):
+            shown = text(page, path)
+            seen += re.findall(r'/-/snapshots/([^"]+)"', shown)
+            older = re.search(r'rel="next" href="([^"]+)"', shown)
+            if older is None:
+                break
+            path = f"/streams/{STREAM}/-/history" + older[1].replace("&amp;", "&")
+        assert len(seen) == len(set(seen)) == 231
+
+    def test_failed_ones_alone_with_their_reason(self, page: str, golden: GoldenStream) -> None:
+        lengthen(golden.stream.catalog, STREAM, 230)
+        shown = text(page, f"/streams/{STREAM}/-/history?status=FAILED")
+        assert shown.count("the disk is full") == 2
+        assert text(page, f"/streams/{STREAM}/-/failures").count("the disk is full") == 2
+
+    @pytest.mark.parametrize("query", ["before=x", "before=1-", "status=NONE", "kind='", "before=" + "9" * 40 + "-a"])
+    def test_a_wrong_query_shows_a_page_all_the_same(self, page: str, query: str) -> None:
+        text(page, f"/streams/{STREAM}/-/history?{query}")
+
+    def test_percentiles_are_values_that_occurred(self, page: str, golden: GoldenStream) -> None:
+        lengthen(golden.stream.catalog, STREAM, 99)
+        assert re.search(r'Duration</th><td class="number">', text(page, f"/streams/{STREAM}/-/summary"))
+
+
+class TestSafety:
+    def test_a_label_is_text_and_never_markup(self, page: str, golden: GoldenStream) -> None:
+        lengthen(golden.stream.catalog, STREAM, 3, label='<script>alert(1)</script>" onload=x')
+        with golden.stream.catalog.database.writing() as connection:
+            connection.exec_driver_sql("UPDATE snapshots SET kind = 'SAVEPOINT', status = 'DELETED'")
+        for tab in TABS:
+            shown = text(page, f"/streams/{STREAM}{tab}")
+            assert "<script>alert" not in shown
+            assert '" onload' not in shown
+
+    def test_secrets_of_addresses_are_redacted(self, page: str, golden: GoldenStream) -> None:
+        with golden.stream.catalog.database.writing() as connection:
+            connection.exec_driver_sql(
+                "UPDATE streams SET live_directory = 's3://key:hunter2@bucket/live', "
+                "asset_key = 'postgresql://u:hunter2@h/db'"
+            )
+            connection.exec_driver_sql("UPDATE executions SET reason = 'failed: jdbc:x://h?password=hunter2'")
+        for path in ("/", *(f"/streams/{STREAM}{tab}" for tab in TABS)):
+            assert "hunter2" not in requests.get(page + path, timeout=30).text
+
+    def test_nothing_is_loaded_from_elsewhere_and_no_script_is_inline(self, page: str) -> None:
+        answer = requests.get(f"{page}/streams/{STREAM}", timeout=30)
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe-inline" not in policy
+        assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
+
+    def test_another_host_name_is_refused(self, page: str) -> None:
+        answer = requests.get(page, headers={"Host": "attacker.example"}, timeout=30)
+        assert answer.status_code == 400
+
+    @pytest.mark.parametrize("verb", ["savepoint", "stop", "restart", "checkpoint"])
+    def test_a_read_only_page_does_nothing(self, page: str, client: Client, verb: str) -> None:
+        answer = requests.post(
+            f"{page}/streams/{STREAM}/-/actions/{verb}", cookies={"dagster_ckpt_actions": ""}, timeout=30
+        )
+        assert answer.status_code == 403
+        assert len(client.list_snapshots(STREAM, status=None)) == 1
+
+
+class TestActions:
+    def test_without_the_token_nothing_is_offered_or_done(self, acting: str, client: Client) -> None:
+        assert '<form class="act"' not in text(acting, f"/streams/{STREAM}")
+        assert requests.post(f"{acting}/streams/{STREAM}/-/actions/savepoint", timeout=30).status_code == 403
+        assert requests.get(f"{acting}/sign-in?token=wrong", timeout=30).status_code == 403
+        assert len(client.list_snapshots(STREAM)) == 1
+
+    def test_the_cookie_is_not_the_token_and_scripts_cannot_read_it(self, acting: str) -> None:
+        answer = requests.get(f"{acting}/sign-in?token={TOKEN}", allow_redirects=False, timeout=30)
+        cookie = answer.headers["Set-Cookie"].lower()
+        assert TOKEN not in cookie
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+
+    def test_another_site_cannot_use_the_cookie(self, acting: str, signed_in: requests.Session, client: Client) -> None:
+        answer = signed_in.post(
+            f"{acting}/streams/{STREAM}/-/actions/savepoint", headers={"Origin": "http://attacker.example"}
+        )
+        assert answer.status_code == 403
+        assert len(client.list_snapshots(STREAM)) == 1
+
+    def test_a_savepoint_is_taken_and_reported(self, acting: str, signed_in: requests.Session, client: Client) -> None:
+        answer = signed_in.post(f"{acting}/streams/{STREAM}/-/actions/savepoint", data={"label": "from-the-page"})
+        assert answer.ok
+        awaited(lambda: "DONE" in signed_in.get(f"{acting}/streams/{STREAM}").text)
+        [savepoint] = client.list_snapshots(STREAM, kind="SAVEPOINT")
+        assert savepoint.label == "from-the-page"
+
+    def test_what_is_refused_says_why(self, acting: str, signed_in: requests.Session) -> None:
+        signed_in.post(f"{acting}/streams/{STREAM}/-/actions/stop")
+        awaited(lambda: ">FAILED<" in signed_in.get(f"{acting}/streams/{STREAM}").text)
+        assert "cannot be stopped" in signed_in.get(f"{acting}/streams/{STREAM}").text
+
+    def test_a_restart_shows_its_preview_first(self, acting: str, signed_in: requests.Session, client: Client) -> None:
+        [snapshot] = client.list_snapshots(STREAM)
+        shown = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params={"from": snapshot.snapshot_id}).text
+        assert "What this start would do" in shown
+        assert "data-confirm" in shown
+        wrong = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params={"from": "no-such-label"}).text
+        assert 'class="problem"' in wrong
+        assert "Restart from no-such-label" not in wrong
+
+    def test_an_unknown_action_is_an_error(self, acting: str, signed_in: requests.Session) -> None:
+        assert signed_in.post(f"{acting}/streams/{STREAM}/-/actions/drop").status_code == 404
+        assert signed_in.post(f"{acting}/streams/unknown/-/actions/savepoint").status_code == 404
+
+
+def test_the_command_serves_the_page_and_prints_its_address(golden: GoldenStream) -> None:
+    command = [sys.executable, "-c", "from dagster_ckpt.cli.main import main; main()"]
+    catalog = f"sqlite:///{golden.root / 'catalog.db'}"
+    with subprocess.Popen(
+        [*command, "--catalog", catalog, "ui", "--port", "0", "--actions", "--json"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        printed = "".join(iter(process.stdout.readline, "}\n")) + "}"
+        addresses = json.loads(printed)
+        try:
+            with requests.Session() as session:
+                # The socket is bound already; the server answers once it has started.
+                assert session.get(addresses["sign_in"], timeout=30).ok
+                assert "form class" in session.get(f"{addresses['address']}streams/{STREAM}", timeout=30).text
+        finally:
+            process.terminate()

@@ -8,10 +8,10 @@ from benchmarks.results import SectionResult, Table, Target
 
 HEAD = """# Performance
 
-Written by `make bench`, never by hand. Every figure was taken beside its peers in one run: on another machine, or in
-another hour, the seconds differ and the ratios hold. `x ours` is how many times longer a peer took: the median of the
-ratios within one repetition, and the ratio of the minima. CPU s is the user and system time of the measured call, or
-of the peer's whole process tree.
+`make bench` writes this page. It measures `dagster_ckpt` and its peers in turn in one run, so that the
+ratios hold on another machine although the seconds differ. `x ours` is how many times longer a peer took:
+the median of the ratios within one repetition, and the ratio of the minima. CPU s is the user and system
+time of the measured call, or of the peer's process tree.
 """
 
 

@@ -63,7 +63,7 @@ class Mutant:
         return self._parts()["function"].replace("ǁ", ".")
 
     def change(self) -> str:
-        """The changed line, or the line that is gone."""
+        """The changed line, or the deleted one."""
         shown = subprocess.run([MUTMUT, "show", self.name], capture_output=True, text=True, check=True).stdout
         lines = [line for line in shown.splitlines() if re.match(r"[-+](?![-+])", line)]
         added = [line[1:].strip() for line in lines if line.startswith("+") and line[1:].strip(" )")]

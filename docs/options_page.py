@@ -220,11 +220,11 @@ def _backends() -> list[str]:
         "",
         "`set_db_storage_paths` is `spark.local.dir`, which Spark reads when the application starts: give it to the "
         "Spark resource as well. A start in an application that has other directories is refused and says so; where "
-        "the cluster manager sets directories of its own (`SPARK_LOCAL_DIRS`, YARN), those hold. The number of upload "
+        "the cluster manager sets the directories (`SPARK_LOCAL_DIRS`, YARN), those are used. The number of upload "
         "threads is taken by an executor from the first stateful query that it runs.",
         "",
         "`set_options` names a Python class by import path, a `RocksDBOptionsFactory` that returns Spark settings; "
-        "they go on top of the predefined options, and `settings` on top of those.",
+        "they override the predefined options, and `settings` override both.",
         "",
     ]
     return lines + [line for backend in BACKENDS for line in _described(backend)]
@@ -321,7 +321,7 @@ def _dagster() -> list[str]:
         "",
         "`streaming_asset(checkpointing=..., restart_strategy=...)` takes `CheckpointSettings` and `RestartSettings` "
         "in place of the objects, read from YAML with `model_validate`. One run is given other options in the "
-        "launchpad, below `checkpointing` of its config, each by itself. All spellings are checked by the same code.",
+        "launchpad, below `checkpointing` of its config, one at a time. All spellings are checked by the same code.",
         "",
     ]
     for model in (CheckpointSettings, RestartSettings, CheckpointStorageResource, StateBackendResource):
@@ -367,7 +367,7 @@ def _methods() -> list[str]:
 
 
 def _public(kind: type) -> list[str]:
-    """Names that the class or a base of ours defines, deprecated ones included, in order."""
+    """Names that the class or one of our base classes defines, deprecated ones included, in order."""
     ours = [base for base in reversed(kind.__mro__) if base.__module__.startswith("dagster_ckpt")]
     names = {name for base in ours for name in vars(base) if not name.startswith("_")}
     fields = {name for base in ours for name in getattr(base, "__dataclass_fields__", ())}
@@ -424,7 +424,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Keep what is no code from being taken for HTML."""
+    """Escape what is not code, so that it is not read as HTML."""
     parts = text.replace("|", "\\|").split("`")
     parts[::2] = [re.sub(r"<(?!br>)", "&lt;", part) for part in parts[::2]]
     return "`".join(parts)

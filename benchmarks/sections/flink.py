@@ -159,7 +159,7 @@ def _targets(ours: Series, theirs: dict[str, list[float]], reason: str) -> tuple
 
 FLINK_SECTION = Section(
     name="flink",
-    title="Beside Flink",
+    title="Compared with Flink",
     method=(
         "One million keys with a count and a 100-character payload, four partitions. Flink is a MiniCluster of "
         "PyFlink with RocksDB and incremental checkpoints, of which a random updater changes about 1 % between two "

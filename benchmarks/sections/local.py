@@ -172,7 +172,7 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             note=(
                 "The limit is flushed to the disk, as a snapshot is, and leaves out checksum files, as a snapshot "
                 "does. "
-                "Each has files of its own, written right before."
+                "Each reads different files, written right before."
             ),
         ),
         Table(
@@ -221,7 +221,7 @@ LOCAL = Section(
     method=(
         "A live directory of one million keys in 200 partitions, RocksDB with changelogs, as Spark left it after 13, "
         "23 and 33 batches of which each but the first changes 1 % of the keys. A copy of it grows from one to the "
-        "next; snapshots are taken of the copy, and the peers have a copy of their own. The peers are whole processes, "
+        "next; snapshots are taken of the copy, and the peers work on another copy. The peers are whole processes, "
         "a snapshot is a call in a process that runs already, as a driver's. Page cache warm; a snapshot is "
         "flushed to the disk, which the peers leave to the kernel."
     ),

@@ -63,7 +63,7 @@ MEMORY = Section(
     method=(
         f"A directory written in the exact layout of a stopped query, because Spark would need an hour: {PARTITIONS} "
         f"partitions, each with a snapshot and {BATCHES - 1} changelogs, twice: with small and with large SSTs. A "
-        "process of its own takes the snapshots, after a small one that loads all code. Growth is the peak of its "
+        "separate process takes the snapshots, after a small one that loads all code. Growth is the peak of its "
         "resident memory above what it was before the step."
     ),
     measure=_measure,

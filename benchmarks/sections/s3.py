@@ -211,7 +211,7 @@ S3 = Section(
         "The same live directory, and `rclone serve s3` on the same machine as the server, whose work competes for the "
         "same processors. First snapshot after 13 batches, the next after 23. `s3fs put` is given the list of new "
         "files: "
-        "it has no incremental of its own. The restore is that of a lost machine: nothing of the live directory is "
+        "it has no incremental mode. The restore is that of a lost machine: nothing of the live directory is "
         "there."
     ),
     measure=_measure,

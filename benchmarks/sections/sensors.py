@@ -180,7 +180,7 @@ def _byte_table(kept: dict[str, float]) -> Table:
         headings=("", "events if each is reported", "MB", "events reported", "MB"),
         rows=tuple(rows),
         note=(
-            f"SQLite, {REPORTED} events of a kind stored by an instance of its own: {checkpoint:,.0f} bytes a "
+            f"SQLite, {REPORTED} events of a kind stored by a separate instance: {checkpoint:,.0f} bytes a "
             f"checkpoint, {failed:,.0f} a failed one, {check:,.0f} an evaluation of a check. A day is computed from it."
         ),
     )

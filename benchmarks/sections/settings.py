@@ -133,7 +133,7 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             ours="4 KiB (default)",
             headings=("write calls",),
             cells=figures.writes,
-            note="Small files are written 256 KiB at a time, whatever the buffer.",
+            note="Small files are written 256 KiB at a time, regardless of the buffer.",
         ),
     )
 

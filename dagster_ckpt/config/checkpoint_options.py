@@ -316,7 +316,7 @@ def _recovery_depth(asked: CheckpointOptions) -> _Described:
         explanation = "A recovery that finds damage tries every retained snapshot, the newest first."
     else:
         explanation = (
-            "A recovery that finds damage tries so many points beside the live directory, then fails for good."
+            "After the live directory, a recovery that finds damage tries this many points, then fails for good."
         )
     return asked.recovery_depth, Effect.REAL, explanation
 

@@ -230,7 +230,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
             _real(
                 "checkpoint_path",
                 self.get_checkpoint_path(),
-                "Each stream keeps its snapshots in a folder of its own there.",
+                "Each stream stores its snapshots in a subdirectory named by its stream id.",
             ),
             _real(
                 "file_state_size_threshold",

@@ -223,16 +223,15 @@ class ExecutionConfig:
         if self.parallelism == PARALLELISM_DEFAULT:
             return "The session's own."
         return (
-            f"Tasks that read input without partitions of its own ({LEAF_PARALLELISM}), and partitions of shuffles "
-            f"where no max parallelism is set ({SHUFFLE_PARTITIONS}); so many run at once as the cluster has cores."
+            f"Number of tasks that read an unpartitioned input ({LEAF_PARALLELISM}), and of shuffle "
+            f"partitions if no max parallelism is set ({SHUFFLE_PARTITIONS}). "
+            "The cores of the cluster limit how many run at once."
         )
 
     def _of_buffer_timeout(self) -> str:
         if self.buffer_timeout_ms <= 0:
             return "A micro-batch begins as soon as the one before is done and there is input."
-        return (
-            f"A micro-batch begins every {self.buffer_timeout_ms} ms, for writers that bring no trigger of their own."
-        )
+        return f"A micro-batch begins every {self.buffer_timeout_ms} ms, for writers without a trigger."
 
 
 _TIMES = {

@@ -218,8 +218,8 @@ class RocksDBOptions:
                 "number_of_transfer_threads",
                 self.transfer_threads,
                 Effect.MAPPED,
-                f"Where it is set, so many threads of Spark's {MAINTENANCE_THREADS} upload snapshots; and "
-                f"{self.transfer_threads or DEFAULT_TRANSFER_THREADS} threads of ours copy snapshots.",
+                f"If set, Spark uploads snapshots with this many of its {MAINTENANCE_THREADS} threads. "
+                f"{self.transfer_threads or DEFAULT_TRANSFER_THREADS} threads of dagster_ckpt copy snapshots.",
             ),
             OptionDescription(
                 "ttl_compaction_filter",

@@ -63,7 +63,7 @@ class CatalogFault(Enum):
 
     KILLED = "the process is killed before one that writes; after one, it is killed before the next, or at a file call"
     FAILS = "it fails once, also one that only reads"
-    AWAY = "the catalog is away from there on, also for what only reads"
+    AWAY = "the catalog is unavailable from there on, also for what only reads"
     ANSWER_LOST = "one that writes is committed, and its answer is lost"
 
     @property

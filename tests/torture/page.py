@@ -18,12 +18,11 @@ _HEAD = """# Reliability: what was broken, and what held
 
 Written by `make torture`; a slice of it runs with `make test`.
 
-Each operation below is done again and again, in a process of its own, and at each of its numbered calls something goes
-    wrong: of the calls that change a
-local disk (open, write, flush, rename, link, delete, ...), of the requests to an object store (one without rename or
-folders, with snapshots, live directories and the sink's output in it), and of the transactions with the catalog
-(SQLite). All but the fault is real: catalog, storage, live directories, sink logs. What
-Spark writes is written by hand as it does, so no JVM is started. After each fault, with the process that met it gone:
+Each operation below runs again and again, each time in a new process, and each time another of its calls fails: a call
+that changes a local disk (open, write, flush, rename, link, delete, ...), a request to an object store (without rename
+or folders, holding snapshots, live directories and the sink's output), or a transaction with the catalog (SQLite). Only
+the fault is simulated: catalog, storage, live directories and sink logs are real. The test writes Spark's files itself,
+so no JVM is started. After each fault, once the process has ended:
 
 - the next plain start recovers without a person, at a right batch, in a live directory that is whole and has, byte for
   byte, what Spark wrote; it never starts empty;
@@ -35,8 +34,7 @@ Spark writes is written by hand as it does, so no JVM is started. After each fau
 - a checkpoint that was listed before is listed still, or a newer one is; a savepoint is, unless the operation was to
   delete it;
 - after housekeeping nothing is left half deleted or in progress;
-- files of another stream in the same storage and live folder, files beside them, and rows of another stream in the
-  catalog are as they were;
+- other files in these folders, and the files and catalog rows of another stream, are unchanged;
 - what failed said so by an error of this package;
 - where the process was killed or an answer lost: the same operation, done once more, is fine, and all of this holds
   again.
@@ -55,7 +53,7 @@ $ make torture                                  # all of it; rewrites this page
 $ .venv/bin/python -m tests.torture --only 'fork' --fault POWER_SOME    # one operation, one fault
 ```
 
-A number beside a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5
+The number after a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5
 minutes; on a machine that is too slow for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day
 (`--seed` repeats a run).
 

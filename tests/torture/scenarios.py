@@ -186,7 +186,7 @@ SCENARIOS = {
             _AFTER_A_RUN,
         ),
         Scenario(
-            "run: adopt beside a writer that may live",
+            "run: adopt while the old writer may live",
             _make_history,
             _run("latest", predecessor_ended=False),
             _AFTER_A_RUN,

@@ -21,6 +21,7 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_verification_schedule,
 )
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
+from dagster_ckpt.orchestration.sensors.reports import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.translator import translator_of
 
@@ -33,6 +34,7 @@ def stream_definitions(
     savepoint_schedules: Mapping[str, str | PeriodicSavepoints] | None = None,
     health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
     health_checks: Sequence[HealthCheck] = tuple(HealthCheck),
+    checkpoint_page: str | None = None,
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
 
@@ -51,6 +53,8 @@ def stream_definitions(
             blackouts.
         health: Thresholds of the health checks, for all streams or by stream id.
         health_checks: The health checks to define.
+        checkpoint_page: Address of the checkpoint page that `dagster-ckpt ui` serves, such as
+            `http://localhost:3080`: each asset and each of its reports link to it.
 
     Raises:
         OptionError: Two streams share a stream id or the name of their start job, they have different
@@ -95,7 +99,7 @@ def stream_definitions(
         schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, **vars(periodic)))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
     return dg.Definitions(
-        assets=[stream.asset for stream in writers],
+        assets=[_linked(stream, checkpoint_page) for stream in writers],
         jobs=[
             *(stream.start_job for stream in streams if stream.start_job is not None),
             *jobs.values(),
@@ -108,6 +112,7 @@ def stream_definitions(
                 downstream=downstream,
                 downstream_interval_seconds=downstream_interval_seconds,
                 report_interval_seconds=report_interval_seconds,
+                checkpoint_page=checkpoint_page,
             ),
             build_supervisor_sensor(streams, retention_job, roll_back_job),
             build_health_sensor(writers, settings=health, checks=health_checks),
@@ -115,6 +120,13 @@ def stream_definitions(
         asset_checks=build_health_checks(writers, settings=health, checks=health_checks),
         schedules=schedules,
     )
+
+
+def _linked(stream: StreamingAsset, checkpoint_page: str | None) -> dg.AssetsDefinition:
+    if checkpoint_page is None:
+        return stream.asset
+    metadata = {PAGE_KEY: CheckpointPage(checkpoint_page).of_stream(stream.stream_id)}
+    return stream.asset.map_asset_specs(lambda spec: spec.merge_attributes(metadata=metadata))
 
 
 def _refuse_equal_start_jobs(streams: Sequence[Stream]) -> None:

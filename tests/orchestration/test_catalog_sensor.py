@@ -11,7 +11,9 @@ from orchestration_catalog import FIGURES, begin_execution, begin_snapshot, take
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import PAGE, SensorCursor, build_catalog_sensor
 from tests.support.as_writer import as_writer
@@ -370,3 +372,25 @@ class TestDownstream:
 
         assert result.asset_events == []
         assert len(result.run_requests) == 1
+
+
+def test_each_report_and_asset_links_to_the_checkpoint_page(
+    instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, catalog: Catalog, orders: StreamingAsset
+) -> None:
+    daemon = Daemon(
+        instance, build_catalog_sensor([orders], checkpoint_page="http://localhost:3080/"), catalog_resource
+    )
+    snapshot = take_snapshot(catalog, "orders")
+    [report] = daemon.tick().asset_events
+    link = report.metadata["dagster_ckpt/checkpoint_page"].value
+    assert link == f"http://localhost:3080/streams/{orders.stream_id}/-/snapshots/{snapshot.snapshot_id}"
+
+    [asset] = stream_definitions(orders, checkpoint_page="http://localhost:3080").assets or ()
+    assert isinstance(asset, dg.AssetsDefinition)
+    [spec] = asset.specs
+    assert spec.metadata["dagster_ckpt/checkpoint_page"].value == f"http://localhost:3080/streams/{orders.stream_id}"
+
+
+def test_an_address_of_the_page_that_is_none_is_refused(orders: StreamingAsset) -> None:
+    with pytest.raises(OptionError, match="checkpoint_page is 'localhost:3080'"):
+        build_catalog_sensor([orders], checkpoint_page="localhost:3080")

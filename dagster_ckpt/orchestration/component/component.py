@@ -125,6 +125,13 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
             "Default: all."
         ),
     ] = None
+    checkpoint_page: Annotated[
+        str | None,
+        describe(
+            "Address of the checkpoint page that `dagster-ckpt ui` serves, such as http://localhost:3080. Each asset "
+            "links to it."
+        ),
+    ] = None
     resources: Annotated[
         StreamResources | None,
         describe("Resources of the streams. Default: those of the code location, under the same names."),
@@ -206,6 +213,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
             savepoint_schedules=schedules,
             health=health,
             health_checks=tuple(HealthCheck) if self.health_checks is None else self.health_checks,
+            checkpoint_page=self.checkpoint_page,
         )
         if self.resources is None:
             return definitions

@@ -20,6 +20,7 @@ from dagster_ckpt.orchestration.sensors.reports import (
     REMEMBERED,
     SEQUENCE_KEY,
     SNAPSHOT_ID_KEY,
+    CheckpointPage,
     ReportedEvent,
     events_to_report,
     failure_observation,
@@ -112,6 +113,7 @@ def build_catalog_sensor(
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     downstream_interval_seconds: int = 0,
     report_interval_seconds: int = REPORT_INTERVAL_S,
+    checkpoint_page: str | None = None,
     name: str | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
@@ -133,12 +135,14 @@ def build_catalog_sensor(
         downstream: A job to start after new snapshots, one run at a time.
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported per interval; 0 reports each.
+        checkpoint_page: Address of the checkpoint page, which each report links to.
         name: Name of the sensor; default: `checkpoint_catalog_sensor`, as the streams' translator names it.
         minimum_interval_seconds: Minimum time between two evaluations.
         default_status: Whether the sensor is on by default.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     memory = ReportMemory()
+    page = CheckpointPage(checkpoint_page) if checkpoint_page is not None else None
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
@@ -175,6 +179,7 @@ def build_catalog_sensor(
             reported,
             since=cursor.sequence,
             interval_ms=report_interval_seconds * 1000,
+            page=page,
         )
         news = any(event.type in COMPLETED for event in ours)
         sequence, tick = cursor.sequence, cursor.tick
@@ -215,6 +220,7 @@ def _tick_report(
     *,
     since: int,
     interval_ms: int,
+    page: CheckpointPage | None,
 ) -> _TickReport:
     """The reports of these events on the assets of their streams, without those already there."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
@@ -244,7 +250,11 @@ def _tick_report(
         failure_observation(key, each.event)
         if each.is_failure
         else materialization(
-            key, each.event, snapshots.get(each.event.snapshot_id or ""), tallies.get((key, each.event.sequence))
+            key,
+            each.event,
+            snapshots.get(each.event.snapshot_id or ""),
+            tallies.get((key, each.event.sequence)),
+            page,
         )
         for key, each in new
     ]

@@ -12,18 +12,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import dagster as dg
 import pendulum
 
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
+from dagster_ckpt.errors import OptionError
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
 SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
 BATCH_ID_KEY = "dagster_ckpt/batch_id"
 STREAM_ID_KEY = "dagster_ckpt/stream_id"
 TIMELINE_KEY = "dagster_ckpt/timeline"
+PAGE_KEY = "dagster_ckpt/checkpoint_page"
+
+
+@dataclass(frozen=True)
+class CheckpointPage:
+    """Links into the checkpoint page that `dagster-ckpt ui` serves.
+
+    Attributes:
+        url: Its address, as browsers of Dagster's users reach it.
+    """
+
+    url: str
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise OptionError(f"checkpoint_page is {self.url!r}, but must be an address such as http://localhost:3080.")
+
+    def of_stream(self, stream_id: str) -> dg.UrlMetadataValue:
+        """The overview of a stream."""
+        return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
+
+    def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
+        """One snapshot of a stream."""
+        return dg.MetadataValue.url(f"{self.of_stream(stream_id).url}/-/snapshots/{quote(snapshot_id)}")
 
 
 def identity(event: EventRecord) -> str:
@@ -32,7 +58,11 @@ def identity(event: EventRecord) -> str:
 
 
 def materialization(
-    key: dg.AssetKey, event: EventRecord, snapshot: SnapshotRecord | None, tally: SnapshotTally | None
+    key: dg.AssetKey,
+    event: EventRecord,
+    snapshot: SnapshotRecord | None,
+    tally: SnapshotTally | None,
+    page: CheckpointPage | None = None,
 ) -> dg.AssetMaterialization:
     """A snapshot as a materialization of its asset.
 
@@ -42,6 +72,7 @@ def materialization(
         snapshot: Its record in the catalog. None if the row cannot be read; the event's payload is used
             instead.
         tally: The checkpoints since the previous report, including this one; None if unknown.
+        page: The checkpoint page to link to, or None.
     """
     metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")
@@ -54,6 +85,8 @@ def materialization(
             "dagster_ckpt/bytes_since_report": tally.incremental_bytes,
         }
     )
+    if page is not None and event.snapshot_id is not None:
+        metadata[PAGE_KEY] = page.of_snapshot(event.stream_id, event.snapshot_id)
     return dg.AssetMaterialization(
         key,
         description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",

@@ -1,0 +1,66 @@
+"""The commands of the guides run, in the order of the page, on a stream whose process answers them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dagster_ckpt.cli.main import commands
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.operations import requests
+from dagster_ckpt.snapshot.manifest import SnapshotKind
+from tests.support.golden_stream import STREAM, GoldenStream
+from tests.support.page_blocks import DOCS, blocks_of
+from tests.support.stream_program import StreamProgram
+
+DEPLOYMENT = "3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10"
+PAGES = ["command-line.md", *(str(path.relative_to(DOCS)) for path in sorted((DOCS / "guides").glob("*.md")))]
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """The arguments of each call of `dagster-ckpt` in the console blocks of a page."""
+    lines = [line for block in blocks_of(page) for line in block.commands]
+    return [
+        shlex.split(line.partition(" | ")[0], comments=True)[1:] for line in lines if line.startswith("dagster-ckpt ")
+    ]
+
+
+@pytest.fixture
+def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoldenStream]:
+    golden = GoldenStream(tmp_path)
+    options = CheckpointConfig(cleanup="RETAIN_ON_CANCELLATION", num_retained=5).options
+    golden.stream = replace(golden.stream, options=options)
+    golden.make().snapshot()
+    golden.snapshot(SnapshotKind.SAVEPOINT, "before-release-42")
+    golden.end()
+    monkeypatch.setattr(requests, "POLL_S", 0.02)
+    monkeypatch.setenv("DAGSTER_CKPT_CATALOG", f"sqlite:///{tmp_path}/catalog.db")
+    yield golden
+    golden.close()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)])
+def test_the_commands_of_a_page_run(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {
+        "orders": STREAM,
+        "batch-640": "batch-4",
+        "s3://new-bucket/savepoints": str(golden.root / "new-bucket"),
+        "s3://bucket/checkpoints": str(golden.root / "snapshots"),
+        "/var/lib/streams/live": str(golden.root / "live"),
+        DEPLOYMENT: golden.stream.catalog.deployment_id,
+    }
+    program = StreamProgram(golden)
+    if page == "guides/lost-catalog.md":
+        program.stop()
+        monkeypatch.setenv("DAGSTER_CKPT_CATALOG", f"sqlite:///{golden.root}/new.db")
+    try:
+        for words in commands_of(page):
+            done = CliRunner().invoke(commands(), [here.get(word, word) for word in words])
+            assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}\n{done.exception}"
+    finally:
+        program.end()

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.catalog import NEWEST_REVISION, Catalog, alembic_config
 from dagster_ckpt.catalog.tables import metadata
 from dagster_ckpt.errors import CatalogError
 
@@ -31,6 +32,10 @@ def test_processes_that_open_a_new_catalog_at_once_all_succeed(url: str) -> None
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         pool.starmap(open_and_register, [(url, name) for name in names])
     assert [stream.stream_id for stream in Catalog(url).streams.all()] == names
+
+
+def test_the_newest_revision_is_that_of_the_migrations() -> None:
+    assert ScriptDirectory.from_config(alembic_config()).get_current_head() == NEWEST_REVISION
 
 
 def test_a_catalog_of_a_newer_version_is_refused(url: str) -> None:

@@ -86,15 +86,16 @@ class Crowd:
             self.instance.report_runless_asset_event(event)
 
 
-def crowd(folder: Path, *, streams: int, snapshots_each: int) -> Crowd:
+def crowd(folder: Path, *, streams: int, snapshots_each: int, url: str | None = None) -> Crowd:
     """Make streams that all run, each with checkpoints once a minute up to now.
 
     Args:
         folder: An empty folder.
         streams: How many.
         snapshots_each: Checkpoints of each.
+        url: An empty database; default: SQLite in that folder.
     """
-    url = f"sqlite:///{folder / 'catalog.db'}"
+    url = url or f"sqlite:///{folder / 'catalog.db'}"
     catalog = Catalog(url)
     (folder / "dagster").mkdir()
     instance = dg.DagsterInstance.local_temp(str(folder / "dagster"))

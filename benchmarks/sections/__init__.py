@@ -6,10 +6,11 @@ from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
 from benchmarks.sections.running import RUNNING
 from benchmarks.sections.s3 import S3
+from benchmarks.sections.scale import SCALE
 from benchmarks.sections.sensors import SENSORS
 from benchmarks.sections.settings import SETTINGS
 from benchmarks.sections.slopes import SLOPES
 
-SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS, SENSORS)
+SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS, SENSORS, SCALE)
 
 __all__ = ["SECTIONS"]

@@ -13,6 +13,7 @@ from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.history import HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
+from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.recoveries import RecoveryRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
@@ -56,6 +57,7 @@ class Catalog:
         self.snapshots = SnapshotRecords(self.database)
         self.history = HistoryRecords(self.database)
         self.holds = HoldRecords(self.database)
+        self.pruning = PruningRecords(self.database)
         self.rebuilding = RebuildRecords(self.database)
         self.requests = RequestRecords(self.database)
         self.launches = LaunchRecords(self.database)

@@ -129,6 +129,13 @@ class LeaseRecords:
                 return None
             return _record(row, self._database.now_ms(connection))
 
+    def all_held(self) -> list[LeaseRecord]:
+        """The leases of all streams that are held, expired or not, in one query."""
+        with self._database.reading() as connection:
+            now_ms = self._database.now_ms(connection)
+            rows = connection.execute(select(leases).where(leases.c.execution_id.is_not(None)))
+            return [_record(row, now_ms) for row in rows]
+
     @contextmanager
     def held(self, lease: LeaseRecord) -> Iterator[None]:
         """Prevent a take-over of the lease during one short step outside of the catalog.

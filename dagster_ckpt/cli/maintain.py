@@ -78,6 +78,35 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
     )
 
 
+@command("prune-history", epilog="\b\nExample:\n  dagster-ckpt prune-history --older-than 30 --dry-run")
+@click.argument("streams", nargs=-1)
+@click.option("--older-than", metavar="DAYS", type=click.IntRange(min=1), default=90, show_default=True)
+@dry_run
+@yes
+def prune_history(
+    client: Client, *, streams: tuple[str, ...], older_than: int, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Delete old rows from the catalog: deleted snapshots, failed attempts, ended executions, events, requests.
+
+    No snapshot and no file is deleted. Without STREAMS, the history of every stream is pruned.
+    """
+    wanted = streams or tuple(each.stream_id for each in client.list_streams())
+    if not dry_run:
+        confirm(f"Delete the history of {len(wanted)} streams before the last {older_than} days?", yes=yes)
+    pruned = [client.prune_history(each, older_than_days=older_than, dry_run=dry_run) for each in wanted]
+    if as_json:
+        print_json(pruned)
+        return
+    print_table(
+        ["stream", "snapshots", "executions", "events", "requests", "recoveries"],
+        [
+            (each.stream_id, each.snapshots, each.executions, each.events, each.requests, each.recovery_failures)
+            for each in pruned
+        ],
+        empty="The catalog knows no stream.",
+    )
+
+
 @command("upgrade-catalog", epilog="\b\nExample:\n  dagster-ckpt upgrade-catalog")
 def upgrade_catalog(client: Client, *, as_json: bool) -> None:
     """Bring the catalog's tables to the version of this package. Every start does it, too."""

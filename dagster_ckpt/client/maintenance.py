@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dagster_ckpt.catalog.pruning import PrunedHistory
 from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations import retention
 from dagster_ckpt.operations.doctor import StreamExamination, examine_live_directory
 from dagster_ckpt.operations.health import StreamHealth, stream_health
@@ -12,6 +14,9 @@ from dagster_ckpt.operations.rebuild import RebuildReport, rebuild
 from dagster_ckpt.operations.sink_cleaning import DEFAULT_GRACE_MS, SinkCleaning, clean_sinks
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.recovery.retention import RetentionReport, housekeeping
+
+HISTORY_DAYS = 90
+DAY_MS = 86_400_000
 
 
 class MaintenanceMethods(Connection):
@@ -64,6 +69,28 @@ class MaintenanceMethods(Connection):
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep."""
         return retention.apply_savepoint_history(self._open(stream), schedule, history)
+
+    def prune_history(
+        self, stream: str, *, older_than_days: int = HISTORY_DAYS, dry_run: bool = False
+    ) -> PrunedHistory:
+        """Delete old rows of a stream's history from the catalog. No snapshot and no file is deleted.
+
+        Deleted are rows of snapshots that no longer exist, failed attempts, ended executions, events and
+        answered requests; see `PruningRecords.prune` for those that stay however old they are.
+
+        Args:
+            stream: The stream; it may be running.
+            older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each
+                within seconds, unless it is turned off.
+            dry_run: Only count.
+
+        Raises:
+            OptionError: The number of days is not positive.
+        """
+        if older_than_days < 1:
+            raise OptionError(f"older_than_days is {older_than_days}, but must be at least 1.")
+        before_ms = self._catalog.now_ms() - older_than_days * DAY_MS
+        return self._catalog.pruning.prune(self._id_of(stream), before_ms=before_ms, dry_run=dry_run)
 
     def sweep(self, stream: str, *, dry_run: bool = True, older_than_ms: int | None = None) -> RetentionReport:
         """Report, or without `dry_run` remove, bytes in the storage that no snapshot refers to.

@@ -21,6 +21,7 @@ from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
+from dagster_ckpt.stream.liveness import is_held
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_named
 
@@ -121,8 +122,15 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
     stream_ids = [record.stream_id for record in records]
     executions = catalog.executions.latest_of(stream_ids)
     newest = catalog.snapshots.newest_of(stream_ids)
+    held = {lease.stream_id for lease in catalog.leases.all_held() if is_held(lease)}
     return [
-        _summary(catalog, record, executions.get(record.stream_id), newest.get(record.stream_id)) for record in records
+        _summary(
+            record,
+            executions.get(record.stream_id),
+            newest.get(record.stream_id),
+            has_living_holder=record.stream_id in held,
+        )
+        for record in records
     ]
 
 
@@ -141,7 +149,12 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
     executions = catalog.executions.of_stream(stream_id, limit=limit)
     newest = catalog.snapshots.newest_of([stream_id]).get(stream_id)
     return StreamDescription(
-        summary=_summary(catalog, record, executions[0] if executions else None, newest),
+        summary=_summary(
+            record,
+            executions[0] if executions else None,
+            newest,
+            has_living_holder=has_living_holder(catalog, stream_id),
+        ),
         settings=RecordedSettings.of_record(record.options),
         record=record,
         desired=catalog.desired_states.find(stream_id),
@@ -192,10 +205,10 @@ def _names(snapshots: Sequence[SnapshotRecord]) -> str:
 
 
 def _summary(
-    catalog: Catalog, record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None
+    record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
     batch_id = ((last.progress if last is not None else None) or {}).get("batch_id")
-    status = _status(catalog, record.stream_id, last)
+    status = _status(last, has_living_holder=has_living_holder)
     is_over = last is not None and status.value not in _ALIVE
     return StreamSummary(
         stream_id=record.stream_id,
@@ -208,10 +221,10 @@ def _summary(
     )
 
 
-def _status(catalog: Catalog, stream_id: str, last: ExecutionRecord | None) -> StreamStatus:
+def _status(last: ExecutionRecord | None, *, has_living_holder: bool) -> StreamStatus:
     if last is None:
         return StreamStatus.NEVER_STARTED
-    if last.status is ExecutionStatus.BROKEN or (last.status in _ALIVE and not has_living_holder(catalog, stream_id)):
+    if last.status is ExecutionStatus.BROKEN or (last.status in _ALIVE and not has_living_holder):
         # Its process died without recording the end.
         return StreamStatus.FAILED
     return StreamStatus(last.status.value)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import dagster as dg
 from pydantic import Field
 
+from dagster_ckpt.client.maintenance import HISTORY_DAYS
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
@@ -69,6 +70,11 @@ class RetentionConfigSchema(dg.Config):
         description="Only show which orphaned bytes would be removed and which deletions finished, and why. "
         "Not together with state.",
     )
+    history_days: int = Field(
+        default=HISTORY_DAYS,
+        description="Delete rows of the catalog about deleted snapshots, failed attempts, ended executions, events and "
+        "answered requests that are older than this many days. Only where state is left out.",
+    )
 
 
 def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
@@ -82,15 +88,21 @@ def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @ops.op
     def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
-        """Keep or delete checkpoints according to the clean-up option; finish interrupted deletions."""
+        """Keep or delete checkpoints by the clean-up option; finish interrupted deletions; prune the catalog."""
         with errors_as_failure():
             report = ops.client(context, config.stream_id).apply_retention(
                 config.stream_id, state=config.state, execution_id=config.execution_id, dry_run=config.dry_run
             )
+            pruned = None
+            if config.state is None:
+                pruned = ops.client(context, config.stream_id).prune_history(
+                    config.stream_id, older_than_days=config.history_days, dry_run=config.dry_run
+                )
         for message in report.messages(unlogged=True):
             context.log.info(message)
         context.add_output_metadata(
             {
+                "dagster_ckpt/pruned_rows": pruned.total if pruned is not None else 0,
                 "dagster_ckpt/deleted": list(report.deleted),
                 "dagster_ckpt/kept": list(report.kept),
                 "dagster_ckpt/dry_run": report.dry_run,

@@ -15,12 +15,14 @@ class OriginKind(StrEnum):
     SNAPSHOT: A checkpoint or savepoint.
     DIRECTORY: Another live directory, at one of its batches.
     FORK: Another stream.
+    ADOPTED: A checkpoint directory of plain Spark, which the stream continues from.
     """
 
     EMPTY = "EMPTY"
     SNAPSHOT = "SNAPSHOT"
     DIRECTORY = "DIRECTORY"
     FORK = "FORK"
+    ADOPTED = "ADOPTED"
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class StateOrigin:
     Attributes:
         kind: What it was made from.
         batch_id: The batch that the state was at; None if the query started with empty state.
-        snapshot_id: The snapshot, for SNAPSHOT.
+        snapshot_id: The snapshot, for SNAPSHOT; for ADOPTED the first one of the directory.
         location: Location of that snapshot.
         snapshot_kind: "CHECKPOINT" or "SAVEPOINT".
         snapshot_number: Number of that snapshot.
         query_id: The query id in that snapshot.
         directory: The stream's previous live directory; for DIRECTORY the one that it was made
-            from.
-        sinks: The sinks that the snapshot's query wrote to, as Spark names them, for SNAPSHOT.
+            from, for ADOPTED the directory itself.
+        sinks: The sinks that the snapshot's query wrote to, as Spark names them, for SNAPSHOT and ADOPTED.
         earlier: The origin of `directory` itself, for DIRECTORY; never of kind DIRECTORY.
     """
 

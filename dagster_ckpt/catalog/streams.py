@@ -214,10 +214,11 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
     """Record the parent of the timeline that is about to begin, and where it branches off."""
     now = connection.execute(select(streams.c.timeline).where(streams.c.stream_id == stream_id)).scalar_one()
     parent = now
-    if origin.kind is OriginKind.SNAPSHOT:
+    if origin.kind in (OriginKind.SNAPSHOT, OriginKind.ADOPTED):
         of_snapshot = (snapshots.c.snapshot_id == origin.snapshot_id) & (snapshots.c.stream_id == stream_id)
         parent = connection.execute(select(snapshots.c.timeline).where(of_snapshot)).scalar_one_or_none()
-    if origin.kind not in (OriginKind.SNAPSHOT, OriginKind.DIRECTORY) or parent is None or origin.batch_id is None:
+    has_past = origin.kind in (OriginKind.SNAPSHOT, OriginKind.DIRECTORY, OriginKind.ADOPTED)
+    if not has_past or parent is None or origin.batch_id is None:
         return
     connection.execute(
         timelines.insert().values(stream_id=stream_id, timeline=now + 1, parent=parent, to_batch=origin.batch_id)

@@ -117,6 +117,8 @@ def _restored(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> 
     elif origin == "FORK":
         source = payload.get("source")
         what = f"Forked stream {stream_id}{f' from {source}' if source else ''}{at_batch}"
+    elif origin == "ADOPTED":
+        what = f"Adopted a checkpoint directory for stream {stream_id}{at_batch}"
     elif origin == "DIRECTORY":
         verb = "Rewound stream" if payload.get("new_timeline") else "Moved stream"
         what = f"{verb} {stream_id}{at_batch.replace(' at ', ' to ' if payload.get('new_timeline') else ' at ')}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.checkpointing.completion import NotRecorded, asked, provenance, record_snapshot
@@ -15,6 +17,19 @@ from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_m
 from dagster_ckpt.stream.snapshots import holding
 
 
+@dataclass(frozen=True)
+class DirectoryToAdopt:
+    """A checkpoint directory that plain Spark wrote. Its query may be running.
+
+    Attributes:
+        url: The directory.
+        sinks: The sinks that its query writes to, as Spark names them.
+    """
+
+    url: str
+    sinks: Sequence[str] = ()
+
+
 def savepoint_of_stopped_stream(
     stream: StreamHandle,
     *,
@@ -23,6 +38,7 @@ def savepoint_of_stopped_stream(
     schedule: str | None = None,
     trigger: SnapshotTrigger = SnapshotTrigger.MANUAL,
     lease: LeaseRecord | None = None,
+    adopting: DirectoryToAdopt | None = None,
 ) -> SnapshotRecord:
     """Take a savepoint of the current state of a stream that is not running.
 
@@ -36,6 +52,7 @@ def savepoint_of_stopped_stream(
         schedule: Name of the schedule that requests it, if any.
         trigger: Why it is taken, if no schedule requests it.
         lease: The lease of the stream, if its run takes the savepoint before it starts the query.
+        adopting: A directory of plain Spark that the stream is about to adopt, instead of its own.
 
     Raises:
         LeaseLostError: The lease is no longer held.
@@ -44,7 +61,8 @@ def savepoint_of_stopped_stream(
         StorageAccessError: The savepoint cannot be written.
     """
     record = stream.catalog.streams.get(stream.stream_id)
-    if record.live_directory is None:
+    directory = record.live_directory if adopting is None else adopting.url
+    if directory is None:
         raise NothingCommittedError(
             f"Stream {stream.stream_id!r} has no live directory: it never ran, or was canceled with its state. Start "
             "it first."
@@ -53,7 +71,7 @@ def savepoint_of_stopped_stream(
     why = trigger if schedule is None else SnapshotTrigger.PERIODIC
     number = stream.catalog.streams.allocate_number(stream.stream_id, lease=lease)
     began_ms = wall_clock_ms()
-    sinks = tuple(sinks_written(stream))
+    sinks = tuple(sinks_written(stream) if adopting is None else adopting.sinks)
     base = sharing_base(stream)
     order = SnapshotOrder(
         SnapshotKind.SAVEPOINT,
@@ -90,7 +108,7 @@ def savepoint_of_stopped_stream(
     try:
         # The hold on the attempt itself shows that its process is alive.
         with holding(stream.catalog, [begun, base], f"savepoint {snapshot_id}"):
-            taken = take_snapshot(stream, LiveDirectory(record.live_directory), order, now_ms=began_ms)
+            taken = take_snapshot(stream, LiveDirectory(directory), order, now_ms=began_ms)
     except BaseException as error:
         # An interrupted attempt is no longer in progress either.
         reason = str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Commands that stop, start and fork streams: stop, cancel, restart, fork, import, desired-state."""
+"""Commands for the life of a stream: stop, cancel, restart, fork, import-snapshot, adopt, export, desired-state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ outputs = click.option(
     "outputs",
     metavar="OLD=NEW",
     multiple=True,
-    help="A sink of the original and where the new stream writes instead; once for each sink.",
+    help="A sink of the original and where the new query writes instead; once for each sink.",
 )
 
 
@@ -174,6 +174,60 @@ def import_snapshot(
         location, into=into, outputs=_mapping(outputs), with_rows=with_rows, replace_state=replace_state
     )
     _report(made, _fork_messages(made), as_json)
+
+
+@command(
+    "adopt",
+    epilog="\b\nExamples:\n  dagster-ckpt adopt orders /data/checkpoints/orders --sink /data/orders --dry-run\n"
+    "  dagster-ckpt adopt orders /data/checkpoints/orders --sink /data/orders --label before-adoption",
+)
+@click.argument("stream")
+@click.argument("checkpoint_location")
+@click.option(
+    "--sink",
+    "sinks",
+    metavar="PLACE",
+    multiple=True,
+    help="Where the query writes: a folder of files, a Delta table by its path, or Spark's name of the sink.",
+)
+@click.option("--in-place", is_flag=True, help="Continue in the directory itself, instead of in a copy.")
+@click.option("--label", help="A name for the first snapshot.")
+@click.option("--dry-run", is_flag=True, help="Only examine the directory.")
+def adopt(
+    client: Client,
+    *,
+    stream: str,
+    checkpoint_location: str,
+    sinks: tuple[str, ...],
+    in_place: bool,
+    label: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Take the checkpoint directory of a plain Spark query under management; STREAM continues it at its next start.
+
+    The directory is only read, and the query may keep running until that start.
+    """
+    made = client.adopt(
+        stream,
+        checkpoint_location=checkpoint_location,
+        sinks=sinks,
+        in_place=in_place,
+        label=label,
+        dry_run=dry_run,
+    )
+    _report(made, made.messages(), as_json)
+
+
+@command("export", epilog="\b\nExample:\n  dagster-ckpt export orders before-release-42 --to /data/checkpoints/orders")
+@click.argument("stream")
+@click.argument("snapshot", default="latest")
+@click.option("--to", required=True, metavar="PATH", help="The checkpoint directory to create.")
+@outputs
+def export(client: Client, *, stream: str, snapshot: str, to: str, outputs: tuple[str, ...], as_json: bool) -> None:
+    """Export SNAPSHOT as a checkpoint directory in which plain Spark continues, without this package."""
+    made = client.export(stream, snapshot, to=to, outputs=_mapping(outputs))
+    _report(made, made.messages(), as_json)
 
 
 @command("desired-state", epilog="\b\nExample:\n  dagster-ckpt desired-state orders SUSPENDED")

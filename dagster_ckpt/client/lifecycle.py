@@ -1,9 +1,9 @@
-"""Methods of the client that stop, start, rewind and fork streams, and set their desired states."""
+"""Methods of the client that stop, start, rewind, fork, adopt and export streams, and set their desired states."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
@@ -13,13 +13,15 @@ from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.config.modes import DesiredState, RecoveryClaimMode
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations import lifecycle
+from dagster_ckpt.operations.export import Export, export_snapshot
 from dagster_ckpt.operations.lifecycle import StopResult
 from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
 from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.recovery.adopt import Adoption, adopt
 from dagster_ckpt.recovery.fork import Fork, fork
 from dagster_ckpt.recovery.import_snapshot import import_snapshot
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class StartOptions(TypedDict, total=False):
 
 
 class LifecycleMethods(Connection):
-    """Stops, starts, rewinds, forks, desired states."""
+    """Stops, starts, rewinds, forks, adoptions, exports, desired states."""
 
     def stop(
         self,
@@ -223,6 +225,65 @@ class LifecycleMethods(Connection):
             with_rows=with_rows,
             replace_state=replace_state,
         )
+
+    def adopt(
+        self,
+        stream: str,
+        *,
+        checkpoint_location: str,
+        sinks: Sequence[str] = (),
+        in_place: bool = False,
+        label: str | None = None,
+        dry_run: bool = False,
+    ) -> Adoption:
+        """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
+
+        The directory is only read, and the first snapshot is taken of it; the query may keep running until
+        that start, which fences it.
+
+        Args:
+            stream: The stream that continues the query; it must not have any state yet.
+            checkpoint_location: The `checkpointLocation` of the query.
+            sinks: Where the query writes: a folder of files, a Delta table by its path, or Spark's name of
+                the sink.
+            in_place: Continue in the directory itself, instead of in a copy.
+            label: A name of the first snapshot.
+            dry_run: Only examine the directory.
+
+        Raises:
+            LiveDirectoryError: The directory is damaged, managed by a stream, or was taken over before.
+            SharedSinkError: The log of a named sink is not that of this query.
+            RequestFailedError: The stream already has state.
+        """
+        location = given_folder(checkpoint_location, "checkpoint_location") or ""
+        return adopt(
+            self._open(stream, new_like=stream),
+            location,
+            sinks=sinks,
+            in_place=in_place,
+            label=checked_label(label),
+            dry_run=dry_run,
+            origin=self._origin,
+        )
+
+    def export(
+        self, stream: str, snapshot: str = "latest", *, to: str, outputs: Mapping[str, str] | None = None
+    ) -> Export:
+        """Export a snapshot as a checkpoint directory in which plain Spark continues, without this package.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            snapshot: `latest`, or the name of a snapshot.
+            to: The directory to create; it must not exist.
+            outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up
+                to the snapshot.
+
+        Raises:
+            SnapshotNotFoundError: There is no such snapshot.
+            RestoreError: The directory exists.
+            SharedSinkError: A new folder is in use.
+        """
+        return export_snapshot(self._open(stream), snapshot, given_folder(to, "to") or "", outputs=outputs)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:
         """The desired state of a stream and the progress of its last upgrade; None if it is not managed."""

@@ -19,7 +19,7 @@ class RecoveryKind(Enum):
 
     START_EMPTY = "START_EMPTY"
     RESUME = "RESUME"
-    ADOPT = "ADOPT"
+    CLONE = "CLONE"
     RESTORE = "RESTORE"
     REWIND = "REWIND"
     FINISH_RESTORE = "FINISH_RESTORE"

@@ -21,6 +21,7 @@ from dagster_ckpt.recovery.recovery_points import (
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
+from dagster_ckpt.stream.adopted import Adopted, adopted_directory
 from dagster_ckpt.stream.snapshots import (
     CHECKPOINT,
     SAVEPOINT,
@@ -74,6 +75,9 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 def _latest(facts: RecoveryFacts) -> RecoveryPlan:
     stream, live = facts.stream, facts.live
     failed = failed_points(facts.failures)
+    adopted = adopted_directory(stream)
+    if adopted is not None and adopted.is_pending:
+        return _from_adopted_directory(facts, adopted)
     if stream.pending_restore is not None and _can_be_finished(facts, stream.pending_restore):
         point = finish_point(stream.live_directory or "")
         if point in failed:
@@ -141,11 +145,32 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
             point=live_point(facts.stream.live_directory or ""),
         )
     return RecoveryPlan(
-        RecoveryKind.ADOPT,
+        RecoveryKind.CLONE,
         f"the last writer could not be proven to have ended: go on after batch {live.batch_id} in a fresh directory",
         from_batch=live.batch_id,
         to_batch=live.batch_id,
         point=live_point(facts.stream.live_directory or ""),
+    )
+
+
+def _from_adopted_directory(facts: RecoveryFacts, adopted: Adopted) -> RecoveryPlan:
+    live = facts.live
+    if live is None or live.status is not LiveStatus.GOOD:
+        why = "it is gone" if live is None or live.status is LiveStatus.MISSING else live.reason.rstrip(".")
+        raise LiveDirectoryError(
+            f"Stream {facts.stream.stream_id!r} cannot continue in the directory that was adopted for it, "
+            f"{adopted.directory}: {why}. Nothing was changed. Put it back or repair it, or name the snapshot that was "
+            "taken when it was adopted, or a later one, with start_from: that goes back to the batch of the snapshot."
+        )
+    in_place = adopted.in_place and facts.predecessor_ended
+    where = "there" if in_place else "in a copy of it"
+    return RecoveryPlan(
+        RecoveryKind.RESUME if in_place else RecoveryKind.CLONE,
+        f"{adopted.directory} was adopted: its query is fenced, and this one continues {where} after its newest batch "
+        f"({live.batch_id} when the start looked)",
+        from_batch=live.batch_id,
+        to_batch=live.batch_id,
+        point=live_point(adopted.directory),
     )
 
 

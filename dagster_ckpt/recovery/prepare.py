@@ -102,7 +102,7 @@ def prepare(
     if plan.kind is RecoveryKind.REWIND and rewound is not None and plan.to_batch is not None:
         origin = _origin_of_rewound(record, rewound, plan.to_batch)
         return _rewind(stream, origin, live, sinks=sinks, lease=lease, fork=plan.new_query_id, watch=watch)
-    if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
+    if plan.kind is RecoveryKind.CLONE and record.live_directory is not None:
         # A sink that already has the batch in flight skips it, so the state of that batch must be
         # carried along.
         started_ms = monotonic_ms()

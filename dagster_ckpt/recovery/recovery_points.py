@@ -103,7 +103,8 @@ def recovery_points(
             name = batch_point(origin.directory, origin.batch_id)
             _insert(points, RecoveryPoint(name, origin.batch_id, directory=origin.directory))
         origin = origin.earlier
-    if origin is not None and origin.kind is OriginKind.SNAPSHOT and not snapshot_is_gone:
+    of_snapshot = origin is not None and origin.kind in (OriginKind.SNAPSHOT, OriginKind.ADOPTED)
+    if origin is not None and of_snapshot and not snapshot_is_gone:
         snapshot = snapshot_of_origin(stream, origin)
         listed = {point.snapshot.snapshot_id for point in points if point.snapshot is not None}
         if snapshot is not None and snapshot.snapshot_id not in listed:

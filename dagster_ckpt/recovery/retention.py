@@ -22,6 +22,7 @@ from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
@@ -328,8 +329,9 @@ def _delete_live_directories(
     stream: StreamHandle, record: StreamRecord, lease: LeaseKeeper, *, spares_fenced: bool = False
 ) -> str | None:
     built = [each.live for each in _own_live_directories(stream, record) if each.token <= lease.record.token]
-    if record.live_directory is not None and not _is_in(stream.live_folder, record.live_directory):
-        # It was created before the stream was configured to use another folder.
+    is_adopted = adopted_directory(record) is not None
+    if record.live_directory is not None and not is_adopted and not _is_in(stream.live_folder, record.live_directory):
+        # It was created before the stream was configured to use another folder. An adopted one is not ours.
         built.append(LiveDirectory(record.live_directory))
     if spares_fenced:
         built = [live for live in built if live.fenced_at() is None]

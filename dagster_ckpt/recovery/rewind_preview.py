@@ -203,7 +203,7 @@ def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
 def _sinks_in_flight(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
     """Forecasts for sinks that already have a batch which the query has not committed."""
     live = facts.stream.live_directory
-    if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):
+    if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.CLONE):
         return ()
     return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle))
 

@@ -26,7 +26,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError, RestartWithdrawnEr
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import recovery_facts
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_backend, check_plan
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
@@ -34,6 +34,7 @@ from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
+from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd, RunRequest
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
 from dagster_ckpt.sinks.registry import described_sink
@@ -167,18 +168,22 @@ class Start:
         stream = self._stream
         output = named_output(self._request.describe()) if self._request.describe is not None else None
         while True:
-            facts = recovery_facts(
-                stream,
-                self._start_from,
-                predecessor_ended=self._predecessor_ended,
-                is_automatic=self._cause is not StartCause.MANUAL,
-                output=output,
-            )
+            facts = self._facts(output)
             plan = plan_recovery(facts)
             prepared: PreparedStart | None = None
             try:
                 with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
-                    prepared = self._prepare(facts, plan, output)
+                    query_plan = self._check(facts, plan, output)
+                    if take_over(
+                        stream,
+                        self._lease,
+                        resumes=plan.kind is RecoveryKind.RESUME,
+                        still_mine=self._still_mine,
+                    ):
+                        # Its query may have gone on until it was fenced.
+                        facts = self._facts(output)
+                        plan = plan_recovery(facts)
+                    prepared = self._prepare(facts, plan, output, query_plan)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
                     return StartedQuery(plan, prepared, self._request.start_query(prepared.live))
@@ -192,19 +197,39 @@ class Start:
                 else:
                     self._note_damage(prepared.live, damage)
 
-    def _prepare(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> PreparedStart:
-        stream, start_from = self._stream, self._start_from
+    def _facts(self, output: NamedOutput | None) -> RecoveryFacts:
+        return recovery_facts(
+            self._stream,
+            self._start_from,
+            predecessor_ended=self._predecessor_ended,
+            is_automatic=self._cause is not StartCause.MANUAL,
+            output=output,
+        )
+
+    def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> PlanDescription | None:
+        """Refuse the start before anything is changed; returns the description of the query's plan."""
+        stream = self._stream
         self._check_loss(preview_rewind(stream, facts, plan, output))
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         for message in check_backend(stream, plan):
-            log_message(self._stream.stream_id, message)
+            log_message(stream.stream_id, message)
         query_plan = self._check_plan(plan)
-        self._watch()
-        kept = take_safety_savepoint(stream, facts, plan, start_from, self._lease.record)
-        if kept is not None:
-            log_message(self._stream.stream_id, kept)
         refuse_shared_folder(stream, output)
+        self._watch()
+        return query_plan
+
+    def _prepare(
+        self,
+        facts: RecoveryFacts,
+        plan: RecoveryPlan,
+        output: NamedOutput | None,
+        query_plan: PlanDescription | None,
+    ) -> PreparedStart:
+        stream = self._stream
+        kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record)
+        if kept is not None:
+            log_message(stream.stream_id, kept)
         self._watch()
         prepared = prepare(stream, plan, self._lease, output, watch=self._watch)
         self._report_sinks(prepared)

@@ -158,6 +158,32 @@ def release_of(version: str) -> SparkRelease:
     )
 
 
+def oldest_release(features: Iterable[Feature]) -> SparkRelease:
+    """The oldest release that has all of some features.
+
+    Raises:
+        UnsupportedSparkError: No supported release has them all.
+    """
+    needed = frozenset(features)
+    for release in RELEASES:
+        if needed <= release.features:
+            return release
+    raise UnsupportedSparkError(f"No supported Spark has all of: {', '.join(sorted(needed))}.")
+
+
+def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
+    """Which releases may have written a live directory, in words. Spark does not record its version there.
+
+    Args:
+        settings: The settings that its offset log pins.
+        features: The features that its files show.
+    """
+    oldest = oldest_release(features)
+    if PINNED_SINCE_OPERATOR_METADATA not in settings:
+        return f"{RELEASES[0]} or older"
+    return f"{max(oldest, RELEASES[1], key=RELEASES.index)} or later"
+
+
 def installed_release() -> SparkRelease:
     """The release that this process uses.
 

@@ -20,6 +20,7 @@ from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity, jvm_of
@@ -87,8 +88,11 @@ def put_up_fence(
     """
     before = acquired.predecessor
     jvm_is_dead = before is not None and _end_jvm(stream.catalog, before, own_jvm_pid, still_mine)
-    url = stream.catalog.streams.get(stream.stream_id).live_directory
-    live = LiveDirectory(url) if url is not None else None
+    record = stream.catalog.streams.get(stream.stream_id)
+    adopted = adopted_directory(record)
+    # Before an adopted directory is taken over, no query of this stream has run in it.
+    is_ours = adopted is None or not adopted.is_pending
+    live = LiveDirectory(record.live_directory) if record.live_directory is not None and is_ours else None
     if live is not None and live.exists():
         done = fence(
             live.folder,

@@ -3,7 +3,8 @@
 Two environments that share a folder by mistake, or a copied catalog, would delete each other's
 data, because a catalog only knows its own lease. Therefore the folder of a stream's live
 directories carries the id of the deployment that owns it, every snapshot does too, and a start
-never writes to locations outside the stream's folders, even if the catalog names them.
+never writes to locations outside the stream's folders, even if the catalog names them. The one
+exception is a directory that an operator adopted for the stream; it carries a claim of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.adopted import adopted_directory, refuse_without_claim
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
@@ -33,12 +35,17 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
 
     Raises:
         LiveDirectoryError: The live directory in the catalog, or the folder of live directories,
-            belongs to another deployment; or the catalog is older than the live directories.
+            belongs to another deployment; or the catalog is older than the live directories. Or another
+            stream has taken over the adopted directory that this one runs in.
         StorageAccessError: The folder cannot be reached.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES
-    if lies_elsewhere(stream, record) and (resumes or not predecessor_ended):
+    adopted = adopted_directory(record)
+    if adopted is not None:
+        if resumes and not adopted.is_pending:
+            refuse_without_claim(stream, LiveDirectory(adopted.directory))
+    elif lies_elsewhere(stream, record) and (resumes or not predecessor_ended):
         raise LiveDirectoryError(
             f"The catalog says that the live directory of stream {stream.stream_id!r} is {record.live_directory}, and "
             "the ones "

@@ -43,7 +43,7 @@ def resumed_in_a_fresh_directory(ending: Ending) -> None:
     """The process before might still write, as far as anybody can prove."""
     goes_on(ending)
     assert ending.successor is not None
-    assert (ending.successor.recovery or {})["kind"] == "ADOPT"
+    assert (ending.successor.recovery or {})["kind"] == "CLONE"
     assert ending.successor.live_directory != ending.before.live_directory
 
 

@@ -381,6 +381,6 @@ def test_a_query_that_the_lost_catalog_knew_of_is_fenced_before_the_next_start(
         plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=acquired.predecessor_ended))
         live = prepare(stream, plan, lease).live
 
-    assert plan.kind is RecoveryKind.ADOPT
+    assert plan.kind is RecoveryKind.CLONE
     assert runs_in.fenced_at() == LAST + 1
     assert (live.url != runs_in.url, history.batch) == (True, LAST)

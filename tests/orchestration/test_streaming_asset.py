@@ -44,6 +44,8 @@ OPERATOR_JOBS = [
     "preview_rewind_job",
     "fork_stream_job",
     "import_stream_job",
+    "adopt_stream_job",
+    "export_snapshot_job",
     "clean_sink_job",
     "set_desired_state_job",
     "roll_back_upgrade_job",

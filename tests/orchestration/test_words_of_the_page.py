@@ -108,6 +108,8 @@ def test_every_field_has_a_default_but_those_that_name_something() -> None:
         "start_from",
         "into_stream_id",
         "location",
+        "checkpoint_location",
+        "to",
         "outputs",
         "snapshot",
         "schedule",

@@ -79,7 +79,7 @@ def test_f19_it_is_made_again_as_often_as_it_is_lost(history: History) -> None:
 def test_an_adopted_directory_that_is_lost_is_made_again(history: History) -> None:
     stream = history.shelf.stream
     plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=False))
-    assert plan.kind is RecoveryKind.ADOPT
+    assert plan.kind is RecoveryKind.CLONE
     with keeping(stream.catalog, STREAM) as lease:
         prepare(stream, plan, lease)
     lose(history.live)

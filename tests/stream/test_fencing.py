@@ -102,7 +102,7 @@ def test_a_successor_goes_on_from_the_fenced_directory_in_a_fresh_one(
 
     kind, prepared = start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
-    assert kind is RecoveryKind.ADOPT
+    assert kind is RecoveryKind.CLONE
     assert LiveDirectory(str(history.shelf.live)).fenced_at() == LAST + 2
     state = inspect_live_directory(prepared.live)
     assert (state.batch_id, state.in_flight, state.fenced_at) == (LAST, LAST + 1, None)
@@ -140,7 +140,7 @@ def test_a_successor_that_dies_leaves_it_to_the_next_one(
     kind, prepared = start(stream, third)
 
     assert third.predecessor_ended is fences
-    assert kind is RecoveryKind.ADOPT
+    assert kind is RecoveryKind.CLONE
     assert LiveDirectory(str(history.shelf.live)).fenced_at() == LAST + 1
     assert prepared.live.fenced_at() is None
 

@@ -185,7 +185,7 @@ class Case:
 
 CASES = {
     "RESUME": Case(start("latest"), beside_disk=False),
-    "ADOPT": Case(start("latest", predecessor_ended=False)),
+    "CLONE": Case(start("latest", predecessor_ended=False)),
     "RESTORE": Case(start("sp")),
     "RESTORE as a query of its own": Case(start("sp", new_query_id=True), beside_disk=False, every=3),
     "REWIND": Case(start("batch-3")),

@@ -1,4 +1,4 @@
-"""Ops and jobs for rewinds and forks: preview a rewind, fork or import a stream, clean up after a rewind."""
+"""Ops and jobs for rewinds and forks: preview a rewind, fork, import, adopt or export a stream, clean up."""
 
 from collections.abc import Sequence
 
@@ -74,6 +74,40 @@ class ImportConfigSchema(dg.Config):
     replace_state: bool = Field(default=False, description="Discard what the stream itself has committed before.")
 
 
+class AdoptConfigSchema(dg.Config):
+    """Take the checkpoint directory of a plain Spark query under management."""
+
+    stream_id: str = Field(
+        description="Stream id (or asset key) of the stream that continues the query; it must not have any state yet."
+    )
+    checkpoint_location: str = Field(
+        description="The checkpointLocation of the query. It is only read; the query may keep running until the "
+        "stream's next start."
+    )
+    sinks: list[str] = Field(
+        default=[],
+        description="Where the query writes: a folder of files, a Delta table by its path, or Spark's name of the "
+        "sink. With the log of its file sink, the first snapshot can be restored exactly.",
+    )
+    in_place: bool = Field(
+        default=False, description="Continue in the directory itself, instead of in a copy among the live directories."
+    )
+    label: str | None = Field(default=None, description="A name for the first snapshot.")
+    dry_run: bool = Field(default=False, description="Only examine the directory.")
+
+
+class ExportConfigSchema(dg.Config):
+    """Export a snapshot as a checkpoint directory for plain Spark."""
+
+    stream_id: str = Field(description=STREAM_ID)
+    snapshot: str = Field(default="latest", description="latest, or the id, number (chk-7), label or location.")
+    to: str = Field(description="The checkpoint directory to create; it must not exist.")
+    outputs: dict[str, str] = Field(
+        default={},
+        description="Maps a folder of a file sink to a new folder, which receives its rows up to the snapshot.",
+    )
+
+
 class CleanSinkConfigSchema(dg.Config):
     """Find part files that the log of a rolled-back file sink no longer references."""
 
@@ -88,7 +122,8 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     """Build the jobs for rewinds and forks.
 
     Returns:
-        `preview_rewind_job`, `fork_stream_job`, `import_stream_job` and `clean_sink_job`.
+        `preview_rewind_job`, `fork_stream_job`, `import_stream_job`, `adopt_stream_job`,
+        `export_snapshot_job` and `clean_sink_job`.
     """
     ops = StreamOps(streams)
 
@@ -138,6 +173,29 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(fork_metadata(made))
 
     @ops.op
+    def adopt_stream(context: dg.OpExecutionContext, config: AdoptConfigSchema) -> None:
+        """Take the checkpoint directory of a plain Spark query under management; the next start continues it."""
+        with errors_as_failure():
+            made = ops.client(context, config.stream_id).adopt(
+                config.stream_id,
+                checkpoint_location=config.checkpoint_location,
+                sinks=config.sinks,
+                in_place=config.in_place,
+                label=config.label,
+                dry_run=config.dry_run,
+            )
+        report(context, "dagster_ckpt/adoption", made.messages())
+
+    @ops.op
+    def export_snapshot(context: dg.OpExecutionContext, config: ExportConfigSchema) -> None:
+        """Export a snapshot as a checkpoint directory in which plain Spark continues."""
+        with errors_as_failure():
+            made = ops.client(context, config.stream_id).export(
+                config.stream_id, config.snapshot, to=config.to, outputs=config.outputs
+            )
+        report(context, "dagster_ckpt/export", made.messages())
+
+    @ops.op
     def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
         """List, or delete, part files that the log of a rolled-back file sink no longer references."""
         with errors_as_failure():
@@ -154,8 +212,17 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         ops.job(preview_rewind),
         ops.job(fork_stream),
         ops.job(import_stream),
+        ops.job(adopt_stream),
+        ops.job(export_snapshot),
         ops.job(clean_sink),
     ]
+
+
+def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
+    """Report the result of an operation in the log and as metadata of the run."""
+    for message in messages:
+        context.log.info(message)
+    context.add_output_metadata({key: dg.MetadataValue.md("\n".join(f"- {message}" for message in messages))})
 
 
 # The page of a run should not show more.

@@ -98,6 +98,38 @@ def fence(
             return Fence(batch, in_flight)
 
 
+def lift_fence(folder: FileIO, batch_id: int) -> None:
+    """Remove a fence, so that a query can start in the directory again.
+
+    Args:
+        folder: The live directory.
+        batch_id: The batch that the fence prevents from being planned.
+
+    Raises:
+        StorageAccessError: The directory cannot be written.
+    """
+    if fenced_at(folder) == batch_id:
+        folder.delete(f"{_OFFSETS}/{batch_id}")
+        folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")
+
+
+def open_fence(folder: FileIO, batch_id: int, planned_entry: bytes) -> None:
+    """Replace a fence by the plan of that batch, so that only a query that is started later can plan further batches.
+
+    The fenced query never plans this batch, since an entry of that name exists throughout.
+
+    Args:
+        folder: The live directory.
+        batch_id: The batch that the fence prevents from being planned.
+        planned_entry: The batch's entry in the offset log.
+
+    Raises:
+        StorageAccessError: The directory cannot be written.
+    """
+    folder.write(f"{_OFFSETS}/{batch_id}", [planned_entry])
+    folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")
+
+
 def _await_commit(
     folder: FileIO, batch: int, wait_s: float, still_mine: Callable[[], None], sleep: Callable[[float], None]
 ) -> int | None:

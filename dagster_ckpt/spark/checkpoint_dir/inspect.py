@@ -181,16 +181,26 @@ def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
     Raises:
         UnsupportedSparkError: It lacks one of the formats. Nothing was changed.
     """
+    with suppress(LiveDirectoryError, FileNotFoundError):
+        for feature in features_in_use(live):
+            release.require(feature, f"Resuming the query of {live.url}")
+
+
+def features_in_use(live: LiveDirectory) -> list[Feature]:
+    """The features of Spark that a query needs to resume in a live directory; none before its first commit.
+
+    Raises:
+        LiveDirectoryError: A file cannot be read.
+        FileNotFoundError: A file is missing.
+        StorageAccessError: The directory cannot be reached.
+    """
     batch_id = live.positions().commit
     if batch_id is None:
-        return
+        return []
     offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
-    try:
-        offsets = parse_offset_entry(live.folder.read(offset), f"{live.url}/{offset}")
-        committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
-        operators = read_operators(live.folder, batch_id)
-    except (LiveDirectoryError, FileNotFoundError):
-        return
+    offsets = parse_offset_entry(live.folder.read(offset), f"{live.url}/{offset}")
+    committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
+    operators = read_operators(live.folder, batch_id)
     join_state = offsets.conf.get(_JOIN_STATE) if any(operator.name == JOIN for operator in operators) else None
     transforms = any(operator.name.startswith("transformWithState") for operator in operators)
     needed = {
@@ -201,9 +211,7 @@ def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
         Feature.JOIN_STATE_4: join_state == "4",
         Feature.TRANSFORM_WITH_STATE_IN_PANDAS: transforms,
     }
-    for feature, is_needed in needed.items():
-        if is_needed:
-            release.require(feature, f"Resuming the query of {live.url}")
+    return [feature for feature, is_needed in needed.items() if is_needed]
 
 
 def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveState:

@@ -6,6 +6,7 @@ entry is one file: a line with the version, then JSON lines.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -154,6 +155,31 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
         raise _malformed(where, "it ends after its version line")
     metadata = _model(_CommitMetadata, text or "{}", where)
     return CommitEntry(_batch_id(where), metadata.next_watermark_ms, metadata.state_ids, version, metadata.sinks or {})
+
+
+def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: int) -> bytes:
+    """The plan of a batch that reads nothing, as Spark writes it to move a watermark on without new input.
+
+    Args:
+        data: The offset log entry of the newest committed batch.
+        where: Its path.
+        commit: The commit of that batch.
+        now_ms: The time that functions such as `current_timestamp()` return in the batch.
+
+    Returns:
+        The offset log entry of the batch after it.
+
+    Raises:
+        LiveDirectoryError: The entry cannot be parsed, or continuous processing wrote it.
+    """
+    entry = parse_offset_entry(data, where)
+    if entry.continuous:
+        raise LiveDirectoryError(f"{where} was written by continuous processing, whose epochs cannot be planned here.")
+    version, metadata, *sources = data.decode().split("\n")
+    planned = from_json(metadata)
+    planned["batchWatermarkMs"] = max(entry.watermark_ms, commit.next_watermark_ms)
+    planned["batchTimestampMs"] = now_ms
+    return "\n".join([version, json.dumps(planned, separators=(",", ":")), *sources]).encode()
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:

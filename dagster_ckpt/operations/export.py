@@ -1,0 +1,158 @@
+"""Exporting: a snapshot becomes a checkpoint directory in which plain Spark continues, without this package.
+
+A snapshot does not contain the rows of the sinks. Whether plain Spark continues exactly depends on
+where each sink is: the file sink and Delta skip batches that they have, and nothing rolls them back
+outside of this package. So the export reports each sink, and can copy the rows of file sinks up to
+the snapshot into new folders, with the log that Spark needs there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.io.location import folders_overlap, same_folder
+from dagster_ckpt.operations.overview import find_snapshot
+from dagster_ckpt.recovery.fork import give_outputs
+from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot, sinks_in
+from dagster_ckpt.sinks.sink import Replay, Sink, newest_batch
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+
+
+@dataclass(frozen=True)
+class ExportedSink:
+    """A sink of an exported snapshot, seen from plain Spark.
+
+    Attributes:
+        name: Spark's name of it, or the folder.
+        continues_at: Where the exported query has to write.
+        is_ready: Whether plain Spark continues there without losing rows, as far as known.
+        explanation: What Spark will do there, and what to do about it.
+    """
+
+    name: str
+    continues_at: str
+    is_ready: bool
+    explanation: str
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported snapshot.
+
+    Attributes:
+        stream_id: The stream.
+        snapshot: Description of the snapshot.
+        found: The exported directory, as plain Spark finds it.
+        sinks: Its sinks.
+    """
+
+    stream_id: str
+    snapshot: str
+    found: CheckpointDescription
+    sinks: tuple[ExportedSink, ...]
+
+    def messages(self) -> list[str]:
+        """The export in a few lines."""
+        return [
+            f"exported {self.snapshot} of {self.stream_id} to {self.found.url}",
+            *self.found.messages(),
+            *(f"sink {sink.name}: {sink.explanation}" for sink in self.sinks),
+            f"stop {self.stream_id} before you start the exported query: both are the same query and write to the same "
+            "sinks",
+        ]
+
+
+def export_snapshot(
+    stream: StreamHandle, reference: str, to: str, *, outputs: Mapping[str, str] | None = None
+) -> Export:
+    """Export a snapshot as a checkpoint directory that plain Spark continues. The stream is not changed.
+
+    The exported query keeps the id of the original, so that sinks that remember it continue.
+
+    Args:
+        stream: The stream; it may be running.
+        reference: The snapshot: `latest`, or its id, number (`chk-7`), label or location.
+        to: The directory to create; it must not exist.
+        outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up to
+            the snapshot.
+
+    Raises:
+        SnapshotNotFoundError: There is no such snapshot.
+        OptionError: The directory lies among those of the stream.
+        SnapshotCorruptError: The snapshot lacks data or was altered.
+        RestoreError: The directory exists, or Spark could not start in what the snapshot contains.
+        SharedSinkError: An output is not one of the snapshot, or its new folder is in use.
+        StorageAccessError: Something cannot be read or written.
+    """
+    snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
+    location, target = snapshot_location(snapshot), LiveDirectory(to)
+    for place in (stream.live_folder, location):
+        if folders_overlap(to, place):
+            raise OptionError(
+                f"{to} overlaps {place}, which the stream manages: retention would delete the exported directory. "
+                "Export to a folder elsewhere."
+            )
+    given = dict(outputs or {})
+    with holding(stream.catalog, [snapshot], f"export {uuid.uuid4()}"):
+        logs = logs_in_snapshot(stream.store, location)
+        properties = stream.store.manifest(location).header.properties
+        restore_into(stream, location, target)
+        try:
+            # No other process continues there: it is a new folder, which belongs to no stream.
+            give_outputs(logs, given, snapshot.batch_id or 0, contextlib.nullcontext)
+        except BaseException:
+            target.delete()
+            raise
+    found = describe_checkpoint(target)
+    sinks = tuple(_exported(sink, found, properties, logs, given) for sink in sinks_in(properties))
+    return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks)
+
+
+def _exported(
+    sink: Sink,
+    found: CheckpointDescription,
+    properties: Mapping[str, object],
+    logs: Mapping[str, Sequence[SinkEntry]],
+    given: Mapping[str, str],
+) -> ExportedSink:
+    place = sink.place or sink.name
+    new = next((new for old, new in given.items() if same_folder(old, place)), None)
+    if new is not None:
+        why = f"its rows up to batch {found.batch_id} were copied to {new}, with their log: write there"
+        return ExportedSink(sink.name, new, is_ready=True, explanation=why)
+    if isinstance(sink, FileSink):
+        last = newest_batch(sink, None)
+        if last is not None and last > found.batch_id:
+            why = (
+                f"its log is at batch {last}, so plain Spark would skip batches {found.batch_id + 1} to {last} and "
+                "lose their rows. Export the newest snapshot of the stopped stream, or copy the rows up to batch "
+                f"{found.batch_id} to a new folder with outputs"
+            )
+            return ExportedSink(sink.name, place, is_ready=False, explanation=why)
+        why = f"its log is at batch {last}, where the exported query continues: write there"
+        return ExportedSink(sink.name, place, is_ready=True, explanation=why)
+    in_flight = properties.get("in_flight_batch")
+    replay = Replay(
+        to_batch=found.batch_id,
+        query_id=found.query_id,
+        in_flight=in_flight if isinstance(in_flight, int) else None,
+        log_entries=dict(logs),
+        query_ids=(found.query_id,),
+    )
+    newest = newest_batch(sink, found.query_id) if sink.knows_queries else None
+    if newest is not None and newest <= found.batch_id:
+        why = f"it has batches up to {newest} of this query: write there"
+        return ExportedSink(sink.name, place, is_ready=True, explanation=why)
+    forecast = sink.forecast(replay)
+    why = f"{forecast.effect}. {forecast.reason} {forecast.advice}".rstrip()
+    return ExportedSink(sink.name, place, is_ready=False, explanation=why)

@@ -1,0 +1,244 @@
+"""Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote.
+
+The query keeps its id and its sinks: unlike a fork or an import, the stream is the same query, under
+management. Adopting only reads, and takes the first snapshot; the query may keep running. The next start of
+the stream takes the directory over (`take_over`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
+from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.checkpointing.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
+from dagster_ckpt.errors import LiveDirectoryError, RequestFailedError, SharedSinkError
+from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
+from dagster_ckpt.recovery.facts import unknown_state
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.registry import sink_of
+from dagster_ckpt.sinks.sink import Sink, newest_batch
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
+from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
+from dagster_ckpt.stream.adopted import CLAIM, Adopted, adopted_directory, claim_of, pending_adoption
+from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.ownership import OWNER, check_places
+from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.start_from import is_location
+
+_DELTA_LOG = "_delta_log"
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What was found in a checkpoint directory, and what the next start of the stream does with it.
+
+    Attributes:
+        stream_id: The stream.
+        found: What the directory says of its query.
+        diagnosis: What is wrong with it, if anything.
+        sinks: The sinks that were named, as Spark names them.
+        in_place: The next start continues in the directory itself.
+        snapshot: The first snapshot; None for a dry run, which registers nothing.
+    """
+
+    stream_id: str
+    found: CheckpointDescription
+    diagnosis: Diagnosis
+    sinks: tuple[str, ...]
+    in_place: bool
+    snapshot: SnapshotRecord | None
+
+    def messages(self) -> list[str]:
+        """The adoption in a few lines."""
+        problems = [f"{each.severity}: {each.explanation}" for each in self.diagnosis.findings]
+        sinks = ", ".join(self.sinks) or (
+            "none named: the snapshot has no log of a file sink, so going back to it needs a new output folder"
+        )
+        if self.snapshot is None:
+            done = ["dry run: nothing was registered"]
+        else:
+            where = "there" if self.in_place else "in a copy of it, among the live directories"
+            done = [
+                f"took {describe_snapshot(self.snapshot)}: {self.snapshot.location}",
+                f"the next start of {self.stream_id} fences the query of {self.found.url} and continues {where}",
+            ]
+        return [*self.found.messages(), f"sinks: {sinks}", *problems, *done]
+
+
+def adopt(
+    stream: StreamHandle,
+    checkpoint_location: str,
+    *,
+    sinks: Sequence[str] = (),
+    in_place: bool = False,
+    label: str | None = None,
+    dry_run: bool = False,
+    origin: str,
+) -> Adoption:
+    """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
+
+    The directory is only read: its query may be running and is not disturbed. If adopting is
+    interrupted, the stream is unchanged. Until the first start it may be repeated.
+
+    Args:
+        stream: The stream; it must not have any state yet.
+        checkpoint_location: The `checkpointLocation` of the query.
+        sinks: Where the query writes: a folder of files, a Delta table by its path, or Spark's name of
+            the sink. With the log of its file sink, the first snapshot can be restored exactly.
+        in_place: Continue in the directory itself, instead of in a copy in the stream's folder of live
+            directories.
+        label: A name of the first snapshot, to start from later.
+        dry_run: Only examine the directory.
+        origin: Who requests it, as shown by the lease.
+
+    Raises:
+        NothingCommittedError: The query has not committed a batch yet.
+        LiveDirectoryError: The directory is damaged, managed by a stream, or was taken over before.
+        SharedSinkError: The log of a named sink is not that of this query.
+        RequestFailedError: The stream already has state.
+        LeaseHeldError: The stream is running.
+        LeaseLostError: The stream was started in the meantime.
+        StorageAccessError: Something cannot be read or written.
+    """
+    live = LiveDirectory(checkpoint_location)
+    _refuse_managed(stream, live)
+    named = [_sink(sink) for sink in sinks]
+    state = inspect_live_directory(live)
+    if state.status in (LiveStatus.MISSING, LiveStatus.BROKEN):
+        raise LiveDirectoryError(f"Nothing is adopted, nothing was changed: {state.reason}")
+    found = describe_checkpoint(live)
+    for sink in named:
+        _refuse_anothers_log(live, sink)
+    diagnosis = diagnose(live, sinks=named)
+    if not diagnosis.can_resume:
+        listed = "; ".join(each.explanation for each in diagnosis.findings[:4])
+        raise LiveDirectoryError(
+            f"{live.url} is not adopted, nothing was changed: Spark could not continue there. {listed}"
+        )
+    names = tuple(sink.name for sink in named)
+    snapshot = None if dry_run else _register(stream, live, names, in_place=in_place, label=label, origin=origin)
+    return Adoption(stream.stream_id, found, diagnosis, names, in_place, snapshot)
+
+
+def _register(
+    stream: StreamHandle, live: LiveDirectory, sinks: tuple[str, ...], *, in_place: bool, label: str | None, origin: str
+) -> SnapshotRecord:
+    above = stream.token_in_use(stream.register())
+    holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
+    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        _refuse_own_state(stream, stream.catalog.streams.get(stream.stream_id))
+        check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
+        fence_predecessor(stream, acquired, still_mine=lease.check)
+        snapshot = savepoint_of_stopped_stream(stream, label=label, adopting=DirectoryToAdopt(live.url, sinks))
+        stream.catalog.streams.switch_live_directory(
+            lease.record,
+            live.url,
+            origin=StateOrigin(
+                OriginKind.ADOPTED,
+                batch_id=snapshot.batch_id,
+                snapshot_id=snapshot.snapshot_id,
+                location=snapshot.location,
+                snapshot_kind=snapshot.kind,
+                snapshot_number=snapshot.number,
+                query_id=snapshot.query_id,
+                directory=live.url,
+                sinks=sinks,
+            ),
+            restored_snapshot_id=snapshot.snapshot_id,
+            pending_restore=pending_adoption(Adopted(live.url, in_place, is_pending=True), snapshot.batch_id or 0),
+            plan={},
+        )
+    return snapshot
+
+
+def _refuse_own_state(stream: StreamHandle, record: StreamRecord) -> None:
+    adopted = adopted_directory(record)
+    if adopted is not None and adopted.is_pending:
+        return
+    unknown = unknown_state(stream)
+    found = [record.live_directory] if record.live_directory is not None else []
+    found += [describe_snapshot(snapshot) for snapshot in stream.catalog.snapshots.completed(stream.stream_id)]
+    found += [*unknown.directories, *unknown.snapshots]
+    if found:
+        raise RequestFailedError(
+            f"Nothing is adopted, nothing was changed: stream {stream.stream_id!r} has state of its own "
+            f"({', '.join(found[:4])}), and one stream continues one query. Adopt it for a stream with another id."
+        )
+
+
+def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
+    claimed = claim_of(live)
+    if claimed is not None:
+        raise LiveDirectoryError(
+            f"{live.url} is not adopted, nothing was changed: it was taken over before, as its file {CLAIM} says: "
+            f"{claimed}. Its query continues there. If nothing of that exists any more, delete the file."
+        )
+    fenced = live.fenced_at()
+    if fenced is not None:
+        raise LiveDirectoryError(
+            f"{live.url} is not adopted, nothing was changed: it was fenced before batch {fenced}, because its query "
+            "continues elsewhere."
+        )
+    parent = live.url.rstrip("/").rpartition("/")[0]
+    owner = _owner(parent)
+    folders = [stream.live_root, stream.live_folder]
+    others = [each for each in stream.catalog.streams.all() if each.stream_id != stream.stream_id]
+    users = [each for each in others if each.live_directory is not None and same_folder(each.live_directory, live.url)]
+    why = None
+    if owner is not None:
+        why = f"it is a live directory of deployment {owner}"
+    elif users:
+        why = f"it is the directory of stream {users[0].stream_id!r}"
+    elif any(folders_overlap(live.url, folder) for folder in folders):
+        why = f"it lies among the live directories of this code location, {stream.live_root}"
+    if why is not None:
+        raise LiveDirectoryError(
+            f"{live.url} is not adopted, nothing was changed: {why}. Fork that stream (fork_stream_job), import one of "
+            "its snapshots (import_stream_job), or register it again if its catalog was lost (rebuild_catalog_job)."
+        )
+
+
+def _owner(folder: str) -> str | None:
+    try:
+        return open_file_io(folder).read(OWNER, 256).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _sink(place: str) -> Sink:
+    """The sink that a user names by its location, or as Spark does."""
+    if not is_location(place) and not place.startswith("file:"):
+        return sink_of(place)
+    if open_file_io(place).list(_DELTA_LOG):
+        return sink_of(f"DeltaSink[{place}]")
+    return FileSink.at(place)
+
+
+def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
+    """Refuse a file sink whose log is not where the query is. Its log does not name the query that writes it."""
+    if not isinstance(sink, FileSink):
+        return
+    committed = live.positions().commit
+    last = newest_batch(sink, None)
+    # Read after the log: a query plans a batch before it writes to the sink.
+    planned = live.positions().offset
+    if last is None:
+        raise SharedSinkError(
+            f"{live.url} is not adopted, nothing was changed: no file sink has written to {sink.place}, which has no "
+            "log _spark_metadata. Name the folder that the query writes to; a table by Spark's name for it."
+        )
+    if not (committed or 0) <= last <= (planned or 0):
+        raise SharedSinkError(
+            f"{live.url} is not adopted, nothing was changed: its query has committed batch {committed} and planned "
+            f"batch {planned}, but the log of {sink.place} ends at batch {last}. Another query writes there. Name the "
+            "folder of this one."
+        )

@@ -1,0 +1,396 @@
+"""A checkpoint directory that plain Spark wrote goes under management, and comes out again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.errors import (
+    LiveDirectoryError,
+    NothingCommittedError,
+    OptionError,
+    RequestFailedError,
+    RestoreError,
+    SharedSinkError,
+)
+from dagster_ckpt.operations.export import export_snapshot
+from dagster_ckpt.operations.lifecycle import preview_start
+from dagster_ckpt.recovery.adopt import Adoption, adopt
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.recovery.retention import delete_live_directories
+from dagster_ckpt.recovery.take_over import take_over
+from dagster_ckpt.spark.checkpoint_dir.fence import fence
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.adopted import CLAIM
+from dagster_ckpt.stream.fencing import put_up_fence
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
+from dagster_ckpt.stream.ownership import check_places
+from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.as_writer import keeping
+from tests.support.retention_shelf import STREAM, Shelf
+from tests.support.rewind_history import LAST, History
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@dataclass
+class Outside:
+    """A query of plain Spark that has committed nine batches to a file sink, and a stream that may adopt it."""
+
+    root: Path
+    history: History
+    stream: StreamHandle
+
+    @staticmethod
+    def below(root: Path) -> Outside:
+        history = History(root / "theirs")
+        shutil.move(history.shelf.live, root / "checkpoint")
+        return Outside(root, history, Shelf.reopened(root / "ours").stream)
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def sink(self) -> Path:
+        return self.history.sink
+
+    def commit(self, batch: int) -> None:
+        self.history.commit(batch, live=self.directory)
+
+    def plan_only(self, batch: int) -> None:
+        self.commit(batch)
+        (self.directory / f"commits/{batch}").unlink()
+        (self.sink / f"_spark_metadata/{batch}").unlink()
+
+    def adopt(self, **how: Any) -> Adoption:
+        how.setdefault("sinks", [str(self.sink)])
+        return adopt(how.pop("stream", self.stream), str(self.directory), origin="a test", **how)
+
+    def start(self, text: str = "latest") -> tuple[RecoveryPlan, PreparedStart]:
+        """What the next start gives to Spark."""
+        output = NamedOutput("parquet", str(self.sink))
+        with keeping(self.stream.catalog, STREAM) as lease:
+            check_places(self.stream, StartFrom.parse(text), predecessor_ended=True)
+            plan = preview_start(self.stream, StartFrom.parse(text))
+            if self.take_over(lease, plan):
+                plan = preview_start(self.stream, StartFrom.parse(text))
+            return plan, prepare(self.stream, plan, lease, output)
+
+    def take_over(self, lease: LeaseKeeper, plan: RecoveryPlan) -> bool:
+        resumes = plan.kind is RecoveryKind.RESUME
+        return take_over(self.stream, lease, resumes=resumes, still_mine=lease.check, wait_s=0.0)
+
+    def close(self) -> None:
+        self.history.close()
+        self.stream.catalog.close()
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Outside]:
+    outside = Outside.below(tmp_path)
+    yield outside
+    outside.close()
+
+
+def test_adopting_reads_and_takes_the_first_snapshot(outside: Outside) -> None:
+    before = tree(outside.directory), tree(outside.sink)
+
+    made = outside.adopt(label="from-before")
+
+    assert (tree(outside.directory), tree(outside.sink)) == before
+    assert made.snapshot is not None
+    assert (made.snapshot.batch_id, made.snapshot.label, made.found.batch_id) == (LAST, "from-before", LAST)
+    assert [sink["path"] for sink in made.snapshot.properties["sinks"]] == [str(outside.sink)]
+    record = outside.stream.catalog.streams.get(STREAM)
+    assert record.origin is not None
+    assert (record.live_directory, record.origin.kind) == (str(outside.directory), OriginKind.ADOPTED)
+    assert [each.snapshot_id for each in outside.stream.catalog.snapshots.restorable(STREAM)] == [
+        made.snapshot.snapshot_id
+    ]
+    assert any("the next start of orders fences the query" in message for message in made.messages())
+
+
+def test_a_dry_run_registers_nothing(outside: Outside) -> None:
+    made = outside.adopt(dry_run=True)
+
+    assert made.snapshot is None
+    assert made.messages()[-1] == "dry run: nothing was registered"
+    assert outside.stream.catalog.streams.all() == []
+
+
+def test_the_start_continues_in_a_copy_after_what_the_query_did_since(outside: Outside) -> None:
+    outside.adopt()
+    outside.commit(LAST + 1)
+
+    plan, prepared = outside.start()
+
+    assert (plan.kind, plan.to_batch) == (RecoveryKind.CLONE, LAST + 1)
+    state = inspect_live_directory(prepared.live)
+    assert (state.status, state.batch_id, state.fenced_at) == (LiveStatus.GOOD, LAST + 1, None)
+    assert prepared.live.url.startswith(outside.stream.live_folder)
+    assert LiveDirectory(str(outside.directory)).fenced_at() == LAST + 2
+    assert json.loads((outside.directory / CLAIM).read_text())["stream"] == STREAM
+    # The batches of the sink are its own.
+    assert (outside.sink / "_spark_metadata" / str(LAST + 1)).exists()
+
+
+def test_the_batch_in_flight_comes_along(outside: Outside) -> None:
+    outside.adopt()
+    outside.plan_only(LAST + 1)
+
+    _, prepared = outside.start()
+
+    state = inspect_live_directory(prepared.live)
+    assert (state.batch_id, state.in_flight) == (LAST, LAST + 1)
+
+
+def test_in_place_the_next_batch_is_planned_at_every_moment(outside: Outside) -> None:
+    outside.adopt(in_place=True)
+    before = tree(outside.directory)
+
+    plan, prepared = outside.start()
+
+    assert plan.kind is RecoveryKind.RESUME
+    assert prepared.live.url == str(outside.directory)
+    state = inspect_live_directory(prepared.live)
+    assert (state.status, state.batch_id, state.in_flight, state.fenced_at) == (
+        LiveStatus.GOOD,
+        LAST,
+        LAST + 1,
+        None,
+    )
+    after = tree(outside.directory)
+    assert sorted(after.keys() - before.keys()) == [CLAIM, f"offsets/{LAST + 1}"]
+    last, planned = (parse_offset_entry(after[f"offsets/{b}"], f"offsets/{b}") for b in (LAST, LAST + 1))
+    assert (planned.sources, planned.conf) == (last.sources, last.conf)
+    # From now on it is the stream's directory like any other.
+    assert outside.start()[0].kind is RecoveryKind.RESUME
+
+
+def test_in_place_is_refused_while_a_batch_is_in_flight_and_leaves_the_query_alone(outside: Outside) -> None:
+    outside.adopt(in_place=True)
+    outside.plan_only(LAST + 1)
+    before = tree(outside.directory)
+
+    with pytest.raises(LiveDirectoryError, match=rf"its batch {LAST + 1} was planned and not committed"):
+        outside.start()
+
+    assert tree(outside.directory).keys() - before.keys() == {CLAIM}
+    outside.commit(LAST + 1)
+    assert outside.start()[0].to_batch == LAST + 1
+
+
+def test_a_start_in_place_that_dies_behind_the_fence_is_finished_in_a_copy(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.adopt(in_place=True)
+    with monkeypatch.context() as dies:
+        dies.setattr("dagster_ckpt.recovery.take_over.open_fence", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with suppress(KeyboardInterrupt):
+            outside.start()
+
+    plan, prepared = outside.start()
+
+    assert plan.kind is RecoveryKind.CLONE
+    assert inspect_live_directory(prepared.live).batch_id == LAST
+
+
+@pytest.mark.parametrize("step", ["claim", "fence"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_start_that_dies_earlier_is_repeated(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, step: str, in_place: bool
+) -> None:
+    outside.adopt(in_place=in_place)
+    with monkeypatch.context() as dies:
+        dies.setattr(
+            f"dagster_ckpt.recovery.take_over.{step}", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        with suppress(KeyboardInterrupt):
+            outside.start()
+
+    plan, prepared = outside.start()
+
+    assert plan.kind is (RecoveryKind.RESUME if in_place else RecoveryKind.CLONE)
+    assert inspect_live_directory(prepared.live).batch_id == LAST
+
+
+def test_the_first_snapshot_brings_the_sink_back(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+    outside.commit(LAST + 1)
+
+    plan, prepared = outside.start("from-before")
+
+    assert plan.kind is RecoveryKind.RESTORE
+    assert inspect_live_directory(prepared.live).batch_id == LAST
+    assert not (outside.sink / "_spark_metadata" / str(LAST + 1)).exists()
+    # Also then the other query is fenced.
+    assert LiveDirectory(str(outside.directory)).fenced_at() == LAST + 2
+
+
+def test_two_deployments_may_adopt_it_and_one_takes_it_over(outside: Outside) -> None:
+    other = Shelf.reopened(outside.root / "others").stream
+    outside.adopt()
+    outside.adopt(stream=other)
+    outside.start()
+
+    with pytest.raises(LiveDirectoryError, match=r"its file adopted-by says"):
+        Outside(outside.root, outside.history, other).start()
+    other.catalog.close()
+
+
+def test_it_may_be_adopted_again_until_it_is_taken_over(outside: Outside) -> None:
+    outside.adopt(sinks=[])
+    outside.adopt(in_place=True)
+    assert outside.start()[0].kind is RecoveryKind.RESUME
+
+    with pytest.raises(LiveDirectoryError, match=r"it was taken over before"):
+        outside.adopt()
+
+
+def test_a_directory_that_is_gone_is_not_replaced_by_an_older_snapshot(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+    shutil.rmtree(outside.directory)
+
+    with pytest.raises(LiveDirectoryError, match=r"it is gone.*start_from"):
+        outside.start()
+    assert outside.start("from-before")[0].kind is RecoveryKind.RESTORE
+
+
+def test_no_clean_up_deletes_it(outside: Outside) -> None:
+    outside.adopt()
+    before = tree(outside.directory)
+    with keeping(outside.stream.catalog, STREAM) as lease:
+        delete_live_directories(outside.stream, AcquiredLease(lease.record), lease)
+
+    assert tree(outside.directory) == before
+
+
+def test_a_holder_that_is_lost_before_the_take_over_leaves_the_query_unfenced(outside: Outside) -> None:
+    outside.adopt()
+    with keeping(outside.stream.catalog, STREAM) as lease:
+        put_up_fence(outside.stream, AcquiredLease(lease.record), still_mine=lease.check)
+
+    assert LiveDirectory(str(outside.directory)).fenced_at() is None
+
+
+def test_a_directory_of_another_stream_is_not_adopted(outside: Outside) -> None:
+    live = LiveDirectory(str(outside.directory))
+    outside.adopt()
+    other = Shelf.reopened(outside.root / "others").stream
+    of_the_same_catalog = Outside(outside.root, outside.history, outside.stream)
+    second = replace(outside.stream, stream_id="payments", name="payments")
+    with pytest.raises(LiveDirectoryError, match=r"it is the directory of stream 'orders'"):
+        of_the_same_catalog.adopt(stream=second)
+    fence(live.folder, by="somebody", wait_s=0.0)
+    with pytest.raises(LiveDirectoryError, match=r"it was fenced before batch 9"):
+        outside.adopt(stream=other)
+    other.catalog.close()
+
+
+def test_a_live_directory_is_not_adopted(outside: Outside) -> None:
+    outside.adopt()
+    _, prepared = outside.start()
+
+    with pytest.raises(LiveDirectoryError, match=r"it is a live directory of deployment"):
+        adopt(Shelf.reopened(outside.root / "others").stream, prepared.live.url, origin="a test")
+
+
+def test_a_stream_with_state_adopts_nothing(outside: Outside) -> None:
+    mine = Shelf.at(outside.root / "mine")
+
+    with pytest.raises(RequestFailedError, match=r"has state of its own"):
+        outside.adopt(stream=mine.stream)
+    mine.stream.catalog.close()
+
+
+@pytest.mark.parametrize("last", [LAST - 1, LAST + 3])
+def test_the_log_of_another_query_is_not_taken_for_its_own(outside: Outside, last: int) -> None:
+    names = sorted((outside.sink / "_spark_metadata").iterdir())
+    if last < LAST:
+        (outside.sink / f"_spark_metadata/{LAST}").unlink()
+    else:
+        names[-1].with_name(str(last)).write_text("v1")
+
+    with pytest.raises(SharedSinkError, match=rf"ends at batch {last}"):
+        outside.adopt()
+    assert outside.stream.catalog.streams.all() == []
+
+
+def test_a_folder_without_a_log_is_no_sink_of_it(outside: Outside, tmp_path: Path) -> None:
+    with pytest.raises(SharedSinkError, match="no file sink has written"):
+        outside.adopt(sinks=[str(tmp_path / "elsewhere")])
+
+
+def test_damage_and_emptiness_are_refused_with_what_was_found(outside: Outside) -> None:
+    (outside.directory / f"offsets/{LAST}").write_bytes(b"")
+    with pytest.raises(LiveDirectoryError, match=r"Nothing is adopted"):
+        outside.adopt()
+    shutil.rmtree(outside.directory)
+    with pytest.raises(LiveDirectoryError, match="does not exist"):
+        outside.adopt()
+    outside.directory.mkdir()
+    with pytest.raises(NothingCommittedError):
+        outside.adopt()
+
+
+def test_an_exported_snapshot_is_the_plain_directory(outside: Outside) -> None:
+    original = tree(outside.directory)
+    outside.adopt(label="from-before")
+    outside.commit(LAST + 1)
+    to = str(outside.root / "exported")
+
+    made = export_snapshot(outside.stream, "from-before", to)
+
+    found = tree(Path(to))
+    assert found == {name: original[name] for name in found}
+    assert inspect_live_directory(LiveDirectory(to)).batch_id == made.found.batch_id == LAST
+    (sink,) = made.sinks
+    assert not sink.is_ready
+    assert f"would skip batches {LAST + 1} to {LAST + 1}" in sink.explanation
+    with pytest.raises(RestoreError, match="exists already"):
+        export_snapshot(outside.stream, "from-before", to)
+
+
+def test_an_exported_query_gets_its_rows_in_a_new_folder(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+    outside.commit(LAST + 1)
+    new = str(outside.root / "new")
+
+    made = export_snapshot(
+        outside.stream, "from-before", str(outside.root / "exported"), outputs={str(outside.sink): new}
+    )
+
+    assert [(sink.continues_at, sink.is_ready) for sink in made.sinks] == [(new, True)]
+    assert sorted(path.name for path in Path(new).glob("part-*")) == [f"part-{batch}" for batch in range(LAST + 1)]
+
+
+def test_an_output_that_cannot_be_given_leaves_no_directory(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+    with pytest.raises(SharedSinkError):
+        export_snapshot(
+            outside.stream, "from-before", str(outside.root / "exported"), outputs={"/no/sink": str(outside.root / "n")}
+        )
+    assert not (outside.root / "exported").exists()
+
+
+def test_nothing_is_exported_among_the_live_directories(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+
+    with pytest.raises(OptionError, match="retention would delete"):
+        export_snapshot(outside.stream, "from-before", f"{outside.stream.live_folder}/exported")

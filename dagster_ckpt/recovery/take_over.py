@@ -59,9 +59,10 @@ def take_over(
         # Its query fails at its next write to a log.
         return False
     still_mine()
-    claim(stream, live)
+    with lease.step():
+        claim(stream, live)
     by = f"stream {stream.stream_id} of deployment {stream.catalog.deployment_id}, lease {lease.record.token}"
-    done = fence(live.folder, by=by, wait_s=wait_s, still_mine=still_mine)
+    done = fence(live.folder, by=by, wait_s=wait_s, still_mine=still_mine, step=lease.step)
     late = "" if done.in_flight is None else f"; batch {done.in_flight} was not committed and may still be written"
     log_transition(
         stream.stream_id,

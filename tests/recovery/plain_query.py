@@ -13,12 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-sys.modules["dagster_ckpt"] = None  # type: ignore[assignment]
-
-from pyspark.sql import SparkSession  # noqa: E402
-from pyspark.sql import functions as F  # noqa: E402
-from pyspark.sql.streaming import StreamingQuery  # noqa: E402
-from pyspark.sql.streaming.readwriter import DataStreamWriter  # noqa: E402
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def writer(spark: SparkSession, landing: str, output: str) -> DataStreamWriter:
@@ -45,6 +43,8 @@ def error_of(query: StreamingQuery) -> str | None:
 
 
 def main() -> None:
+    # Importing it, also by accident, is an error.
+    sys.modules["dagster_ckpt"] = None  # type: ignore[assignment]
     settings = json.loads(os.environ["SETTINGS"])
     spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     queries = [start(spark, folder) for folder in json.loads(os.environ["QUERIES"])]

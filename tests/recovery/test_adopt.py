@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from dagster_ckpt.catalog.state_origin import OriginKind
@@ -394,3 +395,20 @@ def test_nothing_is_exported_among_the_live_directories(outside: Outside) -> Non
 
     with pytest.raises(OptionError, match="retention would delete"):
         export_snapshot(outside.stream, "from-before", f"{outside.stream.live_folder}/exported")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_directory_in_object_storage_is_adopted_as_well(outside: Outside, in_place: bool) -> None:
+    bucket = fsspec.filesystem("memory")
+    bucket.put(str(outside.directory), "/bucket/checkpoint", recursive=True)
+    url = "memory://bucket/checkpoint"
+    before = bucket.find("/bucket/checkpoint")
+
+    adopt(outside.stream, url, sinks=[str(outside.sink)], in_place=in_place, origin="a test")
+    assert bucket.find("/bucket/checkpoint") == before
+    _, prepared = outside.start()
+
+    assert inspect_live_directory(prepared.live).batch_id == LAST
+    assert (prepared.live.url == url) is in_place
+    assert (LiveDirectory(url).fenced_at() is None) is in_place
+    bucket.rm("/bucket", recursive=True)

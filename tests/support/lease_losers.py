@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from dagster_ckpt.errors import LeaseLostError, SinkRollbackError
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery import prepare
+from dagster_ckpt.recovery.adopt import adopt
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
@@ -41,7 +43,7 @@ from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from tests.support.as_writer import holding
+from tests.support.as_writer import holding, set_stream
 from tests.support.failed_upgrade import failed_upgrade
 from tests.support.lost_lease import LONG_MS, OLD, Old, Scene, Steps, make_fork, take_checkpoint
 from tests.support.played_query import PlayedQuery
@@ -74,6 +76,15 @@ def with_unfinished_restore(scene: Scene) -> None:
     with pytest.MonkeyPatch.context() as patch, suppress(SinkRollbackError):
         patch.setattr(prepare, "roll_back", die)
         scene.history.start("sp")
+
+
+def with_adopted_directory(scene: Scene, *, in_place: bool = False) -> None:
+    """A query of plain Spark, whose directory the stream has adopted; its first start is due."""
+    stream, plain = scene.history.shelf.stream, scene.history.shelf.root / "plain"
+    shutil.move(scene.history.shelf.live, plain)
+    set_stream(stream.catalog, STREAM, live_directory=None, live_generation=0, origin=None)
+    shutil.rmtree(scene.history.shelf.live.parent, ignore_errors=True)
+    adopt(stream, str(plain), sinks=[str(scene.history.sink)], in_place=in_place, label="sp", origin="me")
 
 
 def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old:
@@ -199,6 +210,10 @@ CASES = {
         beside_disk=False,
     ),
     "fork": Case(forked, options={"is_fork": True}),
+    "adopted": Case(start("latest"), with_adopted_directory, beside_disk=False, every=6),
+    "adopted in place": Case(
+        start("latest"), partial(with_adopted_directory, in_place=True), beside_disk=False, every=4
+    ),
     "an upgrade rolled back": Case(
         upgrade_rolled_back, lambda scene: failed_upgrade(scene.history), beside_disk=False, every=3
     ),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from dagster_ckpt.io.file_io import FileIO
@@ -62,6 +63,7 @@ def fence(
     by: str,
     wait_s: float,
     still_mine: Callable[[], None] = lambda: None,
+    step: Callable[[], AbstractContextManager[object]] = nullcontext,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Fence:
     """Prevent a query from planning another batch, and wait for the batch in flight.
@@ -74,6 +76,7 @@ def fence(
         wait_s: How long to wait for a batch in flight to be committed. An uncommitted batch may
             still write to its sink.
         still_mine: Called before each step; raises if the caller has lost its right to continue.
+        step: Entered around the write of the fence, if a successor of the caller could run a query there.
         sleep: Sleeps for a number of seconds.
 
     Raises:
@@ -85,9 +88,11 @@ def fence(
         batch = fenced_at(folder)
         if batch is None:
             batch = max(planned(folder), default=-1) + 1
-            folder.write(f"{_OFFSETS}/{_MARK}{batch}", [content])
+            with step():
+                folder.write(f"{_OFFSETS}/{_MARK}{batch}", [content])
             still_mine()
-            folder.create_if_absent(f"{_OFFSETS}/{batch}", content)
+            with step():
+                folder.create_if_absent(f"{_OFFSETS}/{batch}", content)
         # If the query checked before and wrote after the fence, its entry has replaced the fence by
         # now.
         sleep(_SETTLE_S if folder.width == 1 else _SETTLE_REMOTE_S)

@@ -25,6 +25,7 @@ from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBacke
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.query.query import start_query
@@ -148,9 +149,14 @@ def run(spark: SparkSession, query: Query, live: LiveDirectory, files: Path, *, 
     return rows
 
 
+def store_in(folder: Path) -> SnapshotStore:
+    """The store of the savepoint of one query."""
+    return open_store(FileSystemCheckpointStorage(f"file://{folder}", savepoint_path=f"file://{folder}"), STREAM)
+
+
 def take_savepoint(live: LiveDirectory, folder: Path) -> None:
     """Take a savepoint of a live directory."""
-    store = open_store(FileSystemCheckpointStorage(f"file://{folder}"), STREAM)
+    store = store_in(folder)
     with staged_cut(live, carry_in_flight=False) as staged:
         described = SnapshotHeader(
             snapshot_id=folder.name,

@@ -19,8 +19,8 @@ from dagster_ckpt.operations.overview import find_snapshot
 from dagster_ckpt.recovery.fork import give_outputs
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.in_snapshot import logs_in_snapshot, sinks_in
 from dagster_ckpt.sinks.sink import Replay, Sink, newest_batch
+from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint

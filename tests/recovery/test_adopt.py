@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,8 +13,11 @@ from typing import Any
 
 import fsspec
 import pytest
+from click.testing import CliRunner
 
 from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.cli.main import commands
+from dagster_ckpt.client import Client
 from dagster_ckpt.errors import (
     LiveDirectoryError,
     NothingCommittedError,
@@ -33,7 +37,7 @@ from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.adopted import CLAIM
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import StreamHandle
@@ -41,6 +45,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
+from tests.support.page_blocks import blocks_of
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 
@@ -412,3 +417,33 @@ def test_a_directory_in_object_storage_is_adopted_as_well(outside: Outside, in_p
     assert (prepared.live.url == url) is in_place
     assert (LiveDirectory(url).fenced_at() is None) is in_place
     bucket.rm("/bucket", recursive=True)
+
+
+def test_the_commands_and_examples_of_the_page_run(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {
+        "/data/checkpoints/orders": str(outside.directory),
+        "/data/orders": str(outside.sink),
+    }
+
+    def here(text: str) -> str:
+        for place, actual in places.items():
+            text = text.replace(place, actual)
+        return text
+
+    page = blocks_of("migrate.md")
+    lines = [[here(part) for part in shlex.split(line)[1:]] for block in page for line in block.commands]
+    assert [line[0] for line in lines] == ["adopt", "adopt", "stop", "export", "export"]
+    root = outside.root / "ours"
+    monkeypatch.setenv("DAGSTER_CKPT_CATALOG", f"sqlite:///{root}/catalog.db")
+    monkeypatch.setenv("DAGSTER_CKPT_STORAGE", f"{root}/snapshots")
+    monkeypatch.setenv("DAGSTER_CKPT_LIVE_ROOT", f"{root}/live")
+    for line in lines:
+        # The stream does not run: its savepoint is taken without stopping it.
+        arguments = ["savepoint", *line[1:]] if line[0] == "stop" else line
+        done = CliRunner().invoke(commands(), arguments)
+        assert done.exit_code == 0, done.output
+    (example,) = (block.text for block in page if block.text.startswith("client.export"))
+    with Client(f"sqlite:///{root}/catalog.db") as client:
+        exec(here(example.replace("orders-2", "orders-4")), {"client": client})
+    copies = [outside.directory.with_name(f"checkpoint-{number}") for number in (2, 3, 4)]
+    assert [inspect_live_directory(LiveDirectory(str(copy))).batch_id for copy in copies] == [LAST, LAST, LAST]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import command, confirm, stream_exists, yes
+from dagster_ckpt.cli.main import FAILED, command, confirm, stream_exists, yes
 from dagster_ckpt.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -116,19 +116,31 @@ def upgrade_catalog(client: Client, *, as_json: bool) -> None:
         click.echo(f"{client.catalog.database.shown_url} is up to date, deployment {client.catalog.deployment_id}")
 
 
-@command("rebuild", epilog="\b\nExample:\n  dagster-ckpt --storage s3://bucket/checkpoints rebuild orders")
-@click.argument("stream")
+@command("rebuild", epilog="\b\nExample:\n  dagster-ckpt --storage s3://bucket/checkpoints rebuild --yes")
+@click.argument("stream", required=False)
 @click.option("--take-over-deployment", metavar="ID", help="The deployment whose catalog was lost.")
 @yes
-def rebuild(client: Client, *, stream: str, take_over_deployment: str | None, yes: bool, as_json: bool) -> None:
-    """Rebuild a lost catalog: register the snapshots and live directories of a stream again."""
+def rebuild(client: Client, *, stream: str | None, take_over_deployment: str | None, yes: bool, as_json: bool) -> int:
+    """Rebuild a lost catalog: register the snapshots and live directories of STREAM again.
+
+    Without STREAM, every stream found in --storage and --live-root is rebuilt.
+    """
     if take_over_deployment is not None:
         confirm(f"Take over deployment {take_over_deployment}? Nothing of it may be running.", yes=yes)
-    done = client.rebuild(stream, take_over_deployment=take_over_deployment)
+    if stream is not None:
+        rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment)
+        _print_rebuilt(rebuilt, rebuilt.messages(), as_json)
+        return 0
+    everything = client.rebuild_all(take_over_deployment=take_over_deployment)
+    _print_rebuilt(everything, everything.messages(), as_json)
+    return FAILED if everything.refused else 0
+
+
+def _print_rebuilt(result: object, messages: list[str], as_json: bool) -> None:
     if as_json:
-        print_json(done)
+        print_json(result)
         return
-    for message in done.messages():
+    for message in messages or ["No stream was found in the storage and live root."]:
         click.echo(message)
 
 

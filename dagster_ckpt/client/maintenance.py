@@ -10,7 +10,7 @@ from dagster_ckpt.operations import retention
 from dagster_ckpt.operations.doctor import StreamExamination, examine_live_directory
 from dagster_ckpt.operations.health import StreamHealth, stream_health
 from dagster_ckpt.operations.health_facts import HealthSettings
-from dagster_ckpt.operations.rebuild import RebuildReport, rebuild
+from dagster_ckpt.operations.rebuild import CatalogRebuild, RebuildReport, rebuild, rebuild_all
 from dagster_ckpt.operations.sink_cleaning import DEFAULT_GRACE_MS, SinkCleaning, clean_sinks
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.recovery.retention import RetentionReport, housekeeping
@@ -123,3 +123,20 @@ class MaintenanceMethods(Connection):
         """
         opened = self._open(stream, new_like=stream)
         return rebuild(opened, origin=self._origin, take_over_deployment=take_over_deployment)
+
+    def rebuild_all(self, *, take_over_deployment: str | None = None) -> CatalogRebuild:
+        """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`.
+
+        Args:
+            take_over_deployment: As in `rebuild`.
+
+        Raises:
+            OptionError: The client was opened without a storage.
+            StorageAccessError: The storage cannot be reached.
+        """
+        return rebuild_all(
+            self._streams.on_storage(),
+            lambda stream: self._open(stream, new_like=stream),
+            origin=self._origin,
+            take_over_deployment=take_over_deployment,
+        )

@@ -100,6 +100,10 @@ class StreamsOfProgram:
         """The id of a stream, which is the name of its query."""
         return stream
 
+    def on_storage(self) -> list[str]:
+        """Ids of the streams in the catalog: a program has the settings of those that it names."""
+        return [stream.stream_id for stream in self.catalog.streams.all()]
+
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         """Open the stream of a query, whether or not it was ever started."""
         del new_like  # the program has every setting

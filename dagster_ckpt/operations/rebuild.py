@@ -10,7 +10,7 @@ lost catalog has ended is unknown, so the next start fences it and continues in 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.records import (
@@ -62,6 +62,49 @@ class RebuildReport:
             *(f"passed over {what}" for what in self.skipped),
             f"the next plain start of {self.stream_id} goes on in {where}",
         ]
+
+
+@dataclass(frozen=True)
+class CatalogRebuild:
+    """What was found of all streams and registered.
+
+    Attributes:
+        streams: The streams that were rebuilt.
+        refused: Why others were not, by stream id.
+    """
+
+    streams: tuple[RebuildReport, ...]
+    refused: Mapping[str, str]
+
+    def messages(self) -> list[str]:
+        """The report as log messages."""
+        lines = [f"{each.stream_id}: {message}" for each in self.streams for message in each.messages()]
+        return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
+
+
+def rebuild_all(
+    stream_ids: Sequence[str],
+    open_stream: Callable[[str], StreamHandle],
+    *,
+    origin: str,
+    take_over_deployment: str | None = None,
+) -> CatalogRebuild:
+    """Rebuild several streams, each as `rebuild` does; a stream that is refused does not stop the others.
+
+    Args:
+        stream_ids: The streams.
+        open_stream: Opens one of them.
+        origin: Who requests it, as shown by the leases.
+        take_over_deployment: As in `rebuild`.
+    """
+    done: list[RebuildReport] = []
+    refused: dict[str, str] = {}
+    for stream_id in stream_ids:
+        try:
+            done.append(rebuild(open_stream(stream_id), origin=origin, take_over_deployment=take_over_deployment))
+        except CkptError as error:
+            refused[stream_id] = str(error)
+    return CatalogRebuild(tuple(done), refused)
 
 
 def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | None = None) -> RebuildReport:

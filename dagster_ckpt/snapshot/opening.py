@@ -34,6 +34,7 @@ from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
 
 MEMORY_URL = "jobmanager://memory"
+CHECKPOINT_PREFIX = "chk-"
 
 
 def open_store(
@@ -89,6 +90,31 @@ def open_store(
         f"checkpoint storage is {storage!r}; give a FileSystemCheckpointStorage, a JobManagerCheckpointStorage "
         "or a CustomCheckpointStorage."
     )
+
+
+def stream_folders(storage: CheckpointStorage) -> list[str]:
+    """Names of the folders in a storage that hold checkpoints: the ids of streams, sorted.
+
+    Args:
+        storage: Configuration of the storage.
+
+    Raises:
+        OptionError: The storage has no folder for each stream that can be listed.
+        StorageAccessError: The storage cannot be reached.
+    """
+    location = getattr(storage, "checkpoint_location", None)
+    if not isinstance(location, StoragePath):
+        raise OptionError(
+            f"The streams of {storage!r} cannot be listed: it is no folder of checkpoints. Name each stream instead."
+        )
+    options: Mapping[str, Any] = getattr(storage, "storage_options", {})
+    users = {(location.scheme, location.authority): location.user_info} if location.user_info else {}
+    root = _file_io(location.url, options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE, users=users)
+    return [
+        name
+        for name, entry in sorted(root.list().items())
+        if entry.is_directory and any(each.startswith(CHECKPOINT_PREFIX) for each in root.list(name))
+    ]
 
 
 def _store(

@@ -40,6 +40,20 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def live_folders(live_root: str) -> list[str]:
+    """Names of the folders in a live root that hold live directories: the ids of streams, sorted.
+
+    Raises:
+        StorageAccessError: The folder cannot be reached.
+    """
+    root = LiveDirectory(live_root.rstrip("/")).folder
+    return [
+        name
+        for name, entry in sorted(root.list().items())
+        if entry.is_directory and any(_LIVE_DIRECTORY.fullmatch(each) for each in root.list(name))
+    ]
+
+
 @dataclass(frozen=True)
 class BuiltDirectory:
     """A live directory that exists in storage, whether or not the catalog knows it.

@@ -17,8 +17,8 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
-from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.snapshot.opening import open_store, stream_folders
+from dagster_ckpt.stream.handle import StreamHandle, live_folders
 from dagster_ckpt.stream.recorded_settings import KEEP_EVERYTHING, RecordedRestartStrategy, RecordedSettings
 
 
@@ -35,6 +35,15 @@ class StreamSource(Protocol):
 
         Raises:
             StreamNotFoundError: There is no such stream.
+        """
+        ...
+
+    def on_storage(self) -> list[str]:
+        """Ids of the streams that may have state, whether or not the catalog knows them.
+
+        Raises:
+            OptionError: They cannot be found.
+            StorageAccessError: The storage cannot be reached.
         """
         ...
 
@@ -118,6 +127,17 @@ class RecordedStreams:
             live_root=self._live_root(stream_id, settings),
             storage=storage,
         )
+
+    def on_storage(self) -> list[str]:
+        """Ids of the streams that have checkpoints in the given storage or live directories in the given folder.
+
+        Raises:
+            OptionError: No storage was given, or it has no folder for each stream.
+            StorageAccessError: The storage or the folder cannot be reached.
+        """
+        if self.storage is None:
+            raise OptionError("No storage was given. Name the folder of the checkpoints, such as storage='s3://b/c'.")
+        return sorted({*stream_folders(self.storage), *(live_folders(self.live_root) if self.live_root else ())})
 
     def _find(self, stream: str) -> StreamRecord | None:
         """The stream with this id, or the one that writes the asset with this key."""

@@ -421,3 +421,29 @@ with Client({url(golden)!r}) as client:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
         assert (done.stdout.split(), done.stderr) == (["4", "True"], "")
+
+
+class TestRebuildOfEverything:
+    def test_snapshots_and_live_directories_alone_bring_every_stream_back(
+        self, golden: GoldenStream, client: Client
+    ) -> None:
+        kept = golden.snapshot()
+        golden.end(ExecutionStatus.SUSPENDED)
+        lost = client.catalog.deployment_id
+        (golden.root / "snapshots" / "no-stream").mkdir()
+        storage = f"file://{golden.root / 'snapshots'}"
+        live_root = str(golden.root / "live")
+
+        with Client(f"sqlite:///{golden.root / 'new.db'}", storage=storage, live_root=live_root) as new:
+            refused = new.rebuild_all()
+            assert list(refused.refused) == [STREAM]
+            assert lost in refused.refused[STREAM]
+            done = new.rebuild_all(take_over_deployment=lost)
+            assert [each.stream_id for each in done.streams] == [STREAM]
+            assert done.refused == {}
+            assert [each.snapshot_id for each in new.list_snapshots(STREAM)] == [kept.snapshot_id]
+            assert new.preview_rewind(STREAM).plan.to_batch == 4
+
+    def test_a_client_without_a_storage_says_what_to_give(self, client: Client) -> None:
+        with pytest.raises(OptionError, match="No storage was given"):
+            client.rebuild_all()

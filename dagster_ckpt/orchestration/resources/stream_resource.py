@@ -236,6 +236,10 @@ class DefinedStreams:
         """
         return find_stream(self._streams, stream).stream_id
 
+    def on_storage(self) -> list[str]:
+        """Ids of all streams of the code location."""
+        return [stream.stream_id for stream in self._streams]
+
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         """Open a stream, whether or not it was ever started.
 

@@ -127,7 +127,7 @@ def _table(ours: Series, sizes: dict[str, int], theirs: dict[str, list[float]]) 
         rows=tuple(rows),
         note=(
             "Flink: native RocksDB savepoint, incremental checkpoint, restore of the native savepoint (initialization "
-            "of the slowest task); of its checkpoints only those are counted that no compaction made large: those took "
+            "of the slowest task). Checkpoints that a compaction enlarged are not counted; they took "
             f"{_compacted(theirs)}."
         ),
     )
@@ -161,11 +161,11 @@ FLINK_SECTION = Section(
     name="flink",
     title="Compared with Flink",
     method=(
-        "One million keys with a count and a 100-character payload, four partitions. Flink is a MiniCluster of "
-        "PyFlink with RocksDB and incremental checkpoints, of which a random updater changes about 1 % between two "
-        "checkpoints; its times are its own, as its REST interface reports them, and it runs between two halves of our "
-        "repetitions, because both at once would share the processors. Ours are calls on the live directory of a Spark "
-        "query with as many keys and partitions."
+        "One million keys, each with a count and a payload of 100 characters, in four partitions. Flink is a "
+        "PyFlink MiniCluster with RocksDB and incremental checkpoints; a random updater changes about 1 % of "
+        "the keys between two checkpoints. Its times come from its REST interface. It runs between two halves "
+        "of our repetitions, because the two would share the processors otherwise. Ours are calls on the live "
+        "directory of a Spark query with as many keys and partitions."
     ),
     measure=_measure,
 )

@@ -170,9 +170,8 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             batches,
             ours=OURS,
             note=(
-                "The limit is flushed to the disk, as a snapshot is, and leaves out checksum files, as a snapshot "
-                "does. "
-                "Each reads different files, written right before."
+                "Like a snapshot, the limit is flushed to the disk and leaves out checksum files. Each reads "
+                "different files, which were written immediately before."
             ),
         ),
         Table(
@@ -187,15 +186,16 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
                     f"{_per_ten_thousand_files(figures):.0f}",
                 ),
             ),
-            note="The whole snapshot of it: listing, comparing, and publishing.",
+            note="A whole snapshot: listing, comparing and publishing.",
         ),
         timing_table(
             "Restore on the same file system",
             figures.restore,
             ours=CLEAN,
             note=(
-                "A restore is durable when it is done, which the peers leave to the kernel. After a stop in order "
-                "RocksDB's SST files are known by inode, time and length; else each file is compared with its digest."
+                "A restore is flushed to the disk; the peers leave that to the kernel. After an orderly stop, "
+                "RocksDB's SST files are recognized by inode, time and length; otherwise each file is compared "
+                "with its digest."
             ),
         ),
     )
@@ -219,11 +219,11 @@ LOCAL = Section(
     name="local",
     title="Snapshots on a local disk",
     method=(
-        "A live directory of one million keys in 200 partitions, RocksDB with changelogs, as Spark left it after 13, "
-        "23 and 33 batches of which each but the first changes 1 % of the keys. A copy of it grows from one to the "
-        "next; snapshots are taken of the copy, and the peers work on another copy. The peers are whole processes, "
-        "a snapshot is a call in a process that runs already, as a driver's. Page cache warm; a snapshot is "
-        "flushed to the disk, which the peers leave to the kernel."
+        "A live directory with one million keys in 200 partitions, RocksDB with changelogs, as Spark left it "
+        "after 13, 23 and 33 batches. Each batch after the first changes 1 % of the keys. Snapshots are taken "
+        "of one copy that grows from one state to the next; the peers work on another. A peer is a whole "
+        "process; a snapshot is a call in a running process, as in a driver. The page cache is warm. A "
+        "snapshot is flushed to the disk; the peers leave that to the kernel."
     ),
     measure=_measure,
 )

@@ -61,10 +61,10 @@ MEMORY = Section(
     name="memory",
     title="Memory of the driver",
     method=(
-        f"A directory written in the exact layout of a stopped query, because Spark would need an hour: {PARTITIONS} "
-        f"partitions, each with a snapshot and {BATCHES - 1} changelogs, twice: with small and with large SSTs. A "
-        "separate process takes the snapshots, after a small one that loads all code. Growth is the peak of its "
-        "resident memory above what it was before the step."
+        "A directory written in the layout of a stopped query, because Spark would need an hour to make it: "
+        f"{PARTITIONS} partitions, each with a snapshot and {BATCHES - 1} changelogs, once with small and once "
+        "with large SSTs. A separate process takes the snapshots, after a small one that loads all code. "
+        "Growth is the peak of its resident memory minus the value before the step."
     ),
     measure=_measure,
 )

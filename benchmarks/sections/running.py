@@ -51,9 +51,8 @@ def _measure(bench: Bench) -> Findings:
         headings=("snapshots", "rows per second", "rows per CPU second", "snapshots taken", "% of CPU in Python"),
         rows=rows,
         note=(
-            "The driver's Python process waits for the query and takes the snapshots, nothing else: the difference of "
-            "the "
-            "last column is what snapshots cost. Ratios of single rounds: "
+            "The driver's Python process only waits for the query and takes the snapshots, so the difference in the "
+            "last column is the cost of snapshots. Ratios of single rounds: "
             f"{', '.join(f'{over / under:.2f}' for over, under in zip(*per_cpu, strict=True))}."
         ),
     )
@@ -78,12 +77,12 @@ RUNNING = Section(
     name="running",
     title="A query that runs",
     method=(
-        f"A query that takes rows as fast as it can: count and max of a hash over {KEYS} keys, {PARTITIONS} "
-        "partitions, RocksDB with changelogs, Spark's defaults elsewhere; most keys change in every batch. Windows of "
-        f"{BATCHES_OF_A_WINDOW} batches with a snapshot every second, of which three are retained, take turns with "
-        "windows without, in one run of the query. A round is two of each, in such an order that both kinds have the "
-        "batches of which Spark makes snapshots as often. CPU seconds are those of the JVM and of the driver's Python "
-        "process."
+        f"A query that reads rows as fast as it can: count and max of a hash over {KEYS} keys, {PARTITIONS} "
+        "partitions, RocksDB with changelogs, otherwise Spark's defaults. Most keys change in every batch. In "
+        f"one run of the query, windows of {BATCHES_OF_A_WINDOW} batches with a snapshot every second (three "
+        "are retained) alternate with windows without. A round has two windows of each kind, ordered so that "
+        "Spark uploads its own state snapshots equally often in both. CPU seconds are those of the JVM and of "
+        "the driver's Python process."
     ),
     measure=_measure,
 )

@@ -184,7 +184,7 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             "Restore from S3",
             figures.restore,
             ours=RESTORED,
-            note="The peers restore the directory they saved; a further row copies only what a restore makes.",
+            note="The peers restore the directory they saved; one row copies only the files that a restore creates.",
         ),
     )
 
@@ -208,11 +208,10 @@ S3 = Section(
     name="s3",
     title="Snapshots in object storage",
     method=(
-        "The same live directory, and `rclone serve s3` on the same machine as the server, whose work competes for the "
-        "same processors. First snapshot after 13 batches, the next after 23. `s3fs put` is given the list of new "
-        "files: "
-        "it has no incremental mode. The restore is that of a lost machine: nothing of the live directory is "
-        "there."
+        "The same live directory, with `rclone serve s3` as the server on the same machine, so that it "
+        "competes for the processors. The first snapshot is taken after 13 batches, the next after 23. `s3fs "
+        "put` gets the list of new files, because it has no incremental mode. The restore is that of a lost "
+        "machine: the live directory no longer exists."
     ),
     measure=_measure,
 )

@@ -145,7 +145,9 @@ def _tick_table(ticks: dict[str, list[Sample]], rows: int) -> Table:
             )
             for what, samples in ticks.items()
         ),
-        note=f"The catalog has {rows:,} rows. A tick takes at most {EVENTS_PER_TICK} events; more come with the next.",
+        note=(
+            f"The catalog has {rows:,} rows. A tick takes at most {EVENTS_PER_TICK} events; the next tick continues."
+        ),
     )
 
 
@@ -180,8 +182,9 @@ def _byte_table(kept: dict[str, float]) -> Table:
         headings=("", "events if each is reported", "MB", "events reported", "MB"),
         rows=tuple(rows),
         note=(
-            f"SQLite, {REPORTED} events of a kind stored by a separate instance: {checkpoint:,.0f} bytes a "
-            f"checkpoint, {failed:,.0f} a failed one, {check:,.0f} an evaluation of a check. A day is computed from it."
+            f"SQLite, {REPORTED} events of each kind in a separate instance: {checkpoint:,.0f} bytes per "
+            f"checkpoint, {failed:,.0f} per failed one, {check:,.0f} per evaluation of a "
+            "check. The figures for a day follow from these."
         ),
     )
 
@@ -203,11 +206,10 @@ SENSORS = Section(
     name="sensors",
     title="Sensors",
     method=(
-        f"{STREAMS:,} streams that all run, each with {SNAPSHOTS_EACH} checkpoints in a catalog on SQLite, and a "
-        "Dagster "
-        "instance on SQLite with a run of each, and a report of those that a tick looks at. A tick is the evaluation "
-        "that the daemon asks for, from opening the catalog to its result; storing what it reports is Dagster's part, "
-        "and is not in it."
+        f"{STREAMS:,} running streams, each with {SNAPSHOTS_EACH} checkpoints in a catalog on SQLite, and a "
+        "Dagster instance on SQLite with a run for each stream and a report for those that a tick examines. A "
+        "tick is the evaluation that the daemon requests, from opening the catalog to the result. Dagster's "
+        "storing of the reports is not included."
     ),
     measure=_measure,
 )

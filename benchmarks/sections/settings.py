@@ -125,7 +125,7 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             ours="20 KiB (default)",
             headings=("PUT requests",),
             cells=figures.puts,
-            note="What is below the threshold goes with the metadata, if it is little: one object instead of two.",
+            note="Files below the threshold are stored in the metadata if they are few: one object instead of two.",
         ),
         timing_table(
             "Write buffer: first full snapshot to a local disk",
@@ -142,10 +142,11 @@ SETTINGS = Section(
     name="settings",
     title="What settings change",
     method=(
-        "The large live directory again, first snapshots and restores after 13 batches, with other numbers of threads "
-        "(`state.backend.rocksdb.checkpoint.transfer.thread.num`) to `rclone serve s3` on the same two processors, and "
-        "with other write buffers on the local disk. For the threshold a state of 100,000 keys in 20 partitions, of "
-        "which a batch changes 1,000. The rows refer to the default."
+        "The large live directory: first snapshots and restores after 13 batches, with other numbers of "
+        "threads (`state.backend.rocksdb.checkpoint.transfer.thread.num`) against `rclone serve s3` on the "
+        "same two processors, and with other write buffers on the local disk. The threshold is measured with "
+        "a state of 100,000 keys in 20 partitions, of which a batch changes 1,000. Ratios are relative to the "
+        "default."
     ),
     measure=_measure,
 )

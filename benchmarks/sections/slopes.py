@@ -53,7 +53,7 @@ def _measure(bench: Bench) -> Findings:
             ("state x 10, change the same", f"x {by_state:.2f}", f"{math.log10(by_state):.2f}"),
             ("change x 10, state the same", f"x {by_change:.2f}", f"{math.log10(by_change):.2f}"),
         ),
-        note="Slope 0: the time does not depend on it; slope 1: the time grows as it does.",
+        note="Slope 0: the time is independent of it. Slope 1: the time grows in proportion.",
     )
     return Findings((Table(title="Snapshots", headings=headings, rows=rows), slopes), (), {})
 
@@ -72,10 +72,9 @@ SLOPES = Section(
     name="slopes",
     title="What the cost grows with",
     method=(
-        f"Three live directories made by Spark, {BASE.partitions} partitions each: the second has ten times the keys "
-        "of the first, and in the third ten times as many of them change. A snapshot after three batches, then one "
-        "after "
-        "three more."
+        f"Three live directories written by Spark, with {BASE.partitions} partitions each. The second has ten "
+        "times the keys of the first. In the third, a batch changes ten times as many of them. A snapshot is "
+        "taken after three batches, the next after three more."
     ),
     measure=_measure,
 )

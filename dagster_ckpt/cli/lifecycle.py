@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
-from dagster_ckpt.cli.output import print_json, print_table
+from dagster_ckpt.cli.output import print_json
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
     from dagster_ckpt.recovery.fork import Fork
-    from dagster_ckpt.recovery.rewind_preview import RewindPreview
 
 outputs = click.option(
     "--output",
@@ -99,24 +98,31 @@ def restart(
     """
     ahead = client.preview_rewind(stream, start_from=start_from, new_query_id=new_query_id)
     if preview:
-        _print_preview(ahead, as_json)
+        _report(ahead, ahead.messages(), as_json)
         return
+    shown: set[str] = set()
     if ahead.undoes or start_from == "empty":
         for message in ahead.messages():
             progress(message)
+            shown.add(message)
         confirm(f"Restart {stream} from {start_from}?", yes=yes)
+
+    def report(message: str) -> None:
+        if message not in shown:
+            progress(message)
+
     done = client.restart(
         stream,
         start_from=start_from,
         timeout_s=seconds(timeout_s),
-        report=progress,
+        report=report,
         new_query_id=new_query_id,
         accept_loss=accept_loss,
         accept_plan_change=accept_plan_change,
         discard_state=discard_state,
         no_safety_savepoint=no_safety_savepoint,
     )
-    _print_preview(done, as_json)
+    _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 
 
 @command("fork", epilog="\b\nExample:\n  dagster-ckpt fork orders orders-test --output /data/orders=/data/orders-test")
@@ -273,19 +279,6 @@ def _fork_messages(made: Fork) -> list[str]:
     start = f"{made.stream_id} continues from {made.source} of {made.of_stream_id}, batch {made.batch_id}"
     outputs = (f"{old} -> {new}" for old, new in made.outputs.items())
     return [f"{start}, as query {made.query_id}, in {made.live_directory}", *outputs]
-
-
-def _print_preview(preview: RewindPreview, as_json: bool) -> None:
-    if as_json:
-        print_json(preview)
-        return
-    for message in preview.messages():
-        click.echo(message)
-    print_table(
-        ["sink", "effect", "why", "what to do"],
-        [(each.sink, each.effect, each.reason, each.advice or None) for each in preview.sinks],
-        empty="No sink is known.",
-    )
 
 
 def _report(result: object, messages: Sequence[str], as_json: bool) -> None:

@@ -305,7 +305,7 @@ def restart(
     with holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"):
         request = _ask_for_restart(stream, start_from, origin, timeout_s, report)
         report(
-            "waiting for the start: by the supervisor sensor, which has to be turned on, or by whoever runs the program"
+            "waiting for the supervisor sensor, which must be on, or for the service that runs the program, to start it"
         )
         await_answer(stream, request, timeout_s=timeout_s)
     return ahead

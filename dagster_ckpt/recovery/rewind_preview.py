@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
@@ -100,10 +99,10 @@ class RewindPreview:
         """The preview as log messages."""
         lines = [self.plan.reason]
         if self.batches:
-            span = "unknown" if self.span_ms is None else iso_duration(self.span_ms)
+            span = "unknown" if self.span_ms is None else f"{self.span_ms / 1000:,.1f} s"
             lines.append(
-                f"{self.batches} committed batches are processed again ({self.plan.from_batch} back to "
-                f"{self.plan.to_batch}), rows: {self.rows}, time: {span}"
+                f"{self.batches} committed {'batch is' if self.batches == 1 else 'batches are'} processed again (from "
+                f"batch {self.plan.from_batch} back to {self.plan.to_batch}), rows: {self.rows}, time: {span}"
             )
         lines += [self.safety_savepoint] if self.safety_savepoint is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]

@@ -26,7 +26,7 @@ def describe_safety_savepoint(plan: RecoveryPlan, start_from: StartFrom) -> str 
         return None
     if start_from.no_safety_savepoint:
         return f"no safety savepoint is taken: what is left behind after batch {plan.to_batch} can be lost for good"
-    return f"before it a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, to start from to come back"
+    return f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
 
 
 def take_safety_savepoint(
@@ -77,6 +77,6 @@ def take_safety_savepoint(
 
 def _tag(stream: StreamHandle, snapshot: SnapshotRecord, label: str, why: str, lease: LeaseRecord) -> str:
     if not is_owned_by_stream(snapshot):
-        return f"{describe_snapshot(snapshot)} stays, to start from to come back ({why})"
+        return f"{describe_snapshot(snapshot)} stays, so that you can return to it ({why})"
     stream.catalog.holds.tag(snapshot.snapshot_id, label=label, holder="the rewind after it", lease=lease)
-    return f"tagged {describe_snapshot(snapshot)} as {label}, to start from to come back until it is released ({why})"
+    return f"tagged {describe_snapshot(snapshot)} as {label}, so that you can return to it until it is released ({why})"

@@ -101,8 +101,8 @@ class FileSink(Sink):
         except CkptError as error:
             return self._told(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
         undone = sum(1 for number in names if number > replay.to_batch)
-        reason = f"Its log is rolled back to batch {replay.to_batch}: {undone} entries go"
-        return self._told(SinkEffect.EXACT, f"{reason}, and readers see each row once.")
+        reason = f"Its log is rolled back to batch {replay.to_batch} (entries removed: {undone})"
+        return self._told(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
     def leftovers(self) -> Leftovers | None:
         """See `Sink.leftovers`."""

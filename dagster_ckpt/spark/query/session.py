@@ -40,6 +40,10 @@ def is_classic_session(candidate: object) -> bool:
     return isinstance(candidate, ClassicSession)
 
 
+# A progress bar for each stage of each batch would bury the log of a run.
+_QUIET = {"spark.ui.showConsoleProgress": "false"}
+
+
 def session_with(settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or use the application of this process, and set these settings.
 
@@ -53,7 +57,7 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     builder = ClassicSession.builder
-    for name, value in settings.items():
+    for name, value in (_QUIET | dict(settings)).items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()

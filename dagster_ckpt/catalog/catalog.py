@@ -12,6 +12,7 @@ from dagster_ckpt.catalog.events import EventRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.history import HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
+from dagster_ckpt.catalog.home import accept_home, check_home
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.recoveries import RecoveryRecords
@@ -38,7 +39,8 @@ class Catalog:
         clock: Returns the time in ms since the epoch; None uses the database's clock.
 
     Raises:
-        CatalogError: The database cannot be used, or has a newer schema version.
+        CatalogError: The database cannot be used, has a newer schema version, or is a copy of another
+            catalog.
 
     Example:
         >>> catalog = Catalog("sqlite:////var/lib/catalog.db")
@@ -51,6 +53,7 @@ class Catalog:
         self._clock = clock
         self.database = Database(url, clock)
         upgrade(self.database)
+        check_home(self.database)
         self.streams = StreamRecords(self.database)
         self.executions = ExecutionRecords(self.database)
         self.leases = LeaseRecords(self.database)
@@ -64,6 +67,21 @@ class Catalog:
         self.events = EventRecords(self.database)
         self.desired_states = DesiredStateRecords(self.database)
         self.recoveries = RecoveryRecords(self.database)
+
+    @staticmethod
+    def accept(url: str) -> None:
+        """Use a copy of a catalog from now on. Nothing may use the original any more.
+
+        Args:
+            url: SQLAlchemy URL of the copy.
+
+        Raises:
+            CatalogError: The database cannot be used.
+        """
+        database = Database(url)
+        upgrade(database)
+        accept_home(database)
+        database.dispose()
 
     @property
     def deployment_id(self) -> str:

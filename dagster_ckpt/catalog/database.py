@@ -361,6 +361,13 @@ def require_lease(connection: Connection, stream_id: str, token: int) -> None:
         raise LeaseLostError(lease_lost_message(stream_id, row))
 
 
+def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
+    """Whether the holder of a lease has renewed it since, with the row locked until this transaction ends."""
+    query = select(leases).where(leases.c.stream_id == seen.stream_id).with_for_update()
+    row = connection.execute(query).one_or_none()
+    return row is not None and row.token == seen.token and row.renewed_at_ms not in (None, seen.renewed_at_ms)
+
+
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
     """The message for a former holder of the lease."""
     if row is None or row.execution_id is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from dagster_ckpt.catalog.database import as_text
+from dagster_ckpt.catalog.database import as_text, was_renewed
 from dagster_ckpt.catalog.execution_queries import ExecutionQueries, newest_first
 from dagster_ckpt.catalog.records import (
     EventType,
@@ -204,15 +204,32 @@ class ExecutionRecords(ExecutionQueries):
             found = self._change_end(connection, open_ & executions.c.status.in_(to_be_restarted), values)
             return found or request_id is not None
 
-    def end_unheld(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
+    def end_unheld(
+        self,
+        execution_id: str,
+        status: ExecutionStatus,
+        reason: str,
+        *,
+        settled: bool = False,
+        seen: LeaseRecord | None = None,
+    ) -> None:
         """Record the end of an execution whose process does not (or no longer) hold the lease.
 
         For observers that find it ended, and for a run that has lost its lease. This cannot
         contradict a successor: when an execution begins, all earlier ones are ended, and an ended
         execution is unchanged.
+
+        Args:
+            execution_id: The execution.
+            status: How it ended.
+            reason: Why, as text for people.
+            settled: Whether it needs no further work.
+            seen: The lease that it held when it was found dead. If it has renewed that lease since, it lives, and
+                nothing is recorded.
         """
         with self._database.writing() as connection:
-            self._end(connection, execution_id, status, reason, settled=settled)
+            if seen is None or not was_renewed(connection, seen):
+                self._end(connection, execution_id, status, reason, settled=settled)
 
     def _end(
         self, connection: Connection, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool

@@ -39,7 +39,7 @@ class LeaseRecords:
             ttl_ms: Time until the lease expires without a renewal.
             take_over: Token of a lease to take over before it expires, because its holder is proven
                 dead. A lease with another token is not taken over.
-            above: The new token is greater than this one, which a lease_lost_message catalog issued.
+            above: The new token is greater than this one, which a lost catalog issued.
 
         Raises:
             LeaseHeldError: The lease is held.

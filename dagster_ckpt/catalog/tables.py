@@ -71,8 +71,14 @@ streams = Table(
     Column("updated_at_ms", BigInteger, nullable=False),
 )
 
-# One row: the id of the deployment that this catalog belongs to. Each snapshot carries it.
-deployment = Table("deployment", metadata, Column("deployment_id", String(64), primary_key=True))
+# One row: the id of the deployment that this catalog belongs to, which each snapshot carries, and
+# where this catalog is: JSON of a CatalogHome.
+deployment = Table(
+    "deployment",
+    metadata,
+    Column("deployment_id", String(64), primary_key=True),
+    Column("home", Text),
+)
 
 executions = Table(
     "executions",

@@ -45,13 +45,22 @@ class Deployment:
         if self.catalog is None and self.module is not None:
             return self._from_definitions()
         found = self if self.catalog is not None else self._from_file()
-        if found.catalog is None:
+        return Client(found.catalog_url(), storage=found.storage, live_root=found.live_root)
+
+    def catalog_url(self) -> str:
+        """The catalog's URL, from an option, the environment or the file.
+
+        Raises:
+            click.UsageError: No catalog is named there.
+        """
+        found = self.catalog if self.catalog is not None else self._from_file().catalog
+        if found is None:
             raise click.UsageError(
                 "No catalog is named. Give --catalog sqlite:////var/lib/streams/catalog.db, set DAGSTER_CKPT_CATALOG, "
                 f'write catalog = "..." into a file {CONFIG_NAME} here or in a folder above, or name the module of '
                 "your Dagster definitions with -m."
             )
-        return Client(found.catalog, storage=found.storage, live_root=found.live_root)
+        return found
 
     def _from_file(self) -> Deployment:
         here = Path.cwd()

@@ -94,9 +94,9 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., int | None]],
                 with deployment.connect() as client:
                     status = function(client, **arguments)
             except RequestTimeoutError as error:
-                _fail(error, TIMED_OUT)
+                fail(error, TIMED_OUT)
             except CkptError as error:
-                _fail(error, FAILED)
+                fail(error)
             else:
                 sys.exit(status or 0)
 
@@ -144,7 +144,8 @@ def stream_exists(client: Client, stream: str) -> None:
     client.describe_stream(stream, limit=1)
 
 
-def _fail(error: CkptError, status: int) -> None:
+def fail(error: CkptError, status: int = FAILED) -> None:
+    """Print an error and exit with a status."""
     click.echo(f"Error: {error}", err=True)
     sys.exit(status)
 

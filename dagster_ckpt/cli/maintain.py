@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import FAILED, command, confirm, stream_exists, yes
+from dagster_ckpt.cli.main import FAILED, cli, command, confirm, fail, stream_exists, yes
 from dagster_ckpt.cli.output import print_json, print_table
+from dagster_ckpt.errors import CkptError
 
 if TYPE_CHECKING:
+    from dagster_ckpt.cli.deployment import Deployment
     from dagster_ckpt.client import Client
     from dagster_ckpt.recovery.retention import RetentionReport
 
@@ -114,6 +116,33 @@ def upgrade_catalog(client: Client, *, as_json: bool) -> None:
         print_json({"catalog": client.catalog.database.shown_url, "deployment": client.catalog.deployment_id})
     else:
         click.echo(f"{client.catalog.database.shown_url} is up to date, deployment {client.catalog.deployment_id}")
+
+
+@cli.command(
+    "accept-catalog", epilog="\b\nExample:\n  dagster-ckpt --catalog sqlite:////new/catalog.db accept-catalog --yes"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@yes
+@click.pass_obj
+def accept_catalog(deployment: Deployment, *, yes: bool, as_json: bool) -> None:
+    """Use a catalog that was copied from another place, and is refused as a copy since.
+
+    Name it with --catalog, also if -m names your definitions.
+    """
+    from dagster_ckpt.catalog.catalog import Catalog
+    from dagster_ckpt.config.redaction import without_secrets
+
+    url = deployment.catalog_url()
+    confirm("Use this copy from now on? Nothing may use the catalog that it was copied from any more.", yes=yes)
+    try:
+        Catalog.accept(url)
+    except CkptError as error:
+        fail(error)
+    shown = without_secrets(url)
+    if as_json:
+        print_json({"catalog": shown})
+    else:
+        click.echo(f"{shown} is the catalog from now on")
 
 
 @command("rebuild", epilog="\b\nExample:\n  dagster-ckpt --storage s3://bucket/checkpoints rebuild --yes")

@@ -54,6 +54,7 @@ class Retain:
 
 Verdict = Wait | Restart | Retain
 
+_BEFORE_THE_END = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 # Deliberate ends. A process that dies after one of them has only failed to clean up.
 _ON_PURPOSE = {
     ExecutionStatus.FINISHED: TerminalState.FINISHED,
@@ -81,7 +82,7 @@ def reconcile(
         failed_at_ms: Failures since a user last started the stream, including this one, in ms since the
             epoch.
         holds_lease: Whether its process still renews the lease: nothing is deleted under a query that
-            may write.
+            may write, and a process that was not found dead is not replaced.
         now_ms: The catalog's time, which dates the failures.
         random: For the jitter of exponential delays. Seed it per execution, so that every evaluation of
             the same failure yields the same delay.
@@ -89,6 +90,8 @@ def reconcile(
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:
         return Wait("its run is over, and its process still stops")
+    if isinstance(verdict, Restart) and holds_lease and ended in _BEFORE_THE_END:
+        return Wait("its run is over, and its process still holds the lease")
     return verdict
 
 

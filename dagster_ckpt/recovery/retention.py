@@ -27,7 +27,7 @@ from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import disown_live_folder
+from dagster_ckpt.stream.ownership import disown_live_folder, lies_elsewhere
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
 
 # Far longer than an attempt may take by default (10 minutes).
@@ -251,6 +251,8 @@ def _apply_terminal_retention(
     report = report.and_then(RetentionReport(kept=kept))
     # If something remains, the execution stays unsettled, so that the next pass looks at it again.
     is_over = not report.failed and not report.held
+    if drop_live and _may_be_anothers(stream, stream.catalog.streams.get(stream.stream_id)):
+        report = report.and_then(RetentionReport(kept=(_left_elsewhere(stream),)))
     gone = delete_live_directories(stream, acquired, lease) if drop_live and is_over else None
     if is_over:
         stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
@@ -310,6 +312,9 @@ def _forgotten_live_directories(stream: StreamHandle) -> str | None:
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
+    A directory outside the stream's folder is forgotten and stays: it was adopted or, if the catalog is
+    a copy, it is the original's, whose query is not even fenced.
+
     If a previous holder may still be alive, its query is fenced first, and fenced directories stay:
     once a directory is forgotten nothing else can fence its query, which would keep writing without
     the fence.
@@ -317,22 +322,31 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
     Raises:
         LeaseLostError: Another execution is the writer now; its directories are not touched.
     """
-    if not acquired.predecessor_ended:
-        put_up_fence(stream, acquired, still_mine=lease.check, is_followed=False)
     record = stream.catalog.streams.get(stream.stream_id)
+    if not acquired.predecessor_ended and not _may_be_anothers(stream, record):
+        put_up_fence(stream, acquired, still_mine=lease.check, is_followed=False)
     stream.catalog.streams.forget_live_directory(lease.record)
     _delete_live_directories(stream, record, lease, spares_fenced=not acquired.predecessor_ended)
-    return stream.live_folder if record.live_directory is not None else None
+    return None if record.live_directory is None or lies_elsewhere(stream, record) else stream.live_folder
+
+
+def _may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
+    """Whether the live directory is outside the stream's folder, and was not adopted from there."""
+    return adopted_directory(record) is None and lies_elsewhere(stream, record)
+
+
+def _left_elsewhere(stream: StreamHandle) -> str:
+    record = stream.catalog.streams.get(stream.stream_id)
+    return (
+        f"the live directory {record.live_directory}: it is not below {stream.live_folder}, and belongs to another "
+        "environment if this catalog is a copy. Otherwise delete it yourself"
+    )
 
 
 def _delete_live_directories(
     stream: StreamHandle, record: StreamRecord, lease: LeaseKeeper, *, spares_fenced: bool = False
 ) -> str | None:
     built = [each.live for each in _own_live_directories(stream, record) if each.token <= lease.record.token]
-    is_adopted = adopted_directory(record) is not None
-    if record.live_directory is not None and not is_adopted and not _is_in(stream.live_folder, record.live_directory):
-        # It was created before the stream was configured to use another folder. An adopted one is not ours.
-        built.append(LiveDirectory(record.live_directory))
     if spares_fenced:
         built = [live for live in built if live.fenced_at() is None]
     for live in built:

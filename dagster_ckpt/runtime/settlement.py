@@ -41,6 +41,7 @@ from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_rete
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 
 # The start cannot be done as requested, and a retry does not help.
 _REFUSALS = (
@@ -142,9 +143,14 @@ def stop_before_restart(
 def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecord:
     """Record that the process of an execution died, as an observer that holds no lease.
 
-    An execution that has ended is unchanged, and so is one that a successor has already ended.
+    An execution that has ended is unchanged, and so is one that a successor has already ended, or that
+    lives whatever the orchestrator says: it holds the lease and runs on this machine, or it renews the
+    lease before its death is recorded.
     """
-    catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
+    lease = catalog.leases.current(execution.stream_id)
+    held = lease if lease is not None and lease.execution_id == execution.execution_id else None
+    if held is None or held.expired or holder_liveness(held) is not Liveness.ALIVE:
+        catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died", seen=held)
     return catalog.executions.get(execution.execution_id)
 
 

@@ -54,6 +54,8 @@ def check(case: Case, scratch: Path) -> None:
     table, _, column = case.where.partition(".")
     value = case.data if case.data == b"\xff\xfe" else json.loads(case.data)
     with contextlib.closing(sqlite3.connect(scratch / "catalog.db")) as database, database:
+        # Otherwise it is refused as a copy.
+        database.execute("UPDATE deployment SET home = NULL")
         try:
             database.execute(f'UPDATE {table} SET "{column}" = ?', (value,))
         except sqlite3.Error:

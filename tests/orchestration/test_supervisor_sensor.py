@@ -12,10 +12,12 @@ from dagster import DagsterRunStatus
 from orchestration_catalog import HOST, begin_execution, register
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.records import (
     EventType,
     ExecutionRecord,
     ExecutionStatus,
+    LeaseRecord,
     RequestKind,
     RequestStatus,
     StartCause,
@@ -36,6 +38,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
 from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.stream.liveness import this_holder
 from tests.support.as_writer import as_writer
 
 DELAY_MS = 60_000
@@ -368,6 +371,44 @@ def test_nothing_is_deleted_while_a_canceled_stream_still_stops(supervised: Supe
     supervised.catalog.leases.release("orders", lease.token)
 
     assert [request.job_name for request in supervised.tick()] == ["apply_retention_job"]
+
+
+def test_a_process_that_renews_its_lease_is_not_declared_dead_nor_replaced(
+    supervised: Supervised, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run was recorded as failed by mistake. Its death was written without asking for its lease."""
+    execution = supervised.execution(DagsterRunStatus.FAILURE)
+    holder = replace(HOST, execution_id=execution.execution_id, run_id=execution.run_id)
+    lease = supervised.catalog.leases.acquire("orders", holder, 30_000)
+    current = LeaseRecords.current
+
+    def renewed_meanwhile(leases: LeaseRecords, stream_id: str) -> LeaseRecord | None:
+        found = current(leases, stream_id)
+        clock.now_ms += 1
+        leases.renew(stream_id, lease.token, 30_000)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LeaseRecords, "current", renewed_meanwhile)
+        clock.now_ms += DELAY_MS
+        assert supervised.tick() == []
+
+    assert supervised.catalog.executions.get(execution.execution_id).status is ExecutionStatus.RUNNING
+    clock.now_ms += DELAY_MS
+    # Now it renews it no longer: found dead, and replaced after the delay.
+    assert supervised.tick() == []
+    assert supervised.catalog.executions.get(execution.execution_id).status is ExecutionStatus.FAILED
+    clock.now_ms += DELAY_MS
+    assert [request.job_name for request in supervised.tick()] == ["orders_stream"]
+
+
+def test_a_process_of_this_machine_that_holds_its_lease_is_not_declared_dead(supervised: Supervised) -> None:
+    execution = supervised.execution(DagsterRunStatus.FAILURE)
+    supervised.catalog.leases.acquire("orders", this_holder(execution.execution_id, execution.run_id, None), 30_000)
+
+    assert supervised.tick() == []
+
+    assert supervised.catalog.executions.get(execution.execution_id).status is ExecutionStatus.RUNNING
 
 
 class TestStart:

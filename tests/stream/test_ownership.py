@@ -14,6 +14,7 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.rollback import roll_back
@@ -24,6 +25,7 @@ from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import delete_live_directories, discard
+from dagster_ckpt.runtime.settlement import settle_execution
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
@@ -39,6 +41,7 @@ from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
 
 ORIGIN = "a test"
+DELETE = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
 
 
 @pytest.fixture
@@ -58,10 +61,14 @@ def staging(history: History, **own: object) -> StreamHandle:
 
 
 def copy_of_the_catalog(history: History, **own: object) -> StreamHandle:
-    """The same code in a second environment whose catalog was copied, with folders of its own."""
+    """The same code in a second environment whose catalog was copied, with folders of its own.
+
+    It was accepted as the catalog by mistake, or is where a copy is not recognized.
+    """
     root = history.shelf.root
     history.shelf.stream.catalog.close()
     shutil.copy(root / "catalog.db", root / "copy.db")
+    Catalog.accept(f"sqlite:///{root / 'copy.db'}")
     return replace(
         history.shelf.stream,
         catalog=Catalog(f"sqlite:///{root / 'copy.db'}"),
@@ -163,6 +170,26 @@ def test_a_copied_catalog_deletes_no_checkpoint_of_the_one_it_was_copied_from(hi
     assert history.shelf.stream.store.verify(str(snapshot.location)) == []
 
 
+@pytest.mark.parametrize("predecessor_ended", [True, False])
+def test_a_cancel_in_a_copied_catalog_leaves_the_live_directory_of_the_original(
+    history: History, predecessor_ended: bool
+) -> None:
+    """With DELETE_ON_CANCELLATION it fenced the query of the original, and deleted its live directory."""
+    before = sorted(path for path in Path(history.live.url).rglob("*"))
+    copy = copy_of_the_catalog(history, options=replace(history.shelf.stream.options, cleanup=DELETE))
+    if not predecessor_ended:
+        copy.catalog.leases.acquire(STREAM, replace(HOLDER, host="another"), 0)
+    execution = copy.catalog.executions.latest(STREAM)
+    assert execution is not None
+
+    report = settle_execution(copy, execution.execution_id, TerminalState.CANCELED)
+
+    assert report.live_directory_deleted is None
+    assert any("belongs to another environment if this catalog is a copy" in each for each in report.kept)
+    assert sorted(path for path in Path(history.live.url).rglob("*")) == before
+    assert copy.catalog.streams.get(STREAM).live_directory is None
+
+
 def test_the_folder_of_live_directories_is_given_back_once_they_are_gone(history: History) -> None:
     stream = history.shelf.stream
     claim_live_folder(stream)
@@ -242,7 +269,8 @@ class TestACatalogRestoredFromABackup:
         history.commit(LAST + 1, Path(history.live.url))
         self.newest = history.live.url
         history.shelf.stream.catalog.close()
-        history.shelf.stream = replace(stream, catalog=Catalog(f"sqlite:///{root / 'backup.db'}"))
+        shutil.copy(root / "backup.db", root / "catalog.db")
+        history.shelf.stream = replace(stream, catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"))
         return history
 
     @pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint", "kept", "batch-3"])

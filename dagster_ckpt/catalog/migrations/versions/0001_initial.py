@@ -15,6 +15,7 @@ def upgrade() -> None:
     op.create_table(
         "deployment",
         sa.Column("deployment_id", sa.String(length=64), nullable=False),
+        sa.Column("home", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("deployment_id", name=op.f("pk_deployment")),
     )
     op.create_table(

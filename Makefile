@@ -4,6 +4,7 @@
 # make test SPARK=4.0  every test on another version of Spark, in an environment of its own: 3.5 to 4.3
 # make test-versions  the core of the tests on every other version of Spark
 # make test-upgrades  directories of one version of Spark continued by another, and back
+# make test-kafka  the transactional Kafka sink killed at every step of its protocol, and a soak: make test-kafka MINUTES=10
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
@@ -34,12 +35,12 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades environment fuzz torture test-fast soak bench mutants check \
+.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka environment fuzz torture test-fast soak bench mutants check \
   format java browser clean
 PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 help:
-	@sed -n '1,15s/^# //p' Makefile
+	@sed -n '1,16s/^# //p' Makefile
 
 demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
@@ -65,6 +66,9 @@ test-versions:
 test-upgrades: java $(VENV)/.dev-$(SPARK)
 	for spark in $(OTHER_SPARKS); do $(MAKE) environment SPARK=$$spark || exit 1; done
 	$(BIN)/pytest -m upgrades tests/upgrades
+
+test-kafka: java $(VENV)/.dev-$(SPARK)
+	KAFKA_SOAK_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),3) $(BIN)/pytest -m 'kafka or kafka_matrix' -s tests/kafka
 
 environment: $(VENV)/.dev-$(SPARK)
 

@@ -27,9 +27,10 @@ from dagster_ckpt.operations.launching import start_order
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
+from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
-from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
+from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import active_session, settings_for_a_while, start_application
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
@@ -181,7 +182,7 @@ def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
 
 def _start(stream: StreamHandle, query: QueryToStart) -> StartQuery:
     def start(live: LiveDirectory) -> SupervisedQuery:
-        return start_query(query.take(), stream.name, live)
+        return start_stream_query(stream, query.take(), live)
 
     return start
 

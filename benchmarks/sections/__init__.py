@@ -2,6 +2,7 @@
 
 from benchmarks.bench import Section
 from benchmarks.sections.flink import FLINK_SECTION
+from benchmarks.sections.kafka import KAFKA
 from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
 from benchmarks.sections.running import RUNNING
@@ -11,6 +12,6 @@ from benchmarks.sections.sensors import SENSORS
 from benchmarks.sections.settings import SETTINGS
 from benchmarks.sections.slopes import SLOPES
 
-SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS, SENSORS, SCALE)
+SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS, SENSORS, SCALE, KAFKA)
 
 __all__ = ["SECTIONS"]

@@ -101,7 +101,7 @@ def record_snapshot(
         state_rows=figures.state_rows,
         watermark=figures.watermark,
         duration_ms=duration_ms,
-        properties=dict(taken.properties),
+        properties={**taken.properties, **figures.properties()},
     )
     try:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
@@ -22,11 +22,17 @@ class BatchFigures:
         rows: Input rows since the previous snapshot, as far as this execution saw them.
         state_rows: Rows in all state stores.
         watermark: Event-time watermark as ISO-8601, or None if the query has none.
+        lags: Records waiting in each partition of the Kafka topics that it reads.
     """
 
     rows: int | None = None
     state_rows: int | None = None
     watermark: str | None = None
+    lags: Mapping[str, int] = field(default_factory=dict)
+
+    def properties(self) -> dict[str, object]:
+        """What a snapshot's row in the catalog records of the sources."""
+        return {"records_behind": dict(self.lags)} if self.lags else {}
 
 
 @dataclass
@@ -62,6 +68,7 @@ class BatchLog:
             rows=sum(report.input_rows for report in seen if report.batch_id > after),
             state_rows=newest.state_rows,
             watermark=newest.watermark,
+            lags={name: behind for source in newest.sources for name, behind in source.lags.items()},
         )
 
 

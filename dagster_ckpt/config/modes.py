@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -150,19 +151,25 @@ class Semantic(Enum):
     NONE = 2
 
 
+# The option that makes `dagster_ckpt` write in transactions, and the number of transactions of a batch.
+TRANSACTIONAL_ID = "kafka.transactional.id"
+KAFKA_WRITERS = "kafka.transaction.writers"
+MOST_KAFKA_WRITERS = 1000
+_ID = re.compile(r"[\w.-]+")
+
 _SEMANTIC = Choice("semantic", Semantic)
 _NO_TRANSACTIONS = "Spark's Kafka sink writes without transactions, so a batch that is replayed is written again."
 
 
 @dataclass(frozen=True)
 class KafkaDelivery:
-    """How Spark's Kafka sink implements a semantic.
+    """How a semantic is implemented for a query that writes to Kafka.
 
     Attributes:
         semantic: The requested semantic.
-        effect: REAL if the sink provides it; NONE if it provides less.
+        effect: REAL if the sink provides it.
         writer_options: Options for `DataStreamWriter.format("kafka").options(...)`.
-        statement: The actual guarantee, as a sentence.
+        statement: The actual guarantee, as text for people.
     """
 
     semantic: Semantic
@@ -171,20 +178,29 @@ class KafkaDelivery:
     statement: str
 
 
-def kafka_delivery(semantic: Semantic | str) -> KafkaDelivery:
-    """Return the writer options for a semantic, and the guarantee they actually provide.
+def kafka_delivery(
+    semantic: Semantic | str, *, transactional_id: str = "dagster-ckpt", writers: int = 1
+) -> KafkaDelivery:
+    """Return the writer options for a semantic, and the guarantee they provide.
 
-    Spark's sink (`KafkaStreamingWrite`) makes each task send its rows and flush; the batch commits
-    after the tasks. This provides at-least-once delivery: with `acks=all` no committed row is lost.
-    The sink never opens a Kafka transaction, so it cannot provide exactly-once.
-    `enable.idempotence` removes only the duplicates of the producer's own retries within one task,
-    not those of a batch that runs again.
+    Spark's own sink (`KafkaStreamingWrite`) makes each task send its rows and flush; the batch
+    commits after the tasks. This provides at-least-once delivery: with `acks=all` no committed row
+    is lost. `enable.idempotence` removes only the duplicates of the producer's own retries within
+    one task, not those of a batch that runs again.
+
+    For exactly-once, `dagster_ckpt` replaces Spark's sink when it starts the query, and writes in
+    Kafka transactions. A query with these options that is started without it fails.
 
     Args:
         semantic: The semantic or its name.
+        transactional_id: EXACTLY_ONCE: beginning of the ids of transactions and consumer groups; the
+            stream's id and the writer's number follow. Deployments that share a Kafka cluster need
+            different ones.
+        writers: EXACTLY_ONCE: number of transactions of a batch, written in parallel. One makes a
+            batch visible as a whole.
 
     Raises:
-        OptionError: It is not the name of a semantic.
+        OptionError: It is not the name of a semantic, or the number is out of range.
         OptionTypeError: It is neither a semantic nor a string.
 
     Example:
@@ -201,9 +217,16 @@ def kafka_delivery(semantic: Semantic | str) -> KafkaDelivery:
     if asked is Semantic.AT_LEAST_ONCE:
         statement = f"All in-sync replicas have every row before the batch commits; none is lost. {_NO_TRANSACTIONS}"
         return KafkaDelivery(asked, Effect.REAL, acknowledged, statement)
+    if not _ID.fullmatch(transactional_id):
+        raise OptionError(f"transactional_id is {transactional_id!r}. Use letters, digits, '.', '_' and '-'.")
+    if not 1 <= writers <= MOST_KAFKA_WRITERS:
+        raise OptionError(f"writers is {writers}, but must be 1 to {MOST_KAFKA_WRITERS}.")
+    transactional = {**acknowledged, TRANSACTIONAL_ID: transactional_id, KAFKA_WRITERS: str(writers)}
     statement = (
-        f"Not exactly once: this is at least once. {_NO_TRANSACTIONS} State and offsets are exactly once all the same. "
-        "For rows that are seen once, give each row a key that a consumer can recognize, or write them in foreachBatch "
-        "with a transactional producer of your own that stores the batch number in the same transaction."
+        "Rows of a batch become visible once to consumers with `isolation.level=read_committed`, whichever process is "
+        "killed: each transaction also commits the number of its batch, and a batch that is replayed is not written "
+        "again. Conditions: `dagster_ckpt` starts the query, extra `kafka` is installed, and a replayed batch has the "
+        "same rows, so that no column is random. A rewind cannot cut the topic: it is refused, or writes the rows "
+        "again with `new_query_id`."
     )
-    return KafkaDelivery(asked, Effect.NONE, acknowledged, statement)
+    return KafkaDelivery(asked, Effect.REAL, transactional, statement)

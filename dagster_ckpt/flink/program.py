@@ -21,9 +21,10 @@ from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
 from dagster_ckpt.runtime.settlement import settle_run
+from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process
 from dagster_ckpt.spark.query.session import application_of
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.start_from import StartFrom
@@ -65,7 +66,7 @@ def start_registered(stream: StreamHandle, registered: RegisteredWriter, config:
         writer = registered.writer
         if not registered.has_own_trigger:
             writer = writer.trigger(processingTime=f"{config.trigger_interval_ms} milliseconds")
-        return start_query(writer, stream.name, live)
+        return start_stream_query(stream, writer, live)
 
     return start
 

@@ -14,6 +14,7 @@ from dagster_ckpt.operations.health_facts import (
     HealthSettings,
     health_facts,
     lag,
+    largest_lag,
     reporting_lag,
     retention,
 )
@@ -292,15 +293,20 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
     if behind is None:
         return finding(Verdict.UNKNOWN, "the sources do not report their backlog")
     figures: dict[str, int | float | str] = {"records_behind": behind}
+    largest = largest_lag(reporting)
+    where = ""
+    if largest is not None:
+        figures |= {"slowest_partition": largest[0], "slowest_partition_behind": largest[1]}
+        where = f" ({largest[1]:,} of them in {largest[0]})"
     if not behind:
         return finding(Verdict.PASS, "nothing is waiting to be read", figures)
     if not facts.rows_per_second:
         return finding(
-            Verdict.UNKNOWN, f"{behind:,} records are waiting, and the speed of the query is unknown", figures
+            Verdict.UNKNOWN, f"{behind:,} records are waiting{where}, and the speed of the query is unknown", figures
         )
     catch_up_ms = round(behind / facts.rows_per_second * 1000)
     figures["catch_up_ms"] = catch_up_ms
-    message = f"{behind:,} records are waiting, {iso_duration(catch_up_ms)} at the speed of the last batch"
+    message = f"{behind:,} records are waiting{where}, {iso_duration(catch_up_ms)} at the speed of the last batch"
     return finding(Verdict.WARN if catch_up_ms > settings.max_catch_up_ms else Verdict.PASS, message, figures)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -113,12 +113,14 @@ class SourceFacts:
         behind: Records waiting in it, or None if it does not report them.
         read_up_to: Kafka offsets up to which the restore point has read, or None.
         earliest: Earliest Kafka offsets that the topic still has, or None.
+        lags: Records waiting in each partition of a Kafka topic, by names such as `orders-3`.
     """
 
     name: str
     behind: int | None = None
     read_up_to: Offsets | None = None
     earliest: Offsets | None = None
+    lags: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> SourceKind:
@@ -149,10 +151,28 @@ def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
     if not isinstance(reported, list) or not reported:
         return None
     return [
-        SourceFacts(str(each.get("source")), each.get("behind"), kafka_offsets(each.get("read_up_to")))
+        SourceFacts(
+            str(each.get("source")),
+            each.get("behind"),
+            kafka_offsets(each.get("read_up_to")),
+            lags=_lags(each.get("lags")),
+        )
         for each in reported
         if isinstance(each, dict)
     ]
+
+
+def _lags(reported: object) -> dict[str, int]:
+    if not isinstance(reported, dict):
+        return {}
+    return {str(name): behind for name, behind in reported.items() if type(behind) is int}
+
+
+def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
+    """The partition with the most waiting records; None if there is only one, or none is waiting."""
+    lags = [each for source in sources for each in source.lags.items()]
+    name, behind = max(lags, key=lambda each: each[1], default=("", 0))
+    return (name, behind) if len(lags) > 1 and behind else None
 
 
 def kafka_offsets(text: object) -> Offsets | None:

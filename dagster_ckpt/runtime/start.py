@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
@@ -34,22 +35,27 @@ from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
+from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd, RunRequest
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
+from dagster_ckpt.sinks.kafka_writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
-from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
@@ -210,6 +216,7 @@ class Start:
         """Refuse the start before anything is changed; returns the description of the query's plan."""
         stream = self._stream
         self._check_loss(preview_rewind(stream, facts, plan, output))
+        self._check_sources(plan)
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         for message in check_backend(stream, plan):
@@ -245,6 +252,12 @@ class Start:
         for message in preview.messages():
             log_message(self._stream.stream_id, message)
         refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
+
+    def _check_sources(self, plan: RecoveryPlan) -> None:
+        describe = self._request.describe
+        if describe is not None:
+            for message in refuse_gone_records(self._stream, plan, describe, accept_loss=self._start_from.accept_loss):
+                log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
         describe = self._request.describe
@@ -296,6 +309,22 @@ class Start:
             rewound_batches=plan.rewound_batches if plan is not None else None,
             rewound_ms=plan.rewound_ms if plan is not None else None,
         )
+
+
+def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
+    """Start the query of a stream; one that writes to Kafka exactly once gets its transactional sink.
+
+    Args:
+        stream: The stream.
+        writer: Its query, described.
+        live: The live directory to start in.
+
+    Raises:
+        OptionError: An option of the Kafka sink is missing or wrong.
+        UnsupportedSparkError: See `start_query`.
+    """
+    owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id)
+    return start_query(with_transactions(writer, owner, live), stream.name, live)
 
 
 class StartWatch:

@@ -1,25 +1,94 @@
-"""Spark's Kafka sink: it writes without transactions and remembers no batch."""
+"""Kafka topics: Spark's own sink, which writes without transactions and remembers no batch, and the transactional one.
+
+`kafka_transactions.py` has the protocol of the latter, `kafka_writer.py` connects it to Spark.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Self
 
-from dagster_ckpt.sinks.sink import OnRepeat, Sink, SinkEffect
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.sinks.kafka_client import newest_batch_in_kafka
+from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast, newest_batch
+from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
-# Spark's name for it contains the class of the table, and no topic.
+# Spark's name for its own sink contains the class of the table, and no topic.
 _NAME = re.compile(r".*Kafka(Table|Sink|SourceProvider).*")
+_TRANSACTIONAL = re.compile(r"ForeachBatchSink\[(?P<place>kafka://.+)\]")
 
 
 class KafkaSink(Sink):
-    """Kafka topics."""
+    """Kafka topics, written by Spark's own sink."""
 
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
     reason = "Kafka keeps no memory of batches: the records of the rewound ones are sent once more."
-    advice = "Let consumers drop repeated keys; Spark does not write in transactions."
+    advice = "Let consumers drop repeated keys, or write with kafka_delivery(Semantic.EXACTLY_ONCE)."
 
     @classmethod
     def of(cls, name: str) -> Self | None:
         """See `Sink.of`."""
         return cls(name) if _NAME.fullmatch(name) else None
+
+
+class TransactionalKafkaSink(Sink):
+    """A Kafka topic, written in transactions that also commit the number of the batch."""
+
+    on_repeat = OnRepeat.RUNS
+    # Each stream has its own transactions and markers.
+    knows_queries = True
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        match = _TRANSACTIONAL.fullmatch(name)
+        return cls(name, match["place"]) if match and KafkaPlace.parse(match["place"]) else None
+
+    def is_same(self, other: Sink) -> bool:
+        """Whether both are one topic with the same ids, even if other brokers of the cluster are named."""
+        if not isinstance(other, TransactionalKafkaSink):
+            return False
+        return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
+
+    def last_batch(self, query_id: str | None) -> int | None:
+        """See `Sink.last_batch`."""
+        return newest_batch_in_kafka(self._topic, query_id) if query_id is not None else None
+
+    def forecast(self, replay: Replay) -> SinkForecast:
+        """See `Sink.forecast`."""
+        try:
+            last = newest_batch(self, replay.query_id)
+        except CkptError as error:
+            return SinkForecast(
+                self.name, SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}"
+            )
+        if last is None or last <= replay.to_batch:
+            return SinkForecast(
+                self.name, SinkEffect.EXACT, f"The topic has no batch of this query after {replay.to_batch}."
+            )
+        if not replay.keeps_query_id:
+            return SinkForecast(
+                self.name,
+                SinkEffect.DUPLICATE,
+                f"The topic keeps batches {replay.to_batch + 1} to {last}, and gets their rows again.",
+                "Let consumers drop repeated keys, or give the stream a new topic.",
+            )
+        if last == replay.in_flight:
+            return SinkForecast(
+                self.name, SinkEffect.SKIP, f"The topic has batch {last}; exactly that is replayed and not written."
+            )
+        return SinkForecast(
+            self.name,
+            SinkEffect.IRREVERSIBLE,
+            f"The topic has batches {replay.to_batch + 1} to {last}, which cannot be taken back, and these rows would "
+            "be cut into other batches.",
+            "To let the topic have them a second time, name the snapshot or batch and start with new_query_id.",
+        )
+
+    @property
+    def _topic(self) -> KafkaPlace:
+        topic = KafkaPlace.parse(self.place or "")
+        if topic is None:
+            raise ValueError(self.name)
+        return topic

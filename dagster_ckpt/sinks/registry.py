@@ -9,7 +9,7 @@ from dagster_ckpt.sinks.builtin import ConsoleSink, ForeachBatchSink, ForeachSin
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.iceberg import IcebergTable
-from dagster_ckpt.sinks.kafka import KafkaSink
+from dagster_ckpt.sinks.kafka import KafkaSink, TransactionalKafkaSink
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkForecast
 from dagster_ckpt.sinks.tables import HudiOrPaimonTable, NamedTable
 from dagster_ckpt.spark.query.description import NamedOutput
@@ -21,6 +21,7 @@ _BUILT_IN: tuple[type[Sink], ...] = (
     HudiOrPaimonTable,
     IcebergTable,
     KafkaSink,
+    TransactionalKafkaSink,
     ConsoleSink,
     NoopSink,
     MemorySink,

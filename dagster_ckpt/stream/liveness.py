@@ -20,6 +20,7 @@ import psutil
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, Holder, LaunchRecord, LeaseRecord
+from dagster_ckpt.stream.pods import pod_has_ended, this_pod
 
 # The JVM ends when the Python side of its pipe closes. Give it time to do so.
 JVM_GRACE_S = 10.0
@@ -46,7 +47,8 @@ _HAS_PROC = (_PROC / "self/stat").exists()
 class Liveness(Enum):
     """What is known of a process.
 
-    ENDED is a proof. UNKNOWN is the only possible answer for a process of another machine or boot.
+    ENDED is a proof. UNKNOWN is the only possible answer for a process of another machine or boot, unless
+    it ran in a pod and Kubernetes knows that pod's end.
     """
 
     ALIVE = "ALIVE"
@@ -86,7 +88,7 @@ class ProcessIdentity:
         if not self.boot_id or self.start_ticks is None:
             return Liveness.UNKNOWN
         if (self.host, self.boot_id) != (socket.gethostname(), boot_id()):
-            return Liveness.UNKNOWN
+            return Liveness.ENDED if pod_has_ended(self.boot_id) else Liveness.UNKNOWN
         try:
             seen = _seen(self.pid)
         except psutil.NoSuchProcess:
@@ -97,7 +99,7 @@ class ProcessIdentity:
 
 
 def boot_id() -> str:
-    """Identity of this machine's boot and, in a container, of its namespaces.
+    """Identity of this machine's boot and, in a container, of its namespaces and its pod.
 
     Pids of different boots are unrelated. Containers may share their host's name, and none sees the
     processes of another. Empty if the system has no such identity; then nothing can be proven.
@@ -108,7 +110,8 @@ def boot_id() -> str:
     # The kernel reports start ticks relative to the reader's time namespace.
     namespaces = [Path("/proc/self/ns") / kind for kind in ("pid", "time")]
     names = [namespace.readlink().name for namespace in namespaces if namespace.is_symlink()]
-    return " ".join([path.read_text().strip(), *names])
+    pod = this_pod()
+    return " ".join([path.read_text().strip(), *names, *([pod] if pod is not None else [])])
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:

@@ -37,20 +37,48 @@ log.dirs={folder}/data
 num.partitions=2
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
+group.initial.rebalance.delay.ms=0
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+transaction.abort.timed.out.transaction.cleanup.interval.ms=500
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kafka:
     """A running broker.
 
     Attributes:
         servers: Its address.
         jars: What Spark needs to talk to it.
+        folder: Its jars and data.
     """
 
     servers: str
     jars: tuple[Path, ...]
+    folder: Path
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, with the data that it has."""
+        command = [
+            java(),
+            "-Xmx256m",
+            "-cp",
+            f"{self.folder}/broker/*",
+            "kafka.Kafka",
+            f"{self.folder}/server.properties",
+        ]
+        with (self.folder / "log").open("a") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        await_port(self._process, int(self.servers.rpartition(":")[2]), self.folder / "log")
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
 
 def connector_of(release: SparkRelease) -> list[tuple[str, str, str]]:
@@ -75,14 +103,12 @@ def running_broker(folder: Path) -> Iterator[Kafka]:
     format_storage = ["kafka.tools.StorageTool", "format", "-t", "dagster-ckpt-tests-0001", "-c", str(configuration)]
     command = [java(), "-Xmx256m", "-cp", f"{folder}/broker/*"]
     subprocess.run([*command, *format_storage], check=True, capture_output=True, timeout=DEADLINE_S)
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([*command, "kafka.Kafka", str(configuration)], stdout=log, stderr=log)
+    kafka = Kafka(f"127.0.0.1:{port}", tuple(sorted((folder / "connector").glob("*.jar"))), folder)
     try:
-        await_port(process, port, folder / "log")
-        yield Kafka(f"127.0.0.1:{port}", tuple(sorted((folder / "connector").glob("*.jar"))))
+        kafka.start()
+        yield kafka
     finally:
-        process.kill()
-        process.wait()
+        kafka.kill()
 
 
 def free_port() -> int:

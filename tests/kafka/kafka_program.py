@@ -54,4 +54,4 @@ def main(folder: Path, servers: str, first: int, beyond: int, *, bounded: bool) 
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), bounded=sys.argv[5] == "bounded")
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), bounded=sys.argv[5] != "unbounded")

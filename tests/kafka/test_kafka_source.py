@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from kafka_broker import Kafka
 from kafka_program import SHOPS, STREAM, TOPIC
 
@@ -46,6 +48,7 @@ class Trial:
         preview: What a start from it would do, at KILLED sales.
         counts: The newest count of each shop at the end, after ALL sales.
         recovery: What the start after the kill began with.
+        refusal: The log of a start whose next records were deleted from the topic.
     """
 
     savepoint: SnapshotRecord
@@ -53,6 +56,7 @@ class Trial:
     preview: RewindPreview
     counts: dict[str, int]
     recovery: str
+    refusal: str
 
 
 def newest_counts(folder: Path) -> dict[str, int]:
@@ -129,7 +133,26 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
         assert process.returncode == 0, (folder / "log-bounded").read_text()[-5000:]
     latest = client.catalog.executions.latest(STREAM)
     recovery = str((latest.recovery or {})["kind"]) if latest is not None else ""
-    return Trial(savepoint, json.loads(offsets or "{}"), preview, newest_counts(folder), recovery)
+    counts = newest_counts(folder)
+    produce_and_delete(kafka.servers)
+    with program(folder, kafka, ALL, ALL, "refused") as process:
+        assert process.wait(DEADLINE_S) != 0
+    refusal = (folder / "log-refused").read_text()
+    assert newest_counts(folder) == counts
+    return Trial(savepoint, json.loads(offsets or "{}"), preview, counts, recovery, refusal)
+
+
+def produce_and_delete(servers: str) -> None:
+    """Let the topic have records that the query has not read, and delete them, as its retention does."""
+    producer = Producer({"bootstrap.servers": servers})
+    for partition in range(2):
+        for _ in range(5):
+            producer.produce(TOPIC, b"late", partition=partition)
+    producer.flush()
+    admin = AdminClient({"bootstrap.servers": servers})
+    to_the_end = [TopicPartition(TOPIC, partition, OFFSET_END) for partition in range(2)]
+    for deleted in admin.delete_records(to_the_end).values():
+        deleted.result(30)
 
 
 def test_the_offsets_in_a_snapshot_are_those_of_its_batch(trial: Trial) -> None:
@@ -144,6 +167,11 @@ def test_the_preview_counts_the_records_that_are_read_again(trial: Trial) -> Non
 
 def test_a_killed_query_whose_live_directory_is_lost_goes_on_from_its_snapshot(trial: Trial) -> None:
     assert trial.recovery == "RESTORE"
+
+
+def test_a_start_whose_next_records_are_gone_is_refused_before_anything_changes(trial: Trial) -> None:
+    assert "records that its next batch would read are gone" in trial.refusal
+    assert "5 records are gone" in trial.refusal
 
 
 def test_each_record_is_counted_once(trial: Trial) -> None:

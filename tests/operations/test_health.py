@@ -116,13 +116,18 @@ def test_every_check_has_cases() -> None:
 
 def test_the_sources_of_an_execution_are_read_from_its_figures() -> None:
     reported = [
-        {"source": "KafkaV2[Subscribe[t]]", "behind": 5, "read_up_to": '{"t": {"0": 7}}'},
+        {
+            "source": "KafkaV2[Subscribe[t]]",
+            "behind": 5,
+            "read_up_to": '{"t": {"0": 7}}',
+            "lags": {"t-0": 5, "t-1": "x"},
+        },
         {"source": "FileStreamSource[/in]", "behind": None, "read_up_to": None},
         "nonsense",
     ]
     kafka, files = with_earliest(sources_of({"sources": reported}) or [], {"t": {"0": 9}})
 
-    assert kafka == SourceFacts("KafkaV2[Subscribe[t]]", 5, {"t": {"0": 7}}, {"t": {"0": 9}})
+    assert kafka == SourceFacts("KafkaV2[Subscribe[t]]", 5, {"t": {"0": 7}}, {"t": {"0": 9}}, {"t-0": 5})
     assert files == SourceFacts("FileStreamSource[/in]")
     assert sources_of({}) is None
 

@@ -400,7 +400,7 @@ def test_the_log_of_a_run_shows_what_the_stream_does(
     stage: Stage, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Known defect 17: nothing after "start empty", for as long as the stream ran."""
-    monkeypatch.setattr(stream_run, "start_query", lambda *_: PlayedQuery(ends=True))
+    monkeypatch.setattr(stream_run, "start_stream_query", lambda *_: PlayedQuery(ends=True))
     monkeypatch.setattr(stream_run, "application_of", lambda _spark: None)
     monkeypatch.setattr(stream_run.QueryToStart, "take", lambda _self: None)
     for name in ("named_output", "plan_of_writer"):

@@ -49,7 +49,10 @@ def test_sources_say_what_is_left_to_read_where_they_tell_it() -> None:
     progress = QueryProgress.of({**REPORT, "sources": [kafka, *others], "processedRowsPerSecond": 12.5})
 
     assert progress.sources[0] == SourceProgress(
-        "KafkaV2[Subscribe[orders]]", behind=9, read_up_to='{"orders": {"0": 10, "1": 5}}'
+        "KafkaV2[Subscribe[orders]]",
+        behind=9,
+        read_up_to='{"orders": {"0": 10, "1": 5}}',
+        lags={"orders-0": 2, "orders-1": 4, "orders-2": 3},
     )
     assert [(source.behind, source.read_up_to) for source in progress.sources[1:]] == [(None, None)] * 3
     assert progress.rows_per_second == 12.5

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
+from dagster_ckpt.config.modes import Semantic, kafka_delivery
 from dagster_ckpt.orchestration.component.yaml_fields import Scalar, imported, with_env_vars, with_values
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ class Sink(dg.Model):
         default=None, description="Folder to write, for formats that have one; for Iceberg the name of the table."
     )
     options: dict[str, Scalar] = Field(default_factory=dict, description="Options of the sink, by Spark's names.")
+    semantic: Literal["EXACTLY_ONCE", "AT_LEAST_ONCE", "NONE"] | None = Field(
+        default=None, description="Guarantee of a Kafka sink: adds the options of kafka_delivery."
+    )
     partition_by: list[str] = Field(default_factory=list, description="Columns that name the folders of a file sink.")
     foreach_batch: str | None = Field(
         default=None,
@@ -111,6 +115,8 @@ class Sink(dg.Model):
             raise ValueError("sink: checkpointLocation is given by the state_backend resource. Remove it from options.")
         if self.foreach_batch is not None and (self.format is not None or self.path is not None):
             raise ValueError("sink: foreach_batch writes by itself. Remove format and path, or foreach_batch.")
+        if self.semantic is not None and self.format != "kafka":
+            raise ValueError(f"sink: semantic is for format kafka, and the format is {self.format}. Remove semantic.")
         if self.foreach_batch is None and self.format is None and self.path is None:
             raise ValueError("sink: nothing says where to write. Give format, path or foreach_batch.")
         return self
@@ -171,7 +177,8 @@ def described(
             rows = spark.sql(transform.sql)
         else:
             [rows] = frames
-        writer = rows.writeStream.outputMode(sink.output_mode).options(**with_values(sink.options))
+        delivery = kafka_delivery(Semantic[sink.semantic]).writer_options if sink.semantic is not None else {}
+        writer = rows.writeStream.outputMode(sink.output_mode).options(**{**delivery, **with_values(sink.options)})
         if sink.format is not None:
             writer = writer.format(sink.format)
         if sink.path is not None:

@@ -48,9 +48,10 @@ from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_fa
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.settlement import settle_run
+from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
-from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process
 from dagster_ckpt.spark.query.session import application_of, apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
@@ -191,7 +192,7 @@ def _run(
     to_start = QueryToStart(describe)
 
     def start(live: LiveDirectory) -> SupervisedQuery:
-        return start_query(to_start.take(), handle.name, live)
+        return start_stream_query(handle, to_start.take(), live)
 
     before = handle.catalog.executions.of_run(context.run.run_id)
     cause = start_cause(context.run.tags, has_started=any(each.stream_id == handle.stream_id for each in before))

@@ -25,6 +25,8 @@ SEQUENCE_KEY = "dagster_ckpt/sequence"
 SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
 BATCH_ID_KEY = "dagster_ckpt/batch_id"
 STREAM_ID_KEY = "dagster_ckpt/stream_id"
+# Partitions of Kafka topics whose lag a report plots.
+PLOTTED_PARTITIONS = 16
 TIMELINE_KEY = "dagster_ckpt/timeline"
 PAGE_KEY = "dagster_ckpt/checkpoint_page"
 
@@ -127,6 +129,12 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         SNAPSHOT_ID_KEY: snapshot.snapshot_id,
         "dagster_ckpt/watermark": snapshot.watermark,
     }
+    lags = snapshot.properties.get("records_behind") if snapshot.properties else None
+    if isinstance(lags, dict) and all(type(behind) is int for behind in lags.values()):
+        figures["dagster_ckpt/records_behind"] = sum(lags.values())
+        # A topic may have thousands; those that are furthest behind are plotted.
+        worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]
+        figures |= {f"dagster_ckpt/records_behind/{name}": lags[name] for name in sorted(worst)}
     watermark_ms = _epoch_ms(snapshot.watermark)
     if watermark_ms is not None:
         figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.modes import TimeCharacteristic
 from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.spark.query.kafka_output import kafka_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,16 +171,32 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
 
     Returns:
         None for Spark Connect, whose writer cannot be inspected.
+
+    Raises:
+        OptionError: It writes to Kafka in transactions, and an option of these is missing or wrong.
     """
     described: Any = getattr(writer, "_jwrite", None)
     if described is None:
         return None
-    options = described_field(described, "extraOptions")
+    options = described_options(writer)
+    topic = kafka_place(options)
+    if topic is not None:
+        return NamedOutput(FOREACH_BATCH, str(topic))
     places = (options.get(name) for name in ("path", "topic", "table"))
     return NamedOutput(
         str(described_field(described, "source")).lower(),
-        next((str(place.get()) for place in places if place.isDefined()), None),
+        next((place for place in places if place is not None), None),
     )
+
+
+def described_options(writer: DataStreamWriter) -> dict[str, str]:
+    """Options of a described query, with names in lower case, as Spark compares them."""
+    pairs = described_field(writer._jwrite, "extraOptions").iterator()
+    options = {}
+    while pairs.hasNext():
+        pair = pairs.next()
+        options[str(pair._1()).lower()] = str(pair._2())
+    return options
 
 
 def foreach_batch_name(place: str) -> str:

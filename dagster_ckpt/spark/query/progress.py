@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_ckpt.config.redaction import without_secrets
@@ -30,11 +30,13 @@ class SourceProgress:
             source does not report both.
         read_up_to: Kafka's offsets up to which the batch has read, as their JSON; None for other
             sources.
+        lags: Records waiting in each partition of Kafka topics, by names such as `orders-3`.
     """
 
     source: str
     behind: int | None
     read_up_to: str | None
+    lags: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(report: Mapping[str, Any]) -> SourceProgress:
@@ -44,6 +46,7 @@ class SourceProgress:
             source=str(report.get("description")),
             behind=_records_between(read, newest),
             read_up_to=json.dumps(read) if _is_kafka(read) else None,
+            lags=_lags(read, newest),
         )
 
 
@@ -122,13 +125,17 @@ def _is_kafka(offset: Any) -> bool:
 
 
 def _records_between(read: Any, newest: Any) -> int | None:
-    if _is_kafka(read) and _is_kafka(newest):
-        behind = 0
-        for topic, partitions in newest.items():
-            for partition, offset in partitions.items():
-                behind += max(0, offset - read.get(topic, {}).get(partition, 0))
-        return behind
-    return None
+    return sum(_lags(read, newest).values()) if _is_kafka(read) and _is_kafka(newest) else None
+
+
+def _lags(read: Any, newest: Any) -> dict[str, int]:
+    if not (_is_kafka(read) and _is_kafka(newest)):
+        return {}
+    return {
+        f"{topic}-{partition}": max(0, offset - read.get(topic, {}).get(partition, 0))
+        for topic, partitions in newest.items()
+        for partition, offset in partitions.items()
+    }
 
 
 def _speed(value: Any) -> float | None:

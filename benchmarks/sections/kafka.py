@@ -1,0 +1,62 @@
+"""What exactly-once costs a query that writes to Kafka."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+from benchmarks.bench import Bench, Findings, Section
+from benchmarks.kafka_sinks import (
+    BATCHES,
+    BYTES_OF_A_VALUE,
+    PARTITIONS,
+    ROWS_OF_A_BATCH,
+    SINKS,
+    WARM_UP_BATCHES,
+    Window,
+)
+from benchmarks.measuring import paired_ratio
+from benchmarks.results import Table, at_least
+
+
+def _measure(bench: Bench) -> Findings:
+    folder = bench.repetition(0)
+    command = [sys.executable, "-m", "benchmarks.kafka_sinks", str(folder), str(bench.repetitions)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    windows = [Window(**window) for window in json.loads(done.stdout.splitlines()[-1])]
+    speeds = {
+        sink.name: [window.rows / window.trigger_s for window in windows if window.sink == sink.name] for sink in SINKS
+    }
+    spark, *_ = speeds
+    ratios = {name: paired_ratio(per_round, speeds[spark]) for name, per_round in speeds.items()}
+    table = Table(
+        title=f"{ROWS_OF_A_BATCH:,} rows a batch into one topic ({bench.repetitions} rounds)",
+        headings=("sink", "rows per second", "ms per batch", "to Spark's sink"),
+        rows=tuple(
+            (
+                name,
+                f"{statistics.median(per_round):,.0f}",
+                f"{1000 * ROWS_OF_A_BATCH / statistics.median(per_round):.0f}",
+                f"{ratios[name]:.2f}",
+            )
+            for name, per_round in speeds.items()
+        ),
+    )
+    one_writer = SINKS[1].name
+    target = at_least("Kafka: rows per second, exactly once / Spark's sink at least once", 0.7, ratios[one_writer])
+    return Findings((table,), (target,), {})
+
+
+KAFKA = Section(
+    name="kafka",
+    title="Exactly once into Kafka",
+    method=(
+        f"A query that makes {ROWS_OF_A_BATCH:,} rows a batch of {BYTES_OF_A_VALUE} bytes in {PARTITIONS} partitions "
+        "writes them into a topic of a broker on the same machine. The sinks take turns, in one session; a window is "
+        f"{BATCHES} batches after {WARM_UP_BATCHES} to warm up. Spark's own sink waits for all replicas, as "
+        "kafka_delivery(AT_LEAST_ONCE) sets it."
+    ),
+    measure=_measure,
+)

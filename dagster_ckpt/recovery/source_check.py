@@ -1,0 +1,109 @@
+"""Check before a start whether the Kafka topics still have the records that the query would read next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
+from dagster_ckpt.foreign import from_json
+from dagster_ckpt.recovery.plan import RecoveryPlan
+from dagster_ckpt.recovery.prepare import snapshot_location
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, earliest_offsets, kafka_sources
+from dagster_ckpt.stream.handle import StreamHandle
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+def refuse_gone_records(
+    stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
+) -> list[str]:
+    """Refuse a start whose next batch would read records that a topic has already deleted.
+
+    Args:
+        stream: The stream.
+        plan: What the start does.
+        describe: Describes its query.
+        accept_loss: Whether to start all the same.
+
+    Returns:
+        The missing records, if that was accepted.
+
+    Raises:
+        RowsAtRiskError: Records are missing, and that was not accepted.
+        StorageAccessError: Kafka, the snapshot or the live directory cannot be reached.
+    """
+    if plan.to_batch is None or plan.to_batch < 0:
+        return []
+    writer = describe()
+    sources = kafka_sources(writer)
+    if not any(sources):
+        return []
+    gone = [
+        message
+        for source, position in zip(sources, _positions(stream, plan, plan.to_batch), strict=False)
+        if source is not None and position
+        for message in _gone(writer, source, position)
+    ]
+    if gone and not accept_loss:
+        raise RowsAtRiskError(
+            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: records that its next "
+            f"batch would read are gone. {' '.join(gone)} Start from a later snapshot. To go on without these records, "
+            "start with accept_loss, and let the source have failOnDataLoss=false."
+        )
+    return gone
+
+
+def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets) -> Iterator[str]:
+    partitions = [(topic, int(partition)) for topic, known in position.items() for partition in known]
+    for (topic, partition), earliest in earliest_offsets(writer, source, partitions).items():
+        reads_from = position[topic][str(partition)]
+        if earliest is None:
+            yield f"Topic {topic} has no partition {partition} any more."
+        elif earliest > reads_from:
+            yield (
+                f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic begins at "
+                f"{earliest}; {earliest - reads_from} records are gone."
+            )
+
+
+def _positions(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[TopicOffsets | None]:
+    """Up to where each source is read, in the order of the offset log; None if a source has other offsets."""
+    name = f"{OFFSETS}/{batch_id}"
+    data = _offsets_in_snapshot(stream, plan, name) if plan.snapshot is not None else _live_offsets(stream, plan, name)
+    if data is None:
+        return []
+    return [_topic_offsets(offset) for offset in parse_offset_entry(data, name).sources.values()]
+
+
+def _offsets_in_snapshot(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
+    found: list[bytes] = []
+
+    def keep(_: FileEntry, chunks: Iterable[bytes]) -> None:
+        found.append(b"".join(chunks))
+
+    if plan.snapshot is not None:
+        stream.store.extract(snapshot_location(plan.snapshot), keep, only=name.__eq__)
+    return found[0] if found else None
+
+
+def _live_offsets(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
+    url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
+    try:
+        return LiveDirectory(url).folder.read(name) if url is not None else None
+    except (FileNotFoundError, LiveDirectoryError):
+        return None
+
+
+def _topic_offsets(text: str | None) -> TopicOffsets | None:
+    try:
+        return {
+            str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
+            for topic, partitions in from_json(text or "").items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        return None

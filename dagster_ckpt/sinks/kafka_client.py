@@ -1,0 +1,127 @@
+"""The Kafka client of the transactional sink: its configuration, and what it reads of a topic without a transaction."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dagster_ckpt.errors import OptionError, StorageAccessError
+from dagster_ckpt.sinks.kafka_transactions import PRODUCER_ONLY, Marker
+from dagster_ckpt.spark.query.kafka_output import KafkaPlace
+
+# For processes that describe no query, such as the command line: properties of the client, a line each.
+CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
+_LOOK_S = 20.0
+_POLL_S = 0.1
+
+# Names of the Java client, which Spark's users know, that librdkafka has under another one.
+_RENAMED = {
+    "max.request.size": "message.max.bytes",
+    "reconnect.backoff.ms": "reconnect.backoff.ms",
+    "ssl.keystore.password": "ssl.keystore.password",
+}
+# Of the Java client only, and without effect on what is written.
+_DROPPED = frozenset(
+    {"key.serializer", "value.serializer", "max.block.ms", "buffer.memory", "client.dns.lookup", "metadata.max.idle.ms"}
+)
+_LOGIN = re.compile(r"""(?P<name>username|password)\s*=\s*(?P<quote>["'])(?P<value>.*?)(?P=quote)""")
+_JAVA_ONLY = {
+    "ssl.truststore.location": "ssl.ca.location (a PEM file)",
+    "ssl.truststore.password": "ssl.ca.location (a PEM file needs no password)",
+    "ssl.truststore.type": "ssl.ca.location (a PEM file)",
+    "sasl.client.callback.handler.class": "sasl.oauthbearer.config",
+    "sasl.login.callback.handler.class": "sasl.oauthbearer.config",
+}
+
+
+def client_properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Properties of librdkafka for the options of a writer, whose names may be those of the Java client.
+
+    Args:
+        options: Options below `kafka.`, without that word.
+
+    Raises:
+        OptionError: One has no counterpart.
+    """
+    properties: dict[str, str] = {}
+    for name, value in options.items():
+        if name in _JAVA_ONLY:
+            raise OptionError(
+                f"kafka.{name} is an option of the Java client, and the transactional sink uses librdkafka. Give "
+                f"kafka.{_JAVA_ONLY[name]} instead."
+            )
+        if name == "sasl.jaas.config":
+            properties |= _login(value)
+        elif name not in _DROPPED:
+            properties[_RENAMED.get(name, name)] = value
+    return properties
+
+
+def _login(jaas: str) -> dict[str, str]:
+    found = {match["name"]: match["value"] for match in _LOGIN.finditer(jaas)}
+    if set(found) != {"username", "password"}:
+        raise OptionError(
+            "kafka.sasl.jaas.config names no username and password. Give the transactional sink kafka.sasl.username "
+            "and kafka.sasl.password, or the properties of librdkafka for your mechanism."
+        )
+    return {f"sasl.{name}": value for name, value in found.items()}
+
+
+def newest_batch_in_kafka(place: KafkaPlace, query_id: str) -> int | None:
+    """The newest batch of a query of which a topic has at least a part.
+
+    Raises:
+        StorageAccessError: Kafka does not answer, or extra `kafka` is not installed.
+    """
+    found = [marker.batch for marker in _markers(place) if marker.query == query_id]
+    return max(found, default=None)
+
+
+def _markers(place: KafkaPlace) -> list[Marker]:
+    try:
+        from confluent_kafka import (  # noqa: PLC0415 - an extra
+            ConsumerGroupTopicPartitions,
+            KafkaException,
+            TopicPartition,
+        )
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise StorageAccessError("confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'.") from error
+    given = {**client_properties(place.client), **_from_file()}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if name not in PRODUCER_ONLY}
+    down: list[str] = []
+
+    def noted(reason: Any) -> None:
+        if reason.name() == "_ALL_BROKERS_DOWN":
+            down.append(str(reason))
+
+    try:
+        admin = AdminClient(settings | {"error_cb": noted, "socket.connection.setup.timeout.ms": "5000"})
+        listing = admin.list_consumer_groups(request_timeout=_LOOK_S)
+        while not listing.done() and not down:
+            admin.poll(_POLL_S)
+        if down and not listing.done():
+            raise StorageAccessError(f"No broker of {place.servers} answers: {down[0]}.")
+        groups = [each.group_id for each in listing.result().valid if each.group_id.startswith(f"{place.prefix}.")]
+        markers = []
+        for group in groups:
+            asked = ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)])
+            (answer,) = admin.list_consumer_group_offsets([asked], request_timeout=_LOOK_S).values()
+            (committed,) = answer.result().topic_partitions
+            marker = Marker.of(group, committed.offset, committed.metadata)
+            markers += [marker] if marker is not None else []
+    except KafkaException as error:
+        raise StorageAccessError(f"Kafka at {place.servers} does not say which batches it has: {error}") from error
+    return markers
+
+
+def _from_file() -> dict[str, str]:
+    path = os.environ.get(CLIENT_PROPERTIES)
+    if path is None:
+        return {}
+    lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}

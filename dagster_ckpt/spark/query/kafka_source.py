@@ -1,0 +1,117 @@
+"""Kafka sources of a described query: which offsets their topics still have.
+
+The JVM's own Kafka client is asked, the one that Spark's connector brings, with the options of the
+source: it needs no further configuration, and no other library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# Topic to partition to offset, as in Spark's offset log.
+TopicOffsets = Mapping[str, Mapping[str, int]]
+
+_KAFKA = "kafka."
+_ANSWER_S = 30
+_IS_GONE = "UnknownTopicOrPartitionException"
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """One Kafka source of a described query.
+
+    Attributes:
+        options: The options of its client, which may contain secrets.
+    """
+
+    options: Mapping[str, str] = field(repr=False)
+
+    @property
+    def servers(self) -> str:
+        """`bootstrap.servers`."""
+        return self.options.get("bootstrap.servers", "")
+
+
+def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
+    """The sources of a described query in the order of its offset log; None for each that is not Kafka.
+
+    Empty if the query cannot be inspected (Spark Connect).
+    """
+    if not is_described_query(writer):
+        return []
+    leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
+    found: list[KafkaSource | None] = []
+    seen: list[Any] = []
+    for leaf in (leaves.apply(index) for index in range(leaves.size())):
+        if not bool(leaf.isStreaming()) or any(leaf.equals(each) for each in seen):
+            continue
+        # A relation that is read twice is one source.
+        seen.append(leaf)
+        found.append(_kafka_source(leaf))
+    return found
+
+
+def _kafka_source(leaf: Any) -> KafkaSource | None:
+    if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2" or str(leaf.sourceName()) != "kafka":
+        return None
+    options = {str(name): str(value) for name, value in dict(leaf.extraOptions().asCaseSensitiveMap()).items()}
+    return KafkaSource(
+        {name.lower().removeprefix(_KAFKA): text for name, text in options.items() if name.lower().startswith(_KAFKA)}
+    )
+
+
+def earliest_offsets(
+    writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], int | None]:
+    """The earliest offset that each partition still has; None for a partition that no longer exists.
+
+    Args:
+        writer: The described query.
+        source: The source.
+        partitions: Topics and partitions.
+
+    Raises:
+        StorageAccessError: Kafka does not answer.
+    """
+    jvm: Any = session_of(writer)._jvm
+    clients = jvm.org.apache.kafka.clients.admin
+    settings = jvm.java.util.HashMap()
+    for name, value in source.options.items():
+        settings.put(name, value)
+    try:
+        client = clients.AdminClient.create(settings)
+        try:
+            return {each: _earliest(jvm, client, each) for each in partitions}
+        finally:
+            client.close(jvm.java.time.Duration.ofSeconds(1))
+    except Exception as error:  # py4j raises whatever the client does
+        raise StorageAccessError(
+            f"Kafka at {source.servers} does not say which offsets it has: {without_secrets(_first_line(error))}"
+        ) from error
+
+
+def _earliest(jvm: Any, client: Any, partition: tuple[str, int]) -> int | None:
+    key = jvm.org.apache.kafka.common.TopicPartition(*partition)
+    asked = jvm.java.util.HashMap()
+    asked.put(key, jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
+    answer = client.listOffsets(asked).partitionResult(key)
+    try:
+        return int(answer.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS).offset())
+    except Exception as error:
+        if _IS_GONE in str(error):
+            return None
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "Exception" in line), lines[0] if lines else type(error).__name__)

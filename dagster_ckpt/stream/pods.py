@@ -1,0 +1,181 @@
+"""Kubernetes: which pod a process runs in, and whether another pod has ended.
+
+A process of another pod cannot be observed, so its death could only be assumed after its lease has
+expired, and its live directory would have to be fenced and copied. The API server knows: a pod that
+was replaced does not exist or has another UID, and one whose containers have all terminated runs
+nothing.
+
+A pod takes part if its manifest passes its own name, namespace and UID to the container (Kubernetes'
+Downward API) in the variables below, and its service account may `get` pods.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+POD_NAMESPACE, POD_NAME, POD_UID = "DAGSTER_CKPT_POD_NAMESPACE", "DAGSTER_CKPT_POD_NAME", "DAGSTER_CKPT_POD_UID"
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_ANSWER_S = 3.0
+# Loops ask several times a second whether a holder lives.
+_ASK_AGAIN_S = 2.0
+_PREFIX = "pod:"
+
+
+class PodState(Enum):
+    """What the API server says of a pod.
+
+    GONE: It does not exist, or its name belongs to another one: it was deleted or replaced.
+    TERMINATED: All its containers have terminated.
+    RUNS: A container may be running.
+    UNKNOWN: There is no answer.
+    """
+
+    GONE = "GONE"
+    TERMINATED = "TERMINATED"
+    RUNS = "RUNS"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod, distinguishable from a later one with the same name.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its UID.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        """How leases record it."""
+        return f"{_PREFIX}{self.namespace}/{self.name}/{self.uid}"
+
+    @staticmethod
+    def recorded(text: str | None) -> Pod | None:
+        """The pod in the recorded identity of a boot; None if it is of no pod."""
+        word = next((each for each in (text or "").split() if each.startswith(_PREFIX)), None)
+        parts = word.removeprefix(_PREFIX).split("/") if word is not None else []
+        return Pod(*parts) if len(parts) == 3 and all(parts) else None
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Pod | None:
+        """The pod that this process runs in, if its manifest says so."""
+        parts = [environment.get(name, "") for name in (POD_NAMESPACE, POD_NAME, POD_UID)]
+        return Pod(*parts) if all(part and not set(part) & set("/ ") for part in parts) else None
+
+
+class KubernetesApi:
+    """The API server, as a pod reaches it.
+
+    Args:
+        url: Its address; None is that of the environment.
+        account: Folder of the service account's token and of the server's certificate.
+        clock: Seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, url: str | None = None, account: Path = _ACCOUNT, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url = url
+        self._account = account
+        self._clock = clock
+        self._known: dict[Pod, tuple[PodState, float]] = {}
+
+    def state(self, pod: Pod) -> PodState:
+        """What it says of a pod. A pod that has ended is not asked about again."""
+        known, at = self._known.get(pod, (PodState.UNKNOWN, None))
+        if known in (PodState.GONE, PodState.TERMINATED):
+            return known
+        if at is not None and self._clock() - at < _ASK_AGAIN_S:
+            return known
+        state = self._ask(pod)
+        self._known[pod] = (state, self._clock())
+        return state
+
+    def _ask(self, pod: Pod) -> PodState:
+        url = self._url or _address(os.environ)
+        if url is None:
+            return PodState.UNKNOWN
+        try:
+            # The token is renewed by the kubelet, so it is read each time.
+            token = (self._account / "token").read_text(encoding="utf-8").strip()
+            request = urllib.request.Request(
+                f"{url}/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", headers={"Authorization": f"Bearer {token}"}
+            )
+            with urllib.request.urlopen(request, timeout=_ANSWER_S, context=self._trust(url)) as answer:
+                return _state_of(json.load(answer), pod)
+        except urllib.error.HTTPError as error:
+            return _missing(error)
+        except (OSError, ValueError):
+            return PodState.UNKNOWN
+
+    def _trust(self, url: str) -> ssl.SSLContext | None:
+        if not url.startswith("https:"):
+            return None
+        return ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+
+
+def _missing(error: urllib.error.HTTPError) -> PodState:
+    """GONE only if the API server itself says that this pod does not exist, not a proxy before it."""
+    if error.code != 404:
+        return PodState.UNKNOWN
+    try:
+        told = json.load(error)
+        is_about_a_pod = told["kind"] == "Status" and told["reason"] == "NotFound" and told["details"]["kind"] == "pods"
+    except (OSError, ValueError, KeyError, TypeError):
+        return PodState.UNKNOWN
+    return PodState.GONE if is_about_a_pod else PodState.UNKNOWN
+
+
+def _state_of(told: object, pod: Pod) -> PodState:
+    if not isinstance(told, dict) or told.get("kind") != "Pod":
+        return PodState.UNKNOWN
+    metadata, status = told.get("metadata"), told.get("status")
+    if not isinstance(metadata, dict) or not isinstance(status, dict):
+        return PodState.UNKNOWN
+    if metadata.get("uid") != pod.uid:
+        return PodState.GONE
+    # The phase alone is no proof: it is also set for a pod of a node that does not answer any more.
+    containers = status.get("containerStatuses")
+    if status.get("phase") not in ("Succeeded", "Failed") or not isinstance(containers, list) or not containers:
+        return PodState.RUNS
+    states = [each.get("state", {}) if isinstance(each, dict) else {} for each in containers]
+    return PodState.TERMINATED if all("terminated" in state for state in states) else PodState.RUNS
+
+
+def _address(environment: Mapping[str, str]) -> str | None:
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+_api = KubernetesApi()
+
+
+def pod_has_ended(recorded_boot: str | None) -> bool:
+    """Whether the pod in the recorded identity of a boot is proven to have ended. False if it is of no pod."""
+    pod = Pod.recorded(recorded_boot)
+    if pod is None or pod == Pod.of(os.environ):
+        return False
+    return _api.state(pod) in (PodState.GONE, PodState.TERMINATED)
+
+
+def this_pod() -> str | None:
+    """How a lease records the pod of this process; None outside a pod."""
+    pod = Pod.of(os.environ)
+    return str(pod) if pod is not None else None

@@ -1,0 +1,1 @@
+"""The code location of the deployment files: replace its streams by yours."""

@@ -1,0 +1,2 @@
+-- The catalog of checkpoints, beside the database of the Dagster instance.
+CREATE DATABASE checkpoints OWNER dagster;

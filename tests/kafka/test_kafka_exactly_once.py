@@ -1,0 +1,133 @@
+"""A real query into a real topic through `kafka_delivery(Semantic.EXACTLY_ONCE)`, killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exactly_once_program import ROWS, STREAM, Run, write_input
+from kafka_broker import Kafka
+from kafka_rows import committed_rows, new_topic
+
+from dagster_ckpt.sinks.sink import SinkEffect
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
+DEADLINE_S = 240.0
+STEPS = ["init_transactions", "begin_transaction", "produce", "send_offsets_to_transaction", "commit_transaction"]
+
+
+def once(files: int) -> dict[str, int]:
+    return {str(number): 1 for number in range(files * ROWS)}
+
+
+class Copying:
+    """The program, run as often as it takes.
+
+    Args:
+        folder: Its folder.
+        kafka: The broker.
+        files: Number of files of its input.
+    """
+
+    def __init__(self, folder: Path, kafka: Kafka, files: int) -> None:
+        self.folder = folder
+        self.how = Run(str(folder), kafka.servers, new_topic(kafka.servers))
+        write_input(folder / "input", 0, files)
+
+    def run(self, *, die_at: str = "", **how: Any) -> int:
+        """Run it once; returns its exit code."""
+        path = f"{HERE / 'mortal_workers'}:{ROOT}" if die_at else str(ROOT)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYSPARK_PYTHON": sys.executable,
+            "DIE_AT": die_at and f"{die_at}:{self.folder / 'calls'}",
+        }
+        program = [sys.executable, str(HERE / "exactly_once_program.py"), json.dumps(asdict(replace(self.how, **how)))]
+        with (self.folder / "log").open("w") as log:
+            process = subprocess.Popen(
+                ["sh", "-c", 'export MORTAL_GROUP=$$; exec "$@"', "sh", *program],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            return process.wait(DEADLINE_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            (self.folder / "calls").unlink(missing_ok=True)
+
+    def finish(self, **how: Any) -> None:
+        assert self.run(**how) == 0, self.said()
+
+    def said(self) -> str:
+        return (self.folder / "log").read_text()[-8000:]
+
+    def rows(self) -> dict[str, int]:
+        return dict(committed_rows(self.how.servers, self.how.topic))
+
+
+def test_each_row_is_seen_once_after_the_driver_and_a_worker_were_killed_within_a_batch(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    copying = Copying(tmp_path, kafka, files=5)
+    # Calls 1 to 3 claim. The third batch: the first of three shares is committed, and everything dies.
+    assert copying.run(die_at="all:commit_transaction:after:10") == -signal.SIGKILL, copying.said()
+    part = sum(copying.rows().values())
+    assert 2 * ROWS < part < 3 * ROWS
+    # Then a worker alone, in a later batch: the query fails, and the next start runs its share again.
+    assert copying.run(die_at="worker:commit_transaction:before:7") != 0
+    copying.finish()
+
+    assert copying.rows() == once(5)
+    with copying.how.client() as client:
+        (sink,) = client.catalog.executions.last_sinks(STREAM)
+    assert sink == f"ForeachBatchSink[kafka://{copying.how.servers}/{copying.how.topic}?id={copying.how.topic}]"
+
+
+def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: Kafka, tmp_path: Path) -> None:
+    copying = Copying(tmp_path, kafka, files=2)
+    copying.finish()
+    with copying.how.client() as client:
+        client.trigger_savepoint(STREAM, label="two")
+        write_input(tmp_path / "input", 2, 4)
+        copying.finish()
+        preview, anew = (
+            client.preview_rewind(STREAM, start_from="two", new_query_id=new_query_id) for new_query_id in (False, True)
+        )
+    assert [each.effect for each in preview.sinks] == [SinkEffect.IRREVERSIBLE]
+    assert "batches 2 to 3, which cannot be taken back" in preview.sinks[0].reason
+    assert [each.effect for each in anew.sinks] == [SinkEffect.DUPLICATE]
+
+    assert copying.run(start_from="two") != 0
+    assert "SinkRollbackError" in copying.said()
+    assert copying.rows() == once(4)
+
+    copying.finish(start_from="two", new_query_id=True)
+    assert copying.rows() == once(2) | {str(number): 2 for number in range(2 * ROWS, 4 * ROWS)}
+
+
+@pytest.mark.kafka_matrix
+@pytest.mark.parametrize("process", ["all", "worker"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_each_row_is_seen_once_after_a_kill_at_each_step(
+    kafka: Kafka, tmp_path: Path, step: str, when: str, process: str
+) -> None:
+    copying = Copying(tmp_path, kafka, files=4)
+    assert copying.run(die_at=f"{process}:{step}:{when}:{90 if step == 'produce' else 8}") != 0
+    copying.finish()
+
+    assert copying.rows() == once(4)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_ckpt.cli.main import PROBLEM_FOUND, command
-from dagster_ckpt.cli.output import moment, print_fields, print_json, print_table, span
+from dagster_ckpt.cli.output import moment, print_fields, print_json, print_table, span, working
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
@@ -166,7 +166,8 @@ def doctor(
     client: Client, *, stream: str, directory: str | None, shallow: bool, deep_snapshots: bool, as_json: bool
 ) -> int:
     """Examine a live directory. Exit status 3: Spark cannot resume in it."""
-    found = client.doctor(stream, directory=directory, deep=not shallow, deep_snapshots=deep_snapshots)
+    with working(f"Examining {stream}"):
+        found = client.doctor(stream, directory=directory, deep=not shallow, deep_snapshots=deep_snapshots)
     if as_json:
         print_json(found)
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
-from dagster_ckpt.cli.output import print_json
+from dagster_ckpt.cli.output import print_json, working
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
@@ -40,9 +40,10 @@ def stop(
     as_json: bool,
 ) -> None:
     """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
-    done = client.stop(
-        stream, savepoint=not no_savepoint, label=label, target_directory=target, timeout_s=seconds(timeout_s)
-    )
+    with working(f"Stopping {stream}"):
+        done = client.stop(
+            stream, savepoint=not no_savepoint, label=label, target_directory=target, timeout_s=seconds(timeout_s)
+        )
     _report(done, done.messages(), as_json)
 
 
@@ -55,7 +56,8 @@ def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, a
     options = client.describe_stream(stream, limit=1).settings.options
     keeps = options.cleanup.name if options is not None else "its clean-up option, which the catalog does not know"
     confirm(f"Cancel {stream}? Its checkpoints are treated by {keeps}.", yes=yes)
-    done = client.cancel(stream, timeout_s=seconds(timeout_s))
+    with working(f"Canceling {stream}"):
+        done = client.cancel(stream, timeout_s=seconds(timeout_s))
     _report(done, done.messages(), as_json)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_ckpt.cli.main import FAILED, cli, command, confirm, fail, stream_exists, yes
-from dagster_ckpt.cli.output import print_json, print_table
+from dagster_ckpt.cli.output import print_json, print_table, working
 from dagster_ckpt.errors import CkptError
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def retention(client: Client, *, stream: str, ended: str | None, dry_run: bool, 
             else f"Delete what interrupted deletions of {stream} left, and what no snapshot refers to?",
             yes=yes,
         )
-    _report(client.apply_retention(stream, state=ended, dry_run=dry_run), as_json)
+    with working(f"Cleaning up {stream}"):
+        report = client.apply_retention(stream, state=ended, dry_run=dry_run)
+    _report(report, as_json)
 
 
 @command("sweep", epilog="\b\nExample:\n  dagster-ckpt sweep orders --dry-run")
@@ -53,7 +55,9 @@ def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: boo
     if not dry_run:
         confirm(f"Delete what no snapshot of {stream} refers to?", yes=yes)
     older_than_ms = int(older_than * 3_600_000) if older_than is not None else None
-    _report(client.sweep(stream, dry_run=dry_run, older_than_ms=older_than_ms), as_json)
+    with working(f"Cleaning up {stream}"):
+        report = client.sweep(stream, dry_run=dry_run, older_than_ms=older_than_ms)
+    _report(report, as_json)
 
 
 @command("clean-sinks", epilog="\b\nExample:\n  dagster-ckpt clean-sinks orders --dry-run")
@@ -95,7 +99,11 @@ def prune_history(
     wanted = streams or tuple(each.stream_id for each in client.list_streams())
     if not dry_run:
         confirm(f"Delete the history of {len(wanted)} streams before the last {older_than} days?", yes=yes)
-    pruned = [client.prune_history(each, older_than_days=older_than, dry_run=dry_run) for each in wanted]
+    pruned = []
+    with working("Pruning") as progress:
+        for each in wanted:
+            pruned.append(client.prune_history(each, older_than_days=older_than, dry_run=dry_run))
+            progress(len(pruned), len(wanted))
     if as_json:
         print_json(pruned)
         return
@@ -160,7 +168,8 @@ def rebuild(client: Client, *, stream: str | None, take_over_deployment: str | N
         rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment)
         _print_rebuilt(rebuilt, rebuilt.messages(), as_json)
         return 0
-    everything = client.rebuild_all(take_over_deployment=take_over_deployment)
+    with working("Rebuilding the catalog"):
+        everything = client.rebuild_all(take_over_deployment=take_over_deployment)
     _print_rebuilt(everything, everything.messages(), as_json)
     return FAILED if everything.refused else 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -87,6 +88,30 @@ def print_fields(values: Mapping[str, object]) -> None:
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
         click.echo(f"{name:{width}}  {value}")
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal that something long is under way; the value reports how much of it is done.
+
+    Nothing is shown if the error stream is no terminal, such as in a script.
+
+    Args:
+        what: What is done, such as "Verifying orders".
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def moment(ms: int | None) -> str | None:

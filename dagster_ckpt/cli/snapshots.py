@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_ckpt.cli.main import PROBLEM_FOUND, command, seconds, timeout
-from dagster_ckpt.cli.output import print_json, print_table
+from dagster_ckpt.cli.output import print_json, print_table, working
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @timeout
 def checkpoint(client: Client, *, stream: str, timeout_s: float | None, as_json: bool) -> None:
     """Take a checkpoint of a running stream now."""
-    _report(client.trigger_checkpoint(stream, timeout_s=seconds(timeout_s)), as_json)
+    with working(f"Taking a checkpoint of {stream}"):
+        taken = client.trigger_checkpoint(stream, timeout_s=seconds(timeout_s))
+    _report(taken, as_json)
 
 
 @command("savepoint", epilog="\b\nExample:\n  dagster-ckpt savepoint orders --label before-release-42")
@@ -31,9 +33,9 @@ def savepoint(
     client: Client, *, stream: str, label: str | None, target: str | None, timeout_s: float | None, as_json: bool
 ) -> None:
     """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
-    _report(
-        client.trigger_savepoint(stream, label=label, target_directory=target, timeout_s=seconds(timeout_s)), as_json
-    )
+    with working(f"Taking a savepoint of {stream}"):
+        taken = client.trigger_savepoint(stream, label=label, target_directory=target, timeout_s=seconds(timeout_s))
+    _report(taken, as_json)
 
 
 @command("tag", epilog="\b\nExample:\n  dagster-ckpt tag orders chk-7 --label end-of-june")
@@ -62,7 +64,9 @@ def promote(
     client: Client, *, stream: str, snapshot: str, label: str | None, target: str | None, as_json: bool
 ) -> None:
     """Copy a checkpoint into a savepoint, which the stream never deletes."""
-    _report(client.promote(stream, snapshot, label=label, target_directory=target), as_json)
+    with working(f"Copying {snapshot}"):
+        made = client.promote(stream, snapshot, label=label, target_directory=target)
+    _report(made, as_json)
 
 
 @command("prefer", epilog="\b\nExample:\n  dagster-ckpt prefer orders before-release-42")
@@ -82,7 +86,8 @@ def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json
 
     SNAPSHOT is a label, a number such as chk-7, an id, a location, latest or all.
     """
-    found = client.verify(stream, snapshot, deep=not shallow)
+    with working(f"Verifying {stream}") as progress:
+        found = client.verify(stream, snapshot, deep=not shallow, progress=progress)
     if as_json:
         print_json(found)
     else:

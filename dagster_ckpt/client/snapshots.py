@@ -8,7 +8,7 @@ from dagster_ckpt.catalog.records import RequestKind, RequestRecord, SnapshotRec
 from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.operations import requests, snapshots
 from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
-from dagster_ckpt.operations.verification import SnapshotVerification, verify_snapshots
+from dagster_ckpt.operations.verification import Progress, SnapshotVerification, verify_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +125,13 @@ class SnapshotMethods(Connection):
         return snapshots.prefer_savepoint(self._open(stream), savepoint)
 
     def verify(
-        self, stream: str, snapshot: str = "latest", *, deep: bool = True, spark: SparkSession | None = None
+        self,
+        stream: str,
+        snapshot: str = "latest",
+        *,
+        deep: bool = True,
+        spark: SparkSession | None = None,
+        progress: Progress | None = None,
     ) -> list[SnapshotVerification]:
         """Prove that snapshots can be restored, and record the result for health checks and recoveries.
 
@@ -134,5 +140,6 @@ class SnapshotMethods(Connection):
             snapshot: The snapshot, or `all`.
             deep: Compare every byte with its digest; otherwise check only lengths and completeness.
             spark: A session to read the state of every operator with, from a temporary copy.
+            progress: Called after each snapshot with the number of verified snapshots and of all.
         """
-        return verify_snapshots(self._open(stream), snapshot, deep=deep, spark=spark)
+        return verify_snapshots(self._open(stream), snapshot, deep=deep, spark=spark, progress=progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,9 @@ _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
 _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
+
+# Receives how many of how many are done.
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -113,25 +116,33 @@ def locations_of(stream: StreamHandle, reference: str) -> list[str]:
 
 
 def verify_snapshots(
-    stream: StreamHandle, reference: str, *, deep: bool = True, spark: SparkSession | None = None
+    stream: StreamHandle,
+    reference: str,
+    *,
+    deep: bool = True,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
 ) -> list[SnapshotVerification]:
-    """Prove that snapshots can be restored, and record the results in the catalog.
+    """Prove that snapshots can be restored, and record each result in the catalog at once.
 
     Args:
         stream: The stream.
         reference: As in `locations_of`.
         deep: As in `verify_snapshot`.
         spark: As in `verify_snapshot`.
+        progress: Called after each snapshot with the number of verified snapshots and of all.
 
     Raises:
         SnapshotNotFoundError: There is none of this name, or the catalog has deleted it meanwhile.
         StorageAccessError: The storage cannot be reached, which says nothing about the snapshots.
     """
-    verified = [
-        verify_snapshot(stream, location, deep=deep, spark=spark) for location in locations_of(stream, reference)
-    ]
-    for item in verified:
-        record_verification(stream, item)
+    locations = locations_of(stream, reference)
+    verified: list[SnapshotVerification] = []
+    for location in locations:
+        verified.append(verify_snapshot(stream, location, deep=deep, spark=spark))
+        record_verification(stream, verified[-1])
+        if progress is not None:
+            progress(len(verified), len(locations))
     return verified
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -219,3 +220,24 @@ def test_each_documented_command_exists_with_its_options(line: str) -> None:
 
 def test_each_command_is_documented() -> None:
     assert {shlex.split(line)[1] for line in commands_of(COMMAND_LINE)} >= set(names()) - {"release"}
+
+
+def test_long_work_shows_its_progress_on_a_terminal_and_nowhere_else(
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        golden.snapshot()
+    assert run("verify", STREAM, "all").stderr == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = run("verify", STREAM, "all").stderr
+    assert f"Verifying {STREAM}" in shown
+    assert "2/2" in shown
+
+
+def test_the_shell_completes_commands(golden: GoldenStream) -> None:
+    program = [sys.executable, "-c", "from dagster_ckpt.cli.main import main; main()"]
+    environment = {
+        **os.environ, "_DAGSTER_CKPT_COMPLETE": "bash_complete", "COMP_WORDS": "dagster-ckpt sav", "COMP_CWORD": "1",
+    }  # fmt: skip
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert "savepoint" in done.stdout

@@ -237,7 +237,7 @@ def test_long_work_shows_its_progress_on_a_terminal_and_nowhere_else(
 def test_the_shell_completes_commands(golden: GoldenStream) -> None:
     program = [sys.executable, "-c", "from dagster_ckpt.cli.main import main; main()"]
     environment = {
-        **os.environ, "_DAGSTER_CKPT_COMPLETE": "bash_complete", "COMP_WORDS": "dagster-ckpt sav", "COMP_CWORD": "1",
+        **os.environ, "_DAGSTER_CKPT_COMPLETE": "bash_complete", "COMP_WORDS": "dagster-ckpt savep", "COMP_CWORD": "1",
     }  # fmt: skip
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert "savepoint" in done.stdout

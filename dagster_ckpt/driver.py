@@ -265,7 +265,7 @@ def pipes_report(
             yield PipesReport(context)
     except BaseException as error:
         # Pipes sends only the message, not a traceback.
-        context.log.error(f"{stream_id}: ended by {type(error).__name__}: {error}")  # noqa: TRY400
+        context.log.error(f"{stream_id}: failed with {type(error).__name__}: {error}")  # noqa: TRY400
         raise
     finally:
         is_over.set()

@@ -121,6 +121,8 @@ def inflated(packed: bytes | memoryview, wbits: int = zlib.MAX_WBITS) -> bytes:
     plain = unpacker.decompress(packed, limit)
     if not unpacker.eof:
         if len(plain) >= limit:
-            raise ValueError(f"its {len(packed)} bytes become more than {limit}, which no writer makes")
-        raise EOFError("it breaks off")
+            raise ValueError(
+                f"its {len(packed)} compressed bytes expand to more than {limit}, which no writer produces"
+            )
+        raise EOFError("it is truncated")
     return plain

@@ -106,17 +106,17 @@ class Catalog:
             completed = snapshots.c.location.is_not(None)
             if before != deployment_id and connection.execute(select(snapshots.c.snapshot_id).where(completed)).first():
                 raise CatalogError(
-                    f"This catalog is the record of deployment {before} and lists snapshots of it, so it cannot become "
-                    f"that of deployment {deployment_id}. Use a catalog in which nothing was completed yet."
+                    f"This catalog belongs to deployment {before} and lists its snapshots, so it cannot be assigned "
+                    f"to deployment {deployment_id}. Use an empty catalog."
                 )
             started = (
                 connection.execute(select(streams.c.stream_id).where(streams.c.live_generation > 0)).scalars().all()
             )
             if before != deployment_id and only_if_unused and started:
                 raise CatalogError(
-                    f"This catalog is the record of deployment {before}, in which {', '.join(started)} was started, "
-                    f"and what is to be registered is of deployment {deployment_id}. Nothing was changed. Rebuild in a "
-                    "new, empty catalog. If these streams are of that deployment as well, say so first: "
+                    f"This catalog belongs to deployment {before}, in which {', '.join(started)} was started, but the "
+                    f"state to register belongs to deployment {deployment_id}. Nothing was changed. Rebuild into a "
+                    "new, empty catalog. If these streams belong to that deployment too, run this first: "
                     f"Catalog(url).take_over_deployment({deployment_id!r})."
                 )
             connection.execute(deployment.update().values(deployment_id=deployment_id))
@@ -191,6 +191,6 @@ def _upgrade_locked(database: Database, connection: Connection) -> None:
         command.upgrade(config, "head")
     except CommandError as error:
         raise CatalogError(
-            f"The catalog {database.shown_url} has tables of a version that this package does not know ({error}). "
-            "It was used by a newer dagster-ckpt: upgrade this one. Nothing was changed."
+            f"The catalog {database.shown_url} has a schema version that this package does not know ({error}): a "
+            "newer dagster-ckpt has migrated it. Upgrade this installation. Nothing was changed."
         ) from error

@@ -274,8 +274,8 @@ def _make_file(url: URL) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise CatalogError(
-            f"The file {path} of the catalog cannot be made: {error}. Make its folder, or name one where this user may "
-            "write."
+            f"The catalog file {path} cannot be created: {error}. Create its folder, or choose one that this user can "
+            "write to."
         ) from error
 
 
@@ -296,12 +296,12 @@ def _parsed(url: str) -> URL:
         )
     if parsed.get_backend_name() not in _NOW:
         raise CatalogError(
-            f"The catalog cannot live in {parsed.get_backend_name()} ({_shown(parsed)}). Use SQLite or PostgreSQL."
+            f"The catalog cannot be stored in {parsed.get_backend_name()} ({_shown(parsed)}). Use SQLite or PostgreSQL."
         )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise CatalogError(
-            f"The catalog cannot live in memory ({parsed}): other processes could not see it, and it would end with "
-            "this one. Give a file: sqlite:////absolute/path/catalog.db."
+            f"The catalog cannot be stored in memory ({parsed}): other processes cannot see it, and it is lost when "
+            "this process ends. Use a file: sqlite:////absolute/path/catalog.db."
         )
     return parsed
 
@@ -371,10 +371,13 @@ def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
     """The message for a former holder of the lease."""
     if row is None or row.execution_id is None:
-        return f"The lease of stream {stream_id!r} was released: this execution holds it no longer. Start it again."
+        return (
+            f"The lease of stream {stream_id!r} was released, so this execution no longer holds it. Start the stream "
+            "again."
+        )
     return (
-        f"The lease of stream {stream_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}) now. This "
-        "execution had not renewed it in time, and stops its query so that there is one writer."
+        f"The lease of stream {stream_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}). This "
+        "execution did not renew it in time and stops its query, so that the stream has one writer."
     )
 
 

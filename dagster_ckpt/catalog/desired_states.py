@@ -328,7 +328,7 @@ def _record(row: Row[Any]) -> DesiredRecord:
         values["upgrade"] = _upgrade(upgrade) if upgrade is not None else None
         values["preflight"] = PreflightRecord(**preflight) if preflight is not None else None
     except (KeyError, TypeError, ValueError) as error:
-        troubles.append(f"not as this version writes it: {error}")
+        troubles.append(f"its upgrade cannot be parsed: {error}")
         values |= {"desired": None, "upgrade": None, "preflight": None, "alert_until": None}
     return DesiredRecord(**values, broken="; ".join(troubles) or None)
 

@@ -38,8 +38,8 @@ class ExecutionQueries:
         found = self._all(select(executions).where(executions.c.execution_id == execution_id))
         if not found:
             raise CatalogError(
-                f"The catalog {self._database.shown_url} knows no execution {execution_id!r}. "
-                "Look at the stream's executions for its id."
+                f"The catalog {self._database.shown_url} has no execution {execution_id!r}. Choose an id from the "
+                "list of the stream's executions."
             )
         return found[0]
 

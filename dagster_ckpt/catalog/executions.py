@@ -56,7 +56,7 @@ class ExecutionRecords(ExecutionQueries):
             now_ms = self._database.now_ms(connection)
             of_stream = executions.c.stream_id == stream_id
             ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_stream)).scalar() or 0
-            reason = f"its process was gone when execution {execution_id} started"
+            reason = f"its process had ended when execution {execution_id} started"
             died = {"status": ExecutionStatus.FAILED.value, "ended_at_ms": now_ms, "reason": reason}
             unended = select(executions.c.execution_id).where(of_stream, executions.c.status.not_in(_ENDED))
             for each in connection.execute(unended.order_by(executions.c.ordinal)).scalars().all():

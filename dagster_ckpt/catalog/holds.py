@@ -160,11 +160,11 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
         restore = optional_dict(row.pending_restore) or {}
         is_place = snapshot.location is not None and restore.get("location") == snapshot.location
         if is_place or restore.get("snapshot_id") == snapshot.snapshot_id:
-            yield f"a start of stream {row.stream_id} that is not finished"
+            yield f"an unfinished start of stream {row.stream_id}"
     upgrades = select(desired_states.c.upgrade).where(desired_states.c.stream_id == snapshot.stream_id)
     upgrade = optional_dict(connection.execute(upgrades).scalar_one_or_none()) or {}
     if upgrade.get("snapshot_id") == snapshot.snapshot_id and upgrade.get("phase") not in _UPGRADE_IS_OVER:
-        yield "an upgrade that is not over may be rolled back to it"
+        yield "an unfinished upgrade may be rolled back to it"
 
 
 def gone(connection: Connection, stream_id: str, snapshot_id: str) -> str:
@@ -179,11 +179,9 @@ def gone(connection: Connection, stream_id: str, snapshot_id: str) -> str:
         f"chk-{each.number}" if each.kind == _CHECKPOINT else str(each.label or each.snapshot_id) for each in newest
     )
     return (
-        f"{name} of stream {stream_id!r} (snapshot {snapshot_id}) is {row.status} since it was listed: newer "
-        "snapshots took its "
-        f"place, or somebody deleted it. It was whole until then. The stream has now: {known or 'no snapshot'}. Name "
-        "one of "
-        "these, or tag a checkpoint to keep it."
+        f"{name} of stream {stream_id!r} (snapshot {snapshot_id}) became {row.status} after it was listed: newer "
+        "snapshots subsumed it, or a user deleted it. It was complete until then. The stream now has: "
+        f"{known or 'no snapshot'}. Choose one of these, or tag a checkpoint to keep it."
     )
 
 
@@ -214,4 +212,4 @@ def _tags(snapshot_id: str) -> Any:
 
 
 def _unknown(snapshot_id: str) -> str:
-    return f"The catalog knows no snapshot {snapshot_id!r}. List the stream's snapshots for one it knows."
+    return f"The catalog has no snapshot {snapshot_id!r}. Choose one from the list of the stream's snapshots."

@@ -170,9 +170,8 @@ def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
     if troubles:
         # Treating it as expired would let a second writer in.
         raise CatalogError(
-            f"The lease of stream {row.stream_id!r} cannot be read: {'; '.join(troubles)}. Bring the catalog back "
-            "from a "
-            "backup; or, once no run of the stream is left, set leases.execution_id to NULL."
+            f"The lease of stream {row.stream_id!r} cannot be read: {'; '.join(troubles)}. Restore the catalog from a "
+            "backup; or, once no run of the stream is active, set leases.execution_id to NULL."
         )
     return LeaseRecord(**values, expired=(values["expires_at_ms"] or 0) <= now_ms)
 
@@ -185,6 +184,6 @@ def lease_held_message(lease: LeaseRecord, now_ms: int) -> str:
     """Why a stream cannot be started: who writes it."""
     return (
         f"Stream {lease.stream_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
-        f"whose lease lasts {(lease.expires_at_ms - now_ms) / 1000:.0f} s more unless it is renewed. A stream "
-        "has one writer: terminate that run, or wait until it has ended."
+        f"whose lease expires in {(lease.expires_at_ms - now_ms) / 1000:.0f} s unless it is renewed. A stream has one "
+        "writer: terminate that run, or wait until it ends."
     )

@@ -73,7 +73,9 @@ class RequestRecords:
         """
         found = self.find(request_id)
         if found is None:
-            raise CatalogError(f"The catalog {self._database.shown_url} knows no request {request_id!r}. Ask again.")
+            raise CatalogError(
+                f"The catalog {self._database.shown_url} has no request {request_id!r}. Submit the request again."
+            )
         return found
 
     def find(self, request_id: str | None) -> RequestRecord | None:

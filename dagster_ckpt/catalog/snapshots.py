@@ -347,8 +347,8 @@ class SnapshotRecords:
         snapshot = _get(connection, snapshot_id)
         if not completed.rowcount:
             raise CatalogError(
-                f"Snapshot {snapshot_id} of stream {snapshot.stream_id!r} cannot be completed: the catalog has it as "
-                f"{snapshot.status.value}. Take another one."
+                f"Snapshot {snapshot_id} of stream {snapshot.stream_id!r} cannot be completed: its status in the "
+                f"catalog is {snapshot.status.value}. Take another snapshot."
             )
         if snapshot.kind == CHECKPOINT:
             # It was taken after a batch of a running query, so earlier recovery failures no longer
@@ -401,8 +401,8 @@ def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
     if row is None:
         raise SnapshotNotFoundError(
-            f"The catalog knows no snapshot {snapshot_id!r}. List the stream's snapshots for one it knows, or give a "
-            "location."
+            f"The catalog has no snapshot {snapshot_id!r}. Choose one from the list of the stream's snapshots, or "
+            "give a location."
         )
     return read_snapshot(row)
 

@@ -154,9 +154,9 @@ class StreamRecords:
             unfenced = select(leases.c.predecessor_unproven).where(leases.c.stream_id == stream_id)
             if connection.execute(unfenced).scalar_one():
                 raise CatalogError(
-                    f"Stream {stream_id!r} cannot go on elsewhere than in "
-                    f"{_get(connection, stream_id).live_directory}: a "
-                    "holder of its lease may still write there. Fence it off first."
+                    f"Stream {stream_id!r} cannot leave its live directory "
+                    f"{_get(connection, stream_id).live_directory}: a previous holder of its lease may still write "
+                    "there. Fence that holder first."
                 )
             new_timeline = restored_snapshot_id is not None or pending_restore is not None
             if new_timeline and origin is not None:
@@ -246,27 +246,25 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
             or "none yet"
         )
         raise StreamNotFoundError(
-            f"The catalog knows no stream {stream_id!r}: it was never started, or this is another catalog. "
-            f"Streams it knows: {known}."
+            f"The catalog has no stream {stream_id!r}: the stream was never started, or this is the wrong catalog. "
+            f"Streams in it: {known}."
         )
     unreadable: list[str] = []
     cells(row, streams, unreadable)
     if unreadable:
         # Without its directory or timeline, a stream would look as if it had never run.
         raise CatalogError(
-            f"The catalog cannot read its row of stream {stream_id!r}: {'; '.join(unreadable)}. Bring the catalog "
-            "back from "
-            "a backup, or correct that row of the table streams."
+            f"The row of stream {stream_id!r} in the catalog cannot be read: {'; '.join(unreadable)}. Restore the "
+            "catalog from a backup, or correct that row of the table streams."
         )
     stream = _record(row)
     if stream.pending_restore is None and row.pending_restore is not None:
         # Treated as "nothing is pending", it would start the query on sinks that are not rolled
         # back.
         raise CatalogError(
-            f"Stream {stream_id!r} has a restore to finish, and the catalog cannot read which: {stream.broken}. Bring "
-            "the "
-            "catalog back from a backup; or, once its sinks are rolled back by hand, set streams.pending_restore to "
-            "NULL."
+            f"Stream {stream_id!r} has an unfinished restore whose row in the catalog cannot be read: "
+            f"{stream.broken}. Restore the catalog from a backup; or roll back its sinks by hand, then set "
+            "streams.pending_restore to NULL."
         )
     return stream
 

@@ -113,7 +113,7 @@ def record_snapshot(
         raise
     except CkptError as error:
         why = str(error)
-    reason = f"It could not be recorded: {why}"
+    reason = f"The catalog could not record it: {why}"
     try:
         if lease is None:
             snapshots.fail_of_stopped(snapshot_id, reason)
@@ -123,7 +123,9 @@ def record_snapshot(
     except LeaseLostError:
         raise
     except CkptError:
-        return NotRecorded(f"{why} Its bytes stay at {stored.location}: the catalog may list them.", is_certain=False)
+        return NotRecorded(
+            f"{why} Its files stay at {stored.location}, because the catalog may list them.", is_certain=False
+        )
     return snapshot if snapshot.status is SnapshotStatus.COMPLETED else NotRecorded(why, is_certain=True)
 
 

@@ -64,8 +64,8 @@ def savepoint_of_stopped_stream(
     directory = record.live_directory if adopting is None else adopting.url
     if directory is None:
         raise NothingCommittedError(
-            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was canceled with its state. Start "
-            "it first."
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or its state was deleted when it was "
+            "canceled. Start it first."
         )
     snapshot_id = str(uuid.uuid4())
     why = trigger if schedule is None else SnapshotTrigger.PERIODIC

@@ -56,9 +56,9 @@ class Deployment:
         found = self.catalog if self.catalog is not None else self._from_file().catalog
         if found is None:
             raise click.UsageError(
-                "No catalog is named. Give --catalog sqlite:////var/lib/streams/catalog.db, set DAGSTER_CKPT_CATALOG, "
-                f'write catalog = "..." into a file {CONFIG_NAME} here or in a folder above, or name the module of '
-                "your Dagster definitions with -m."
+                "No catalog is configured. Pass --catalog sqlite:////var/lib/streams/catalog.db, set "
+                f'DAGSTER_CKPT_CATALOG, write catalog = "..." into a file {CONFIG_NAME} here or in a parent folder, '
+                "or pass the module of your Dagster definitions with -m."
             )
         return found
 

@@ -31,7 +31,7 @@ def streams(client: Client, *, as_json: bool) -> None:
             (each.stream_id, each.status, each.batch_id, _name(each.newest_snapshot), each.broken or each.asset_key)
             for each in found
         ],
-        empty="The catalog knows no stream.",
+        empty="The catalog has no streams.",
     )
 
 
@@ -75,7 +75,7 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
     click.echo("\nSnapshots")
     _print_snapshots(found.snapshots)
     if found.requests:
-        click.echo("\nRequests that were not answered yet")
+        click.echo("\nUnanswered requests")
         print_table(
             ["request", "kind", "from", "created (UTC)"],
             [(each.request_id, each.kind, each.origin, moment(each.created_at_ms)) for each in found.requests],
@@ -183,8 +183,10 @@ def doctor(
 
 @command("watch", epilog="\b\nExample:\n  dagster-ckpt watch orders --every 5")
 @click.argument("stream")
-@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between looks.")
-@click.option("--times", type=click.IntRange(min=1), help="Stop after this many looks; default: until Ctrl-C.")
+@click.option(
+    "--every", default=2.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between refreshes."
+)
+@click.option("--times", type=click.IntRange(min=1), help="Stop after this many refreshes; default: until Ctrl-C.")
 def watch(client: Client, *, stream: str, every: float, times: int | None, as_json: bool) -> None:
     """Print a line whenever a stream's status, batch or newest snapshot changes."""
     before = None

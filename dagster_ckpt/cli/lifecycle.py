@@ -76,7 +76,9 @@ def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, a
 @click.option("--accept-loss", is_flag=True, help="Start even if a sink would lose rows.")
 @click.option("--accept-plan-change", is_flag=True, help="Start even if the code needs different state.")
 @click.option("--discard-state", is_flag=True, help="Confirms that --from empty discards all state.")
-@click.option("--no-safety-savepoint", is_flag=True, help="Take no savepoint of the present state before a rewind.")
+@click.option(
+    "--no-safety-savepoint", is_flag=True, help="Do not take a savepoint of the current state before a rewind."
+)
 @timeout
 @yes
 def restart(
@@ -132,7 +134,7 @@ def restart(
 @click.argument("into")
 @click.option("--from", "start_from", default="latest", show_default=True, metavar="POINT", help="As of restart.")
 @outputs
-@click.option("--replace-state", is_flag=True, help="Discard what the other stream itself has committed.")
+@click.option("--replace-state", is_flag=True, help="Discard the batches that the other stream itself has committed.")
 @yes
 def fork(
     client: Client,
@@ -162,7 +164,7 @@ def fork(
 @click.argument("into")
 @outputs
 @click.option("--with-rows", is_flag=True, help="Copy the rows of the original's file sinks up to the snapshot.")
-@click.option("--replace-state", is_flag=True, help="Discard what the stream itself has committed.")
+@click.option("--replace-state", is_flag=True, help="Discard the batches that the stream itself has committed.")
 @yes
 def import_snapshot(
     client: Client,
@@ -260,7 +262,7 @@ def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, 
     if as_json:
         print_json(row)
     elif row is None:
-        click.echo(f"{stream} has no desired state: nothing starts or stops it but its restart strategy and you.")
+        click.echo(f"{stream} has no desired state: only you and its restart strategy start or stop it.")
     else:
         click.echo(f"{stream}: desired {row.desired.value if row.desired else 'as its definition says'}")
         if row.alert:

@@ -33,7 +33,7 @@ Exit status:
 timeout = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait; default: 600."
 )
-yes = click.option("--yes", is_flag=True, help="Do not ask.")
+yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -119,7 +119,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} There is no terminal to ask on: confirm with --yes.")
+        raise click.UsageError(f"{question} No terminal is attached: confirm with --yes.")
     click.confirm(question, abort=True, err=True)
 
 

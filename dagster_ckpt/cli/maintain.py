@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -19,19 +20,36 @@ dry_run = click.option("--dry-run", is_flag=True, help="Only report what would b
 ENDS = click.Choice(["FINISHED", "CANCELED", "FAILED", "SUSPENDED"], case_sensitive=False)
 
 
-@command("retention", epilog="\b\nExample:\n  dagster-ckpt retention orders --dry-run")
-@click.argument("stream")
-@click.option("--ended", type=ENDS, help="Also apply the clean-up option, as after a run that ended so.")
+@command("retention", epilog="\b\nExample:\n  dagster-ckpt retention orders --dry-run\n  dagster-ckpt retention --all")
+@click.argument("stream", required=False)
+@click.option("--all", "all_streams", is_flag=True, help="Every stream in the catalog.")
+@click.option("--ended", type=ENDS, help="Also apply the clean-up option, as after a run that ended with this status.")
 @dry_run
 @yes
-def retention(client: Client, *, stream: str, ended: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+def retention(
+    client: Client,
+    *,
+    stream: str | None,
+    all_streams: bool,
+    ended: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Finish interrupted deletions and remove orphaned bytes; with --ended, apply the clean-up option too."""
+    if all_streams:
+        if stream is not None or ended is not None:
+            raise click.UsageError("--all takes neither a stream nor --ended.")
+        _retention_of_all(client, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    if stream is None:
+        raise click.UsageError("Name a stream, or give --all.")
     stream_exists(client, stream)
     if not dry_run:
         confirm(
             f"Apply the clean-up option of {stream} as after {ended}?"
             if ended is not None
-            else f"Delete what interrupted deletions of {stream} left, and what no snapshot refers to?",
+            else f"Finish interrupted deletions of {stream}, and delete objects that no snapshot refers to?",
             yes=yes,
         )
     with working(f"Cleaning up {stream}"):
@@ -45,7 +63,7 @@ def retention(client: Client, *, stream: str, ended: str | None, dry_run: bool, 
     "--older-than",
     metavar="HOURS",
     type=click.FloatRange(min=0),
-    help="Younger bytes stay; default: as housekeeping.",
+    help="Keep younger objects; default: as in housekeeping.",
 )
 @dry_run
 @yes
@@ -53,7 +71,7 @@ def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: boo
     """Remove bytes in the storage that no snapshot refers to."""
     stream_exists(client, stream)
     if not dry_run:
-        confirm(f"Delete what no snapshot of {stream} refers to?", yes=yes)
+        confirm(f"Delete the objects that no snapshot of {stream} refers to?", yes=yes)
     older_than_ms = int(older_than * 3_600_000) if older_than is not None else None
     with working(f"Cleaning up {stream}"):
         report = client.sweep(stream, dry_run=dry_run, older_than_ms=older_than_ms)
@@ -180,6 +198,19 @@ def _print_rebuilt(result: object, messages: list[str], as_json: bool) -> None:
         return
     for message in messages or ["No stream was found in the storage and live root."]:
         click.echo(message)
+
+
+def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    if not dry_run:
+        confirm("Finish interrupted deletions of every stream, and delete objects that no snapshot refers to?", yes=yes)
+    reports = client.apply_retention_to_all(dry_run=dry_run)
+    if as_json:
+        print_json(reports)
+    for stream, report in reports.items():
+        for message in () if as_json else report.messages():
+            click.echo(f"{stream}: {message}")
+    if any(report.failed for report in reports.values()):
+        sys.exit(1)
 
 
 def _report(report: RetentionReport, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_ckpt.catalog.pruning import PrunedHistory
 from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.operations import retention
 from dagster_ckpt.operations.doctor import StreamExamination, examine_live_directory
 from dagster_ckpt.operations.health import StreamHealth, stream_health
@@ -61,10 +61,30 @@ class MaintenanceMethods(Connection):
             state: How it ended (FINISHED, CANCELED, FAILED, SUSPENDED); None: no completed snapshot is
                 deleted.
             execution_id: The execution that ended; default: the newest one.
-            dry_run: Only report what would be removed; not together with `state`.
+            dry_run: Only report what would be deleted and removed.
         """
         ended = TerminalState(state) if state is not None else None
         return retention.apply_retention(self._open(stream), state=ended, execution_id=execution_id, dry_run=dry_run)
+
+    def apply_retention_to_all(self, *, dry_run: bool = False) -> dict[str, RetentionReport]:
+        """Finish interrupted deletions and remove orphaned bytes of every stream in the catalog.
+
+        A stream that cannot be opened, for example because its storage is unavailable, is reported as
+        failed and does not stop the others.
+
+        Args:
+            dry_run: Only report what would be removed.
+
+        Returns:
+            The report of each stream, by id.
+        """
+        reports = {}
+        for stream in (record.stream_id for record in self._catalog.streams.all()):
+            try:
+                reports[stream] = self.apply_retention(stream, dry_run=dry_run)
+            except CkptError as error:
+                reports[stream] = RetentionReport(failed=(str(error),), dry_run=dry_run)
+        return reports
 
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep."""

@@ -223,7 +223,11 @@ def _timeout(asked: CheckpointOptions) -> _Described:
 
 def _min_pause(asked: CheckpointOptions) -> _Described:
     if not asked.is_checkpointing_enabled:
-        return asked.min_pause_ms, Effect.NONE, "Only periodic checkpoints keep a pause, and there are none."
+        return (
+            asked.min_pause_ms,
+            Effect.NONE,
+            "Not applicable: the pause applies to periodic checkpoints, which are off.",
+        )
     return (
         asked.min_pause_ms,
         Effect.REAL,
@@ -258,7 +262,7 @@ def _unaligned(asked: CheckpointOptions) -> _Described:
         return (
             asked.unaligned,
             Effect.REAL,
-            "A snapshot carries the running batch's planned offsets, and a restore replays exactly that.",
+            "A snapshot carries the running batch's planned offsets, and a restore replays exactly that batch.",
         )
     return asked.unaligned, Effect.REAL, "A snapshot waits for the running batch to commit."
 
@@ -283,7 +287,7 @@ def _force_unaligned(asked: CheckpointOptions) -> _Described:
     if asked.force_unaligned:
         explanation = "Unaligned with any sink; one that is not idempotent may see the replayed batch twice."
     else:
-        explanation = "Unaligned only where the sink takes a replayed batch idempotently."
+        explanation = "Unaligned only if the sink is idempotent for a replayed batch."
     return asked.force_unaligned, Effect.REAL, explanation
 
 
@@ -295,7 +299,7 @@ def _num_retained(asked: CheckpointOptions) -> _Described:
 
 def _count_savepoints(asked: CheckpointOptions) -> _Described:
     if asked.count_savepoints:
-        explanation = "A savepoint takes the place of a checkpoint among those retained, as in Flink; its bytes stay."
+        explanation = "A savepoint counts as one of the retained checkpoints, as in Flink; its files are kept."
     else:
         explanation = "Savepoints do not count among the retained checkpoints."
     return asked.count_savepoints, Effect.REAL, explanation

@@ -24,7 +24,7 @@ _THRESHOLD = WholeNumber("file_state_size_threshold", minimum=-1, maximum=_MAX_F
 _WRITE_BUFFER = WholeNumber("write_buffer_size", minimum=-1, unit="of bytes")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 
-_SAVEPOINTS = "Savepoints are kept there; nothing here ever deletes one."
+_SAVEPOINTS = "Savepoints are stored there and are never deleted automatically."
 _FILE_SYSTEM = "Arguments of the fsspec file system, such as credentials."
 
 Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -71,7 +71,7 @@ class CheckpointStorage(ABC):
         """Refuse to instantiate the abstract class, with a message that helps a PyFlink user."""
         if cls is CheckpointStorage:
             raise OptionTypeError(
-                "CheckpointStorage() is abstract, so it cannot be made; it must be one of "
+                "CheckpointStorage() is abstract and cannot be instantiated; it must be one of "
                 "JobManagerCheckpointStorage, FileSystemCheckpointStorage or CustomCheckpointStorage."
             )
         return super().__new__(cls)
@@ -235,9 +235,8 @@ class FileSystemCheckpointStorage(CheckpointStorage):
             _real(
                 "file_state_size_threshold",
                 self.get_min_file_size_threshold(),
-                "Smaller files are stored inside the snapshot's metadata, others, and with them small files of state, "
-                "in "
-                "storage that snapshots share.",
+                "Smaller files are stored in the snapshot's metadata, except state files. All other files are stored "
+                "in objects that snapshots share.",
             ),
             _real(
                 "write_buffer_size",

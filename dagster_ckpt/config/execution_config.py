@@ -230,8 +230,8 @@ class ExecutionConfig:
 
     def _of_buffer_timeout(self) -> str:
         if self.buffer_timeout_ms <= 0:
-            return "A micro-batch begins as soon as the one before is done and there is input."
-        return f"A micro-batch begins every {self.buffer_timeout_ms} ms, for writers without a trigger."
+            return "A micro-batch starts as soon as the previous one has ended and there is input."
+        return f"A micro-batch starts every {self.buffer_timeout_ms} ms, for writers without a trigger."
 
 
 _TIMES = {

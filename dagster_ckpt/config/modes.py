@@ -109,10 +109,9 @@ class RecoveryClaimMode(StrEnum):
             return cls[word]
         if word == "LEGACY":
             raise OptionError(
-                "Claim mode LEGACY is not offered: the stream would depend on a snapshot that it does not own and that "
-                "anybody may delete (Flink deprecates it for that reason). Use NO_CLAIM, after which the snapshot may "
-                "be "
-                "deleted once a checkpoint is complete, or CLAIM, after which the stream deletes it itself."
+                "Claim mode LEGACY is not supported: the stream would depend on a snapshot that it does not own and "
+                "that its owner may delete (Flink deprecates LEGACY for that reason). Use NO_CLAIM: you may delete "
+                "the snapshot once the stream has completed a checkpoint. Or use CLAIM: the stream deletes it."
             )
         raise OptionError(f"claim_mode is {value!r}. Give NO_CLAIM or CLAIM.")
 
@@ -211,7 +210,10 @@ def kafka_delivery(
     if asked is Semantic.NONE:
         sent = {"kafka.acks": "0", "kafka.enable.idempotence": "false", "kafka.retries": "0"}
         return KafkaDelivery(
-            asked, Effect.REAL, sent, "Rows are sent and not waited for: they may be lost or repeated."
+            asked,
+            Effect.REAL,
+            sent,
+            "Rows are sent without waiting for an acknowledgment: they may be lost or repeated.",
         )
     acknowledged = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
     if asked is Semantic.AT_LEAST_ONCE:

@@ -123,8 +123,9 @@ def refuse_user_info(option: str, url: str | None) -> None:
     """
     if url is not None and user_info(url)[1]:
         raise OptionError(
-            f"{option} is {without_secrets(url)!r}, which names a user. Leave that out: a location is kept and shown. "
-            "User name and password are taken from the configured storage on the same host, or from Spark's settings."
+            f"{option} is {without_secrets(url)!r}, which contains a user name. Remove it: locations are stored and "
+            "displayed. User name and password are taken from the configured storage on the same host, or from "
+            "Spark's settings."
         )
 
 

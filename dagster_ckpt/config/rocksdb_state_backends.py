@@ -211,7 +211,7 @@ def _checkpoint_backend(uri: object, backend: object) -> StateBackend:
         )
     if backend.checkpoint_storage() is None:
         raise OptionError(
-            f"checkpoint_stream_backend is {backend!r}, which says nothing of where snapshots live; "
+            f"checkpoint_stream_backend is {backend!r}, which does not define where snapshots are stored; "
             f"checkpoint_data_uri must be {allowed}."
         )
     return backend

@@ -69,7 +69,7 @@ class StateBackend(ABC):
         """Refuse to instantiate the abstract class, with a message that helps a PyFlink user."""
         if cls is StateBackend:
             raise OptionTypeError(
-                "StateBackend() is abstract, so it cannot be made; it must be one of HashMapStateBackend, "
+                "StateBackend() is abstract and cannot be instantiated; it must be one of HashMapStateBackend, "
                 "EmbeddedRocksDBStateBackend, MemoryStateBackend, FsStateBackend, RocksDBStateBackend or "
                 "CustomStateBackend."
             )
@@ -195,8 +195,8 @@ def backend_change(pinned: PinnedState, wanted: StateBackend) -> BackendChange:
     provider = settings[PROVIDER_CLASS]
     if provider != pinned.provider:
         return BackendChange(
-            f"Its state was begun with {pinned.provider}, but the state backend is {type(wanted).__name__} with "
-            f"{provider}, which cannot read it. Set the backend that it was begun with, or give up the state with "
+            f"Its state was written with {pinned.provider}, but the state backend is {type(wanted).__name__} with "
+            f"{provider}, which cannot read it. Configure the backend that wrote the state, or discard the state with "
             "start_from: empty."
         )
     kept = tuple(

@@ -77,8 +77,8 @@ def location_url(option: str, value: str) -> str:
     if not colon or not _SCHEME.fullmatch(scheme):
         here = posixpath.abspath(posixpath.expanduser(value or "checkpoints"))
         raise OptionError(
-            f"{option} is {without_secrets(value)!r}, a relative path, which means another directory in each process. "
-            f"Give the absolute path, such as {here}, or a URL such as s3://bucket/checkpoints."
+            f"{option} is {without_secrets(value)!r}, a relative path, which is a different directory in each "
+            f"process. Give the absolute path, such as {here}, or a URL such as s3://bucket/checkpoints."
         )
     return value
 

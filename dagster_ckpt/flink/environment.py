@@ -80,7 +80,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         if spark is not None and not is_classic_session(spark):
             raise OptionTypeError(
                 f"spark is {spark!r} ({type(spark).__module__}), but must be a classic SparkSession: over Spark "
-                "Connect its application cannot be seen. Use @streaming_asset there."
+                "Connect, the Spark application is not accessible. Use @streaming_asset there."
             )
         super().__init__()
         self._spark = active_session() if spark is None else spark
@@ -157,8 +157,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         if self._spark is not None:
             raise OptionError(
                 f"default local parallelism is {parallelism}, but it must be set before Spark starts, and the session "
-                f"of this environment runs already with {self._spark.sparkContext.master!r}. Call it before "
-                "env.spark, or give the master to the session."
+                f"of this environment is already running with {self._spark.sparkContext.master!r}. Call it before "
+                "env.spark, or set the master on the session."
             )
         self._local_parallelism = parallelism
 
@@ -226,7 +226,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             raise OptionError(f"name is {name!r}, which another writer has, but must be one of its own.")
         if not is_described_query(writer):
             raise OptionTypeError(
-                f"writer is {writer!r}, but must be what DataFrame.writeStream gives, before it is started."
+                f"writer is {writer!r}, but must be what DataFrame.writeStream returns, before it is started."
             )
         self._spark = self._spark or session_of(writer)
         if not same_session(self._spark, session_of(writer)):
@@ -320,7 +320,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             wanted = ", ".join(f"{name}={value}" for name, value in missing.items())
             raise OptionError(
                 "Kryo registrations are read by Spark when the application starts, and the session of this "
-                f"environment runs already without {wanted}. They must be made before env.spark is first used, or be "
-                "given to the session."
+                f"environment is already running without {wanted}. Register them before env.spark is first used, or "
+                "set them on the session."
             )
         self._config = replace(self._config, kryo=kryo)

@@ -90,8 +90,8 @@ def check_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfi
         raise StatePartitionsError(
             f"Stream {stream_id!r} keeps its state in {pinned} partitions, but the max parallelism is "
             f"{config.max_parallelism}. Spark fixes the number at a query's first batch, because it decides which key "
-            f"is in which partition. Set the max parallelism to {pinned}, or leave it unset; to have another one, "
-            "begin a new stream under another name."
+            f"is in which partition. Set the max parallelism to {pinned}, or leave it unset; to use another number, "
+            "start a new stream under another name."
         )
 
 
@@ -246,9 +246,9 @@ def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
     settle_run(stream, outcome)
     if end.kind is EndKind.FAILED:
         raise StreamFailedError(
-            f"Stream {stream.stream_id!r} failed, and its restart strategy "
-            f"({restart_description(stream.restart)}) gave up: {end.reason}\n"
-            "Mend the cause and execute the program again: it goes on from where the stream stopped."
+            f"Stream {stream.stream_id!r} failed, and its restart strategy ({restart_description(stream.restart)}) "
+            f"does not restart it: {end.reason}\n"
+            "Fix the cause and run the program again: it continues where the stream stopped."
         )
 
 

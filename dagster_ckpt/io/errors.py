@@ -50,7 +50,7 @@ def explained(verb: str, where: str, error: Exception) -> Exception:
         return FileNotFoundError(without_secrets(where))
     return StorageAccessError(
         f"Cannot {verb} {without_secrets(where)}: {type(error).__name__}: {without_secrets(str(error))}. Check that "
-        f"the path is right, that this process has the right to {verb} there, and that credentials and endpoint are "
+        f"the path is correct, that this process is allowed to {verb} there, and that credentials and endpoint are "
         "set."
     )
 

@@ -266,7 +266,8 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
             ) from error
         except ValueError as error:
             raise StorageAccessError(
-                f"{url} is of a kind that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or hdfs://."
+                f"{url} has a protocol that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or "
+                "hdfs://."
             ) from error
     return fs, str(root).rstrip("/")
 

@@ -29,7 +29,9 @@ def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, 
         StorageAccessError: The file system is unknown or its driver is not installed.
     """
     if "\0" in url:
-        raise StorageAccessError(f"{url!r} is no place of files: no path holds a NUL. Correct the URL.")
+        raise StorageAccessError(
+            f"{url!r} is not a valid location: a path cannot contain a NUL character. Correct the URL."
+        )
     path = local_path(url)
     if path is not None:
         return LocalFileIO(path, follow_links=follow_links)
@@ -49,8 +51,8 @@ def normalised(location: str) -> str:
     if path.user_info:
         # Locations are stored in the catalog and shown.
         raise StorageAccessError(
-            f"The location of {path.url} names a user. Leave that out: user name and password are taken from the "
-            "configured storage, where that is on the same host."
+            f"The location {path.url} contains a user name. Remove it: user name and password are taken from the "
+            "configured storage, if that is on the same host."
         )
     return path.url
 

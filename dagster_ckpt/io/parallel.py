@@ -33,7 +33,7 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCh
 
     def check_canceled() -> None:
         if failed:
-            raise SnapshotAbortedError("Another part of the snapshot failed, so this one is not worth going on with.")
+            raise SnapshotAbortedError("Another part of the snapshot failed, so this part was canceled.")
 
     def do(part: Part) -> Result:
         nonlocal failed

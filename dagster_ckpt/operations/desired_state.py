@@ -62,14 +62,14 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
     if not seen.is_alive and row.alert_until is AlertUntil.STOPPED:
         row = replace(row, alert=None, alert_until=None)
     if row.broken is not None:
-        return stay(row, f"nothing is done for it: its row cannot be read: {row.broken}")
+        return stay(row, f"no action: its row cannot be read: {row.broken}")
     under_way = row.upgrade if row.upgrade is not None and not row.upgrade.phase.is_over else None
     if under_way is not None and under_way.phase.goes_back:
         return upgrades.advance(row, under_way, policy, seen)
     if desired is None:
         return stay(row, "it is not managed")
     if seen.start_pending:
-        return stay(row, "a start that somebody asked for goes first")
+        return stay(row, "a start requested by a user takes precedence")
     if desired is not DesiredState.RUNNING:
         return _to_stopped(row, desired, under_way, policy, seen)
     if under_way is not None:
@@ -102,20 +102,20 @@ def _to_stopped(
 ) -> Decision:
     request = seen.open_request
     if under_way is not None:
-        dropped = stay(row, f"the upgrade is given up: it is to be {desired.value}").with_changes(upgrade=None)
+        dropped = stay(row, f"upgrade aborted, desired state changed to {desired.value}").with_changes(upgrade=None)
         is_start = request is not None and request.kind is RequestKind.START
         return dropped.with_changes(*((Withdraw(request.request_id),) if request is not None and is_start else ()))
     if seen.is_alive:
         return _stop(row, desired, policy, seen).with_changes(holds_restart=True)
     quiet = cancel_pending(seen)
     if quiet:
-        return stay(row, "it does not run").with_changes(*quiet, holds_restart=True)
+        return stay(row, "it is not running").with_changes(*quiet, holds_restart=True)
     if row.reached == row.generation:
         return stay(row, f"it is {desired.value}")
     execution = seen.execution
     is_canceled = execution is None or execution.status is ExecutionStatus.CANCELED or seen.run_succeeded
     if desired is DesiredState.CANCELED and not is_canceled:
-        return stay(row, "its checkpoints are kept or deleted as its clean-up says").with_changes(Run(StepRun.CANCEL))
+        return stay(row, "its clean-up option decides which checkpoints are kept").with_changes(Run(StepRun.CANCEL))
     return stay(row, f"it is {desired.value}").with_changes(reached=True)
 
 
@@ -123,7 +123,7 @@ def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen
     execution = seen.execution
     is_by_hand = execution is not None and execution.cause is StartCause.MANUAL and not seen.is_ours
     if is_by_hand and execution is not None and execution.started_at_ms > row.changed_at_ms:
-        return stay(row, "somebody has started it by hand").with_changes(Adopt(DesiredState.RUNNING))
+        return stay(row, "a user has started it").with_changes(Adopt(DesiredState.RUNNING))
     first, again = _STOP_BY[desired]
     request = seen.request
     asked = ask_to_stop(
@@ -137,7 +137,9 @@ def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen
     )
     has_failed = request is not None and request.status is RequestStatus.FAILED and bool(asked.actions)
     if request is not None and has_failed and request.kind is RequestKind.STOP_WITH_SAVEPOINT:
-        alert = f"the savepoint failed ({request.error}): it is stopped without one, its live directory is kept"
+        alert = (
+            f"the savepoint failed ({request.error}): the stream is stopped without one and its live directory is kept"
+        )
         return asked.with_changes(alert=alert)
     return asked
 
@@ -146,7 +148,7 @@ def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream)
     last = row.upgrade
     if last is not None and _is_refused(last, seen):
         if seen.is_alive and not seen.runs_another_version:
-            return move(row, last, UpgradePhase.STABLE, "somebody has started it by hand")
+            return move(row, last, UpgradePhase.STABLE, "a user has started it")
         return stay(row, f"code version {seen.code_version} is not started: {last.reason}").with_changes(
             holds_restart=True
         )
@@ -171,22 +173,20 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> D
     execution, request = seen.execution, seen.request
     if seen.open_request is not None:
         if seen.open_request.kind is RequestKind.START:
-            return stay(row, "waits for its run")
-        return stay(row, "nobody is left to stop").with_changes(Withdraw(seen.open_request.request_id))
+            return stay(row, "waiting for its run")
+        return stay(row, "no process is left to stop").with_changes(Withdraw(seen.open_request.request_id))
     if execution is not None and (execution.ended_at_ms or 0) > row.changed_at_ms and not upgrades.is_stop_of(seen):
         by_hand = _ENDED_BY_HAND.get(execution.status)
         if by_hand is not None:
-            return stay(row, f"it was stopped by hand or ended by itself: {execution.reason}").with_changes(
-                Adopt(by_hand)
-            )
+            return stay(row, f"a user stopped it, or its input ended: {execution.reason}").with_changes(Adopt(by_hand))
         if not seen.runs_another_version:
-            alert = "it failed for good, and is started again by a person or with another code version: "
+            alert = "it failed for good; start it by hand or load another code version: "
             return stay(row, "it failed for good").with_changes(alert=f"{alert}{execution.reason}")
     if execution is not None and seen.runs_another_version:
         return upgrades.start(policy, seen)
     failed = request if request is not None and request.status is RequestStatus.FAILED else None
     if failed is not None and seen.now_ms < (failed.resolved_at_ms or 0) + upgrades.RETRY_MS:
-        return stay(row, f"the start failed, it is asked for again: {failed.error}")
+        return stay(row, f"the start failed and is requested again: {failed.error}")
     step = f"start after {failed.request_id}" if failed is not None else "start"
     asked = ask(row, "start from latest", step, RequestKind.START, start_from="latest")
     return asked.with_changes(alert=f"it could not be started: {failed.error}") if failed is not None else asked

@@ -36,17 +36,17 @@ class StreamExamination:
         """The result in a few sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
-            first = "Spark can go on in the live directory as it is; no snapshot is needed."
+            first = "Spark can resume in the live directory as it is; no snapshot is needed."
         else:
-            first = "Spark cannot go on in the live directory as it is."
+            first = "Spark cannot resume in the live directory as it is."
         good = diagnosis.good_back_to
         if good is None:
-            second = "No committed batch in it is whole."
+            second = "No committed batch in it is intact."
         elif good == diagnosis.batch_id:
-            second = f"It is whole after its newest committed batch, {good}."
+            second = f"It is intact up to its newest committed batch, {good}."
         else:
             second = (
-                f"It is whole after batch {good} (start_from=batch-{good}); the newest commit is {diagnosis.batch_id}."
+                f"It is intact up to batch {good} (start_from=batch-{good}); the newest commit is {diagnosis.batch_id}."
             )
         return [first, second, self.choice.message]
 
@@ -81,9 +81,8 @@ def examine_live_directory(
     location = url or record.live_directory
     if location is None:
         raise NothingCommittedError(
-            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was canceled with its state. Start "
-            "it first, "
-            "or give the directory."
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or its state was deleted when it was "
+            "canceled. Start it first, or give the directory."
         )
     snapshots = stream.catalog.snapshots.restorable(stream.stream_id)
     diagnosis = diagnose(
@@ -119,7 +118,7 @@ def _known_snapshot(stream: StreamHandle, snapshots: Sequence[SnapshotRecord]) -
 
 def _problems(stream: StreamHandle, snapshot: SnapshotRecord, *, deep: bool) -> Sequence[str]:
     if snapshot.location is None:
-        return ["the catalog does not say where it is"]
+        return ["the catalog does not record its location"]
     try:
         return verify_snapshot(stream, snapshot.location, deep=deep).problems
     except StorageAccessError:

@@ -145,7 +145,7 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
         )
     if age_ms > settings.max_verification_age_ms:
         limit = iso_duration(settings.max_verification_age_ms)
-        return finding(Verdict.WARN, f"{verified}, and nothing since; allowed are {limit}", figures)
+        return finding(Verdict.WARN, f"{verified}, and no snapshot since; the limit is {limit}", figures)
     return finding(Verdict.PASS, verified, figures)
 
 
@@ -153,13 +153,13 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     """How much work a failure now would repeat: the recovery point objective."""
     finding = _finding_of(HealthCheck.CHECKPOINT_AGE)
     if facts.running_since_ms is None and facts.down is not None:
-        return finding(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
+        return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
     if facts.running_since_ms is None:
-        return finding(Verdict.PASS, "the stream does not run")
+        return finding(Verdict.PASS, "the stream is not running")
     limit_ms = settings.max_checkpoint_age_ms
     if limit_ms is None and options.known_interval_ms is None:
         why = "the trigger sets no interval" if options.is_checkpointing_enabled else "periodic checkpoints are off"
-        return finding(Verdict.PASS, f"{why}, and no age is set")
+        return finding(Verdict.PASS, f"{why}, and no maximum age is set")
     if facts.newest is None and not facts.failures and facts.inactivity is not None and facts.inactivity.is_idle:
         return finding(Verdict.PASS, "the query is idle and has committed no batch that a snapshot could contain")
     if limit_ms is None:
@@ -207,18 +207,18 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
     """Whether the query completes batches, or is idle."""
     finding = _finding_of(HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
-        return finding(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
+        return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
     if facts.failed_runs >= settings.loop_failures:
         message = f"the stream restarts in a loop: {facts.failed_runs} runs failed since the newest snapshot was "
         message += f"completed, the last one: {facts.last_end}. cancel_stream_job stops it; doctor_job looks for damage"
         return finding(Verdict.ERROR, message, {"failed_runs": facts.failed_runs})
     if facts.heartbeat_at_ms is None:
-        return finding(Verdict.PASS, "no query runs")
+        return finding(Verdict.PASS, "no query is running")
     limit_ms = settings.max_stall_ms
     silent_ms = max(0, now_ms - facts.heartbeat_at_ms)
     if silent_ms > limit_ms:
-        message = f"{facts.process} has sent no heartbeat since {utc_time(facts.heartbeat_at_ms)}: it is gone, or it "
-        message += "hangs. If the supervisor sensor does not start another run, end that process"
+        message = f"{facts.process} has sent no heartbeat since {utc_time(facts.heartbeat_at_ms)}: it has ended, or it "
+        message += "hangs. If the supervisor sensor does not start another run, kill that process"
         return finding(Verdict.ERROR, message, {"silent_for_ms": silent_ms, "max_stall_ms": limit_ms})
     return _inactivity(facts, limit_ms, silent_ms, now_ms)
 
@@ -228,27 +228,29 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
     finding = _finding_of(HealthCheck.PROGRESS)
     still = facts.inactivity
     if still is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:
-        return finding(Verdict.PASS, "the query was started just now")
+        return finding(Verdict.PASS, "the query has just been started")
     if still is None:
         return finding(Verdict.UNKNOWN, f"{facts.process} does not report what its query is doing")
     if still.is_idle:
         return finding(Verdict.PASS, f"the query is idle: {still.doing}")
     still_ms = still.stalled_for_ms + silent_ms
     figures = {"doing": still.doing, "stalled_for_ms": still_ms, "max_stall_ms": limit_ms}
-    message = f"the query is at {still.doing!r} since {utc_time(now_ms - still_ms)}"
+    message = f"the query has been at {still.doing!r} since {utc_time(now_ms - still_ms)}"
     if still_ms <= limit_ms:
         return finding(Verdict.PASS, message, figures)
     tasks = still.tasks
     if tasks is not None and tasks.running:
         message += (
-            f": {tasks.running} of {tasks.total} tasks of its batch are running, {tasks.done} are done. Its batch "
+            f": {tasks.running} of {tasks.total} tasks of its batch are running, {tasks.done} are done. The batch "
         )
-        message += "may only be slow: look at the running tasks in Spark's page"
+        message += "may only be slow: check the running tasks in Spark's UI"
         return finding(Verdict.WARN, message, figures)
     if tasks is not None and tasks.jobs:
         message += f", and no task of its {tasks.jobs} Spark jobs is running"
-    message += f". Find out with jstack what the JVM of {facts.process} waits for, then run restart_stream_job; if the "
-    message += "query does not stop, end that process"
+    message += (
+        f". Use jstack to find out what the JVM of {facts.process} is waiting for, then run restart_stream_job; if the "
+    )
+    message += "query does not stop, kill that process"
     return finding(Verdict.ERROR, message, figures)
 
 
@@ -263,10 +265,12 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     figures: dict[str, int | float | str] = {"full_bytes": size}
     if settings.max_snapshot_bytes is not None and size > settings.max_snapshot_bytes:
         return finding(
-            Verdict.ERROR, f"a snapshot has {size:,} bytes; allowed are {settings.max_snapshot_bytes:,}", figures
+            Verdict.ERROR, f"a snapshot has {size:,} bytes; the limit is {settings.max_snapshot_bytes:,}", figures
         )
     if not facts.bytes_before:
-        return finding(Verdict.PASS, f"a snapshot has {size:,} bytes; there is none to compare it with", figures)
+        return finding(
+            Verdict.PASS, f"a snapshot has {size:,} bytes; there is no earlier one to compare it with", figures
+        )
     factor = size / facts.bytes_before
     figures["growth_factor"] = round(factor, 3)
     window = iso_duration(settings.size_window_ms)
@@ -279,9 +283,9 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
     """Whether the stream keeps up with its sources."""
     finding = _finding_of(HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
-        return finding(Verdict.UNKNOWN, f"the stream should run and does not: {facts.down}")
+        return finding(Verdict.UNKNOWN, f"the stream should be running but is not: {facts.down}")
     if facts.running_since_ms is None:
-        return finding(Verdict.PASS, "the stream does not run")
+        return finding(Verdict.PASS, "the stream is not running")
     if facts.sources is None:
         is_idle = facts.inactivity is not None and facts.inactivity.is_idle
         is_new = now_ms - facts.running_since_ms <= settings.max_stall_ms
@@ -299,7 +303,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
         figures |= {"slowest_partition": largest[0], "slowest_partition_behind": largest[1]}
         where = f" ({largest[1]:,} of them in {largest[0]})"
     if not behind:
-        return finding(Verdict.PASS, "nothing is waiting to be read", figures)
+        return finding(Verdict.PASS, "the sources have no unread records", figures)
     if not facts.rows_per_second:
         return finding(
             Verdict.UNKNOWN, f"{behind:,} records are waiting{where}, and the speed of the query is unknown", figures
@@ -347,7 +351,7 @@ def desired_state(facts: HealthFacts) -> Finding:
         return finding(Verdict.PASS, "the stream is not managed: it is started and stopped by hand")
     if row.broken is not None:
         return finding(
-            Verdict.ERROR, f"it is not managed any more, because its desired state cannot be read: {row.broken}"
+            Verdict.ERROR, f"it is no longer managed, because its desired state cannot be read: {row.broken}"
         )
     upgrade = row.upgrade
     figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
@@ -357,13 +361,13 @@ def desired_state(facts: HealthFacts) -> Finding:
             message = f"version {upgrade.to_version} was refused, and is no longer loaded: {upgrade.reason}"
             return finding(Verdict.PASS, message, figures)
         message = f"the upgrade to {upgrade.to_version} ended {upgrade.phase.value}: {upgrade.reason}. "
-        message += "The stream runs on with the code before" if runs_on else "The stream does not run"
+        message += "The stream continues with the previous code" if runs_on else "The stream is not running"
         message += "; load another code version, run set_desired_state_job with retry_refused, or start it by hand"
         return finding(Verdict.WARN if runs_on else Verdict.ERROR, message, figures)
     if row.alert is not None:
         return finding(Verdict.ERROR, row.alert, figures)
     if upgrade is not None and not upgrade.phase.is_over:
-        return finding(Verdict.PASS, f"an upgrade is under way: {upgrade.phase.value}, {upgrade.reason}", figures)
+        return finding(Verdict.PASS, f"an upgrade is in progress: {upgrade.phase.value}, {upgrade.reason}", figures)
     return finding(Verdict.PASS, "no action is required", figures)
 
 

@@ -74,13 +74,13 @@ class HealthSettings:
         """Validate the thresholds."""
         for name, value in vars(self).items():
             if value is not None and value < 0:
-                raise OptionError(f"HealthSettings: {name} is {value}, but must not be negative. Give a larger one.")
+                raise OptionError(f"HealthSettings: {name} is {value}, but must be 0 or more.")
         if self.loop_failures < 1:
             raise OptionError(f"HealthSettings: loop_failures is {self.loop_failures}, but must be at least 1.")
         if not 1 <= self.failures_to_warn <= self.failures_to_fail:
             raise OptionError(
                 f"HealthSettings: failures_to_warn is {self.failures_to_warn} and failures_to_fail is "
-                f"{self.failures_to_fail}. Warn from 1 on, and not after it is an error."
+                f"{self.failures_to_fail}. Both must be 1 or more, and failures_to_warn at most failures_to_fail."
             )
 
 
@@ -251,7 +251,7 @@ def _gone(source: SourceFacts) -> str | None:
         for partition, offset in partitions.items():
             first = source.earliest.get(topic, {}).get(partition)
             if first is not None and first > offset:
-                return f"{topic}-{partition} begins at {first}, and a recovery reads on from {offset}"
+                return f"{topic}-{partition} begins at {first}, but a recovery reads from {offset}"
     return None
 
 
@@ -389,7 +389,7 @@ def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int
         return None
     return (
         f"process {execution.pid} on {execution.host} has sent no heartbeat since "
-        f"{utc_time(execution.heartbeat_at_ms)} and lost its lease: it is gone, or it hangs"
+        f"{utc_time(execution.heartbeat_at_ms)} and lost its lease: it has ended, or it hangs"
     )
 
 

@@ -145,7 +145,7 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
             )
     except OSError as error:
         raise RequestFailedError(
-            f"The driver of stream {stream.stream_id!r} could not be launched: {error}. Look at the command "
+            f"The driver of stream {stream.stream_id!r} could not be launched: {error}. Check the command "
             f"{shown_command(command_line)!r} and the log folder {launch.log_directory}."
         ) from error
     record = stream.catalog.launches.record(
@@ -255,9 +255,9 @@ def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
 def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> StartOrder:
     if request.stream_id != stream_id or request.kind is not RequestKind.START:
         raise RequestFailedError(
-            f"{START_REQUEST_VARIABLE} names request {request.request_id}, which is {request.kind.value} of stream "
-            f"{request.stream_id!r} and no START of {stream_id!r}. Give the program the stream id of the asset that "
-            "launches it."
+            f"{START_REQUEST_VARIABLE} names request {request.request_id}, which is a {request.kind.value} request of "
+            f"stream {request.stream_id!r}, not a START request of {stream_id!r}. Give the program the stream id of "
+            "the asset that launches it."
         )
     launch = catalog.launches.get(request.request_id)
     run_id = launch.run_id if launch is not None else request.arguments.get("run_id")
@@ -266,7 +266,7 @@ def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> St
     if request.status is not RequestStatus.PENDING:
         raise RequestFailedError(
             f"The start of stream {stream_id!r} that this process was launched for (request {request.request_id}) is "
-            f"{request.status.value}: {request.error or 'nobody waits for it any more'}. Start the stream again."
+            f"{request.status.value}: {request.error or 'no process waits for it any more'}. Start the stream again."
         )
     return StartOrder(
         start_from=_start_from(request.arguments),

@@ -62,7 +62,7 @@ class StopResult:
         if self.was_running:
             lines = [f"the running query of {self.stream_id} was stopped"]
         else:
-            lines = [f"{self.stream_id} was between two restarts, and is not restarted any more"]
+            lines = [f"{self.stream_id} was between two restarts, and will not be restarted"]
         if self.savepoint is not None:
             lines.append(f"{describe_snapshot(self.savepoint)}: {self.savepoint.location}")
         return [*lines, *(self.retention.messages() if self.retention is not None else ())]
@@ -193,9 +193,8 @@ def set_desired_state(
         refused = row.preflight.refused_plan if row is not None and row.preflight is not None else None
         if refused is None:
             raise RequestFailedError(
-                f"Stream {stream.stream_id!r} has no change of the plan to accept: its last preflight refused none. "
-                "Let a "
-                "preflight show first what is different."
+                f"Stream {stream.stream_id!r} has no plan change to accept: its last preflight did not refuse one. "
+                "Run a preflight first, which shows the differences."
             )
         stream.catalog.streams.accept_plan(stream.stream_id, refused)
         retry_refused = True
@@ -324,7 +323,7 @@ def _ask_for_restart(
         # For example a batch that Spark has purged in the meantime: the error is raised, and the
         # query continues.
         request_start(stream, StartFrom(), origin=origin)
-        report(f"the start was refused ({error}), so the query is started again from where it stopped")
+        report(f"the start was refused ({error}), so the query is started again where it stopped")
         raise
 
 

@@ -243,11 +243,11 @@ def ask_to_stop(
         return ask(row, reason, step, first)
     is_open = seen.open_request is not None
     if is_open or execution is None or _ends(request, execution.started_at_ms):
-        waits = f"waits for the answer to {request.kind.value}" if is_open else "waits until its run is over"
+        waits = f"waiting for the answer to {request.kind.value}" if is_open else "waiting for its run to end"
         waiting = stay(row, f"{reason}: {waits}")
         late = overdue(seen, timeout_ms)
         return waiting if late is None else waiting.with_changes(alert=late, alert_until=AlertUntil.STOPPED)
-    why = f"{request.kind.value} came to nothing ({request.error or 'an execution began after it'})"
+    why = f"{request.kind.value} had no effect ({request.error or 'an execution started after it'})"
     return ask(row, f"{reason}: {why}", f"{step} {execution.execution_id}", again)
 
 
@@ -274,17 +274,21 @@ def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
     limit = iso_duration(timeout_ms)
     kind = request.kind.value
     if is_answered:
-        found = f"it has answered {kind}, but its run was not over {limit} later"
+        found = f"it answered {kind}, but its run had not ended {limit} later"
     elif request.status is RequestStatus.ACCEPTED:
-        found = f"{kind} was taken up, but not answered within {limit}"
+        found = f"its process received {kind}, but did not answer it within {limit}"
     else:
-        found = f"nobody has taken {kind} up within {limit}"
+        found = f"no process received {kind} within {limit}"
     is_silent = seen.now_ms - execution.heartbeat_at_ms > SILENCE_MS
-    life = "gives no sign of life, though its run or its lease goes on" if is_silent else "gives signs of life"
+    life = (
+        "has sent no heartbeat recently, although its run or its lease is active"
+        if is_silent
+        else "still sends heartbeats"
+    )
     process = f"process {execution.pid} on {execution.host}"
     return (
-        f"it was not stopped: {found}; {process}, of run {execution.run_id}, {life}. Look into that run's log, then "
-        "terminate the run, by force where it does not react, or end the process: what the query has committed is kept."
+        f"it was not stopped: {found}; {process}, of run {execution.run_id}, {life}. Check the log of that run, then "
+        "terminate the run (by force if it does not react) or kill the process: committed batches are kept."
     )
 
 

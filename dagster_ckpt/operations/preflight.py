@@ -76,7 +76,7 @@ def preflight(
         check_backend(stream, plan)
         change = plan_change(record, plan, _plan_of(describe))
         for difference in change.differences if change is not None else ():
-            report(f"the plan is another one: {difference}")
+            report(f"the plan differs: {difference}")
         trial, how = _try(
             stream,
             plan,
@@ -95,7 +95,7 @@ def preflight(
     refused = None if change is None or change.is_accepted else change
     if refused is not None:
         changes = describe_differences(refused.differences)
-        reason = f"the code keeps other state than what is there. {changes} Spark: {reason}"
+        reason = f"the state of the new code differs from the existing state. {changes} Spark: {reason}"
     at_ms = stream.catalog.now_ms()
     passed = trial.error is None and refused is None
     fingerprint = refused.fingerprint if refused is not None else None
@@ -154,7 +154,7 @@ def _try(
         return run_trial(describe, scratch, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
 
     if plan.kind is RecoveryKind.START_EMPTY or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
-        return Trial(None), "there is no state yet that it could not go on from"
+        return Trial(None), "there is no state yet, so every version can start"
     live = LiveDirectory(plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory or "")
     if plan.snapshot is None:
         with _scratch(stream) as scratch:
@@ -163,10 +163,10 @@ def _try(
                 trial = run(scratch, replays=True)
                 if not trial.data_is_gone:
                     return trial, f"batch {trial.batch_id} was replayed on a copy of the state"
-                report(f"the data of that batch is gone, so new data is tried: {trial.error}")
+                report(f"the input of that batch is no longer available, so new input is tried: {trial.error}")
     with _scratch(stream) as scratch, holding(stream.catalog, [plan.snapshot], "preflight"):
         if plan.snapshot is not None:
-            report(f"the live directory is lost: {describe_snapshot(plan.snapshot)} is tried")
+            report(f"the live directory is lost, so {describe_snapshot(plan.snapshot)} is tried")
             restore_into(
                 stream, snapshot_location(plan.snapshot), scratch, new_query_id=str(uuid.uuid4()), is_scratch=True
             )
@@ -174,7 +174,10 @@ def _try(
             copy_for_trial(live, scratch, before_last_batch=False)
         trial = run(scratch, replays=False)
         ran = f"batch {trial.batch_id} was run on a copy of the state"
-        return trial, ran if trial.batch_id is not None else "it starts, but there was no data to load the state with"
+        return (
+            trial,
+            ran if trial.batch_id is not None else "it starts, but there was no input, so the state was not loaded",
+        )
 
 
 def _is_empty(stream: StreamHandle) -> bool:

@@ -59,8 +59,8 @@ class RebuildReport:
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in self.registered),
-            *(f"passed over {what}" for what in self.skipped),
-            f"the next plain start of {self.stream_id} goes on in {where}",
+            *(f"skipped {what}" for what in self.skipped),
+            f"the next start of {self.stream_id} without start_from continues in {where}",
         ]
 
 
@@ -172,10 +172,10 @@ def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], fold
     owners = sorted({*named, *([folder_owner] if folder_owner is not None else [])} - {own})
     if owners:
         raise LiveDirectoryError(
-            f"What lies in the places of stream {stream.stream_id!r} is of deployment {', '.join(owners)}, and this "
-            "catalog is "
-            f"the record of deployment {own}. Nothing was registered. Where that one still exists, the two share "
-            f"folders by mistake: give this one folders of its own. {IF_LOST.format(owner=folder_owner or owners[0])}"
+            f"The folders of stream {stream.stream_id!r} belong to deployment {', '.join(owners)}, but this catalog "
+            f"belongs to deployment {own}. Nothing was registered. If the other deployment still exists, both use the "
+            "same folders by mistake: give this one its own folders. "
+            f"{IF_LOST.format(owner=folder_owner or owners[0])}"
         )
 
 
@@ -205,8 +205,8 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
     own = stream.catalog.deployment_id
     for snapshot in found:
         if snapshot.properties.get(DEPLOYMENT) != own:
-            of = snapshot.properties.get(DEPLOYMENT) or "a deployment that it does not name"
-            skipped.append(f"{snapshot.location}: it is of {of}, and this catalog is the record of {own}")
+            of = snapshot.properties.get(DEPLOYMENT) or "an unnamed deployment"
+            skipped.append(f"{snapshot.location}: it belongs to {of}, but this catalog belongs to {own}")
     return [snapshot for snapshot in found if snapshot.properties.get(DEPLOYMENT) == own]
 
 
@@ -296,10 +296,10 @@ def _why_half_made(built: BuiltDirectory) -> str | None:
     if built.live.is_not_in_use():
         return (
             "the restore, rewind, fork or import that built it did not finish, so no query was started in it. A start "
-            "goes on from what was there before; run a fork or an import again"
+            "continues from the previous state; run a fork or an import again"
         )
     if built.is_unfinished:
-        return "it was not moved to its place, because the process that made it was killed"
+        return "it was not moved into place, because the process that built it was killed"
     return None
 
 

@@ -34,7 +34,7 @@ def require_running(stream: StreamHandle, participle: str) -> None:
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
         raise RequestFailedError(
-            f"Stream {stream.stream_id!r} does not run, so it cannot be {participle}. Its snapshots are as they were."
+            f"Stream {stream.stream_id!r} is not running, so it cannot be {participle}. Its snapshots are unchanged."
         )
 
 
@@ -118,13 +118,13 @@ def _await_answer(
         if answer.status is RequestStatus.FAILED:
             raise RequestFailedError(f"{what} failed: {answer.error}")
         if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
-            raise RequestFailedError(f"{what} is {answer.status.value}: somebody has taken it back. Ask again.")
+            raise RequestFailedError(f"{what} is {answer.status.value}: it was withdrawn. Submit it again.")
         why = abort_reason()
         if why is not None and stream.catalog.requests.withdraw(request.request_id):
             raise RequestFailedError(f"{what} was withdrawn: {why}")
         if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):
             raise RequestTimeoutError(
-                f"{what} had no answer in {timeout_s:.0f} s and was withdrawn. Look at the log of the stream's run: "
+                f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's run: "
                 "a batch that takes longer than this, or a query without a committed batch, cannot answer."
             )
         time.sleep(POLL_S)
@@ -140,9 +140,8 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
     while is_running(stream):
         if time.monotonic() >= deadline:
             raise RequestTimeoutError(
-                f"Stream {stream.stream_id!r} agreed to stop but still runs after {timeout_s:.0f} s. Look at its "
-                "run's log; "
-                "terminate the run if it hangs. Its snapshots are safe."
+                f"Stream {stream.stream_id!r} accepted the request to stop but is still running after {timeout_s:.0f} "
+                "s. Check the log of its run; terminate the run if it hangs. Its snapshots are safe."
             )
         time.sleep(POLL_S)
 

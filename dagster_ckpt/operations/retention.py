@@ -5,10 +5,10 @@ from __future__ import annotations
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.config.validation import policy_name
-from dagster_ckpt.errors import NothingCommittedError, OptionError
+from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.policies.guard import decide_retention, needed_of_history
 from dagster_ckpt.policies.retention import RetentionContext, RetentionPolicy
-from dagster_ckpt.recovery.retention import RetentionReport, discard, housekeeping
+from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention, discard, housekeeping
 from dagster_ckpt.runtime.settlement import settle_execution
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
@@ -29,17 +29,11 @@ def apply_retention(
         state: How it ended: its clean-up option decides what is kept. None: nothing that is listed as
             completed is deleted.
         execution_id: The execution that ended; default: the newest one.
-        dry_run: Only report which orphaned bytes would be removed and which deletions finished.
+        dry_run: Only report what would be deleted and removed.
 
     Raises:
-        OptionError: `dry_run` with a state.
-        NothingCommittedError: The stream was never started.
+        NothingCommittedError: The stream was never started, but a state is given.
     """
-    if state is not None and dry_run:
-        raise OptionError(
-            f"state is {state.name}, but a dry run shows only orphaned bytes and interrupted deletions, not "
-            "what a state would delete. Nothing was changed. Leave out state, or dry_run."
-        )
     finished = housekeeping(stream, dry_run=dry_run)
     if state is None:
         return finished
@@ -50,6 +44,8 @@ def apply_retention(
                 f"Stream {stream.stream_id!r} was never started: there is nothing to keep or delete."
             )
         execution_id = latest.execution_id
+    if dry_run:
+        return finished.and_then(apply_terminal_retention(stream, execution_id, state, dry_run=True))
     return finished.and_then(settle_execution(stream, execution_id, state))
 
 

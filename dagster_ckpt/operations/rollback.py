@@ -59,8 +59,7 @@ def roll_back(
     upgrade = row.upgrade if row is not None else None
     if row is None or upgrade is None or upgrade.phase is not UpgradePhase.RESTORING or upgrade.snapshot_id is None:
         raise RequestFailedError(
-            f"No upgrade of stream {stream.stream_id!r} waits to be rolled back. To go back to a snapshot use "
-            "restart_stream_job."
+            f"Stream {stream.stream_id!r} has no upgrade to roll back. To go back to a snapshot use restart_stream_job."
         )
     holder = this_holder(f"rollback-{uuid.uuid4()}", run_id, None)
     acquired = acquire(stream.catalog, stream.stream_id, holder)
@@ -70,7 +69,7 @@ def roll_back(
         try:
             source = _restore(stream, upgrade.snapshot_id, lease, report)
         except _FINAL as error:
-            reason = f"{upgrade.reason}; it is stopped, and cannot be rolled back: {error}"
+            reason = f"{upgrade.reason}; the stream is stopped and cannot be rolled back: {error}"
             after = replace(upgrade, phase=UpgradePhase.ROLLBACK_FAILED, reason=reason)
         else:
             reason = f"rolled back to {source}, because: {upgrade.reason}"

@@ -133,7 +133,7 @@ def _may_be_writing(stream: StreamHandle) -> bool:
 def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: int) -> str | None:
     age_ms, newest_ms = _age_ms(file, leftovers.now_ms), leftovers.log.newest_at_ms
     if file.modified_at_ms is None or age_ms is None:
-        return "its age is not known"
+        return "its age is unknown"
     if may_write and (newest_ms is None or file.modified_at_ms >= newest_ms):
         return "the running query may be writing it"
     if age_ms < grace_ms:
@@ -147,7 +147,7 @@ def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
     for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
         if snapshot.location is not None:
             named |= dict.fromkeys(
-                part_files_in_snapshot(stream.store, snapshot.location), f"{describe_snapshot(snapshot)} names it"
+                part_files_in_snapshot(stream.store, snapshot.location), f"{describe_snapshot(snapshot)} refers to it"
             )
     return named
 
@@ -162,6 +162,6 @@ def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
     written_ms = file.modified_at_ms
     after = next((each for each in rewinds if written_ms is not None and each.at_ms > written_ms), None)
     if after is None:
-        return "no roll-back: an attempt that failed or was cut off left it"
+        return "no rollback: a failed or interrupted task left it"
     directory = str(after.payload.get("live_directory", "")).rsplit("/", 1)[-1]
-    return f"the rewind that began {directory}"
+    return f"the rewind that created {directory}"

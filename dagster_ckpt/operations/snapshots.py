@@ -57,8 +57,8 @@ def request_checkpoint(stream: StreamHandle, *, origin: str) -> RequestRecord:
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
         raise RequestFailedError(
-            f"Stream {stream.stream_id!r} does not run, and a checkpoint belongs to a running stream. Take a "
-            "savepoint: that works for a stopped stream too."
+            f"Stream {stream.stream_id!r} is not running, and only a running stream takes checkpoints. Take a "
+            "savepoint instead: that works for a stopped stream too."
         )
     return stream.catalog.requests.submit(stream.stream_id, RequestKind.CHECKPOINT, arguments={}, origin=origin)
 

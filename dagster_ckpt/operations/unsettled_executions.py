@@ -89,9 +89,9 @@ def reconcile(
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:
-        return Wait("its run is over, and its process still stops")
+        return Wait("its run has ended, but its process is still stopping")
     if isinstance(verdict, Restart) and holds_lease and ended in _BEFORE_THE_END:
-        return Wait("its run is over, and its process still holds the lease")
+        return Wait("its run has ended, but its process still holds the lease")
     return verdict
 
 
@@ -105,16 +105,16 @@ def _decide(
     random: Random,
 ) -> Verdict:
     if recorded is RecordedEnd.STILL_RUNNING:
-        return Wait("its run is not over")
+        return Wait("its run has not ended")
     if ended in _ON_PURPOSE:
-        return Retain(_ON_PURPOSE[ended], f"it had ended {ended.value} and could not clean up")
+        return Retain(_ON_PURPOSE[ended], f"it ended {ended.value} without cleaning up")
     if recorded is RecordedEnd.CANCELED:
-        return Retain(TerminalState.CANCELED, "its run was canceled and could not clean up")
+        return Retain(TerminalState.CANCELED, "its run was canceled without cleaning up")
     if recorded is RecordedEnd.SUCCEEDED:
-        return Retain(TerminalState.SUSPENDED, "its run ended well and could not clean up")
+        return Retain(TerminalState.SUSPENDED, "its run succeeded without cleaning up")
     decision = decide_restart(strategy, FailureHistory(tuple(failed_at_ms) or (now_ms,)), now_ms, random)
     if not isinstance(decision, RestartAt):
         return Retain(TerminalState.FAILED, decision.reason)
     if now_ms + LAUNCH_MS < decision.at_ms:
-        return Wait(f"{decision.reason}; {decision.at_ms - now_ms} ms to go")
+        return Wait(f"{decision.reason}; the restart is due in {decision.at_ms - now_ms} ms")
     return Restart(decision.reason)

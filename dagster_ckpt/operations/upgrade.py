@@ -48,7 +48,7 @@ def start(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
     phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
-    reason = f"code version {seen.code_version} is loaded, and {running} was started last"
+    reason = f"code version {seen.code_version} is loaded, but {running} was started last"
     upgrade = UpgradeRecord(phase, running, seen.code_version, policy.mode, seen.now_ms, reason)
     return Decision(reason, upgrade, None, None, begins=True, holds_restart=True)
 
@@ -72,18 +72,18 @@ def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
     if seen.code_version != upgrade.to_version:
         if seen.runs_another_version:
             return start(policy, seen)
-        return stay(row, "the code version that runs is loaded again: no upgrade").with_changes(upgrade=None)
+        return stay(row, "the running code version was loaded again: no upgrade").with_changes(upgrade=None)
     if seen.is_alive and not seen.runs_another_version:
-        return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
+        return move(row, upgrade, UpgradePhase.STABLE, "a user has started it")
     result = row.preflight
     if result is not None and result.code_version == upgrade.to_version and result.at_ms >= upgrade.began_at_ms:
         if result.passed:
             return move(row, upgrade, UpgradePhase.STOPPING, f"preflight: {result.reason}")
         return move(row, upgrade, UpgradePhase.REFUSED, f"refused by the preflight: {result.reason}")
     if seen.runs_failed >= PREFLIGHT_RUNS:
-        reason = f"{seen.runs_failed} preflights ended without a result; their runs say why"
+        reason = f"{seen.runs_failed} preflights ended without a result; see the logs of their runs"
         return move(row, upgrade, UpgradePhase.REFUSED, reason)
-    return stay(row, "the new code is tried on a copy of the state").with_changes(
+    return stay(row, "running the new code on a copy of the state").with_changes(
         Run(StepRun.PREFLIGHT), holds_restart=True
     )
 
@@ -95,7 +95,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
             snapshot_id = seen.newest_snapshot.snapshot_id
         old = seen.execution.execution_id if seen.execution is not None else None
         return move(
-            row, upgrade, UpgradePhase.STARTING, "it does not run", snapshot_id=snapshot_id, old_execution_id=old
+            row, upgrade, UpgradePhase.STARTING, "it is not running", snapshot_id=snapshot_id, old_execution_id=old
         ).with_changes(*cancel_pending(seen))
     first, why = _way_to_stop(upgrade.mode, policy.max_checkpoint_age_ms, seen)
     request = seen.request
@@ -113,7 +113,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
     )
     if failed and (upgrade.mode is not UpgradeMode.SAVEPOINT or seen.newest_snapshot is None):
         assert request is not None
-        reason = f"the savepoint failed ({request.error or 'it was withdrawn'}), so it runs on as it was"
+        reason = f"the savepoint failed ({request.error or 'it was withdrawn'}), so the stream continues unchanged"
         return move(row, upgrade, UpgradePhase.REFUSED, reason)
     asked = ask_to_stop(
         row,
@@ -135,7 +135,7 @@ def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: ObservedStream)
     began_ms = seen.execution.started_at_ms if seen.execution is not None else 0
     newest_ms = (seen.newest_snapshot.completed_at_ms or 0) if seen.newest_snapshot is not None else 0
     if seen.now_ms - max(newest_ms, began_ms) <= oldest_ms:
-        return RequestKind.SUSPEND, "stop: the newest snapshot is young enough"
+        return RequestKind.SUSPEND, "stop: the newest snapshot is recent enough"
     return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint: the newest snapshot is too old"
 
 
@@ -152,9 +152,9 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) 
         )
     request = seen.request
     if seen.open_request is not None:
-        return stay(row, "waits for the run of the new code").with_changes(holds_restart=True)
+        return stay(row, "waiting for the run of the new code").with_changes(holds_restart=True)
     if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
-        return stay(row, f"the start failed, it is asked for again: {request.error}").with_changes(holds_restart=True)
+        return stay(row, f"the start failed and is requested again: {request.error}").with_changes(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
     # The policy, which a user chose, is the confirmation.
     where = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
@@ -170,18 +170,18 @@ def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
         return start(policy, seen)
     ended = seen.execution.status if seen.execution is not None and seen.life is StreamLife.ENDED else None
     if ended is not None and ended is not ExecutionStatus.FAILED:
-        return move(row, upgrade, UpgradePhase.STABLE, f"somebody has stopped it: {ended.value}")
+        return move(row, upgrade, UpgradePhase.STABLE, f"a user stopped it: {ended.value}")
     reason = f"failed for good: {seen.execution.reason}" if ended is not None and seen.execution is not None else None
     if policy.rollback_after_ms is None:
-        return stay(row, reason or "waits for the first batch or checkpoint").with_changes(alert=reason)
+        return stay(row, reason or "waiting for the first batch or checkpoint").with_changes(alert=reason)
     over = seen.now_ms - (upgrade.started_at_ms or 0) >= policy.rollback_after_ms
     if reason is None and over:
         if seen.is_alive and seen.is_idle:
-            return move(row, upgrade, UpgradePhase.STABLE, "the new code runs and waits for data")
+            return move(row, upgrade, UpgradePhase.STABLE, "the new code is running and waiting for data")
         reason = f"no batch and no checkpoint in {policy.rollback_after_ms} ms"
     if reason is not None:
         return move(row, upgrade, UpgradePhase.ROLLING_BACK, reason)
-    return stay(row, "waits for the first batch or checkpoint")
+    return stay(row, "waiting for the first batch or checkpoint")
 
 
 def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
@@ -200,15 +200,17 @@ def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
         )
         return asked.with_changes(holds_restart=True)
     if upgrade.snapshot_id is None:
-        reason = f"{upgrade.reason}; it was stopped, and there is no snapshot from before to go back to"
+        reason = f"{upgrade.reason}; the stream was stopped, and no snapshot from before the upgrade exists"
         return move(row, upgrade, UpgradePhase.ROLLBACK_FAILED, reason).with_changes(*cancel_pending(seen))
     return move(row, upgrade, UpgradePhase.RESTORING, upgrade.reason).with_changes(*cancel_pending(seen))
 
 
 def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) -> Decision:
     if seen.is_alive:
-        return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
-    return stay(row, "goes back to the snapshot from before").with_changes(Run(StepRun.ROLL_BACK), holds_restart=True)
+        return move(row, upgrade, UpgradePhase.STABLE, "a user has started it")
+    return stay(row, "rolling back to the snapshot taken before the upgrade").with_changes(
+        Run(StepRun.ROLL_BACK), holds_restart=True
+    )
 
 
 def is_stop_of(seen: ObservedStream) -> bool:

@@ -244,7 +244,7 @@ def layout_problems(store: SnapshotStore, location: str) -> list[str]:
     ]
     if not found and diagnosis.batch_id != manifest.header.batch_id:
         found.append(
-            f"{location} says that it is of batch {manifest.header.batch_id}, but its files are of batch "
+            f"The header of {location} names batch {manifest.header.batch_id}, but its files belong to batch "
             f"{diagnosis.batch_id}. Use another snapshot."
         )
     return found

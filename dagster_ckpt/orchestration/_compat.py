@@ -112,7 +112,7 @@ def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey])
         event = dg.DagsterEvent(
             event_type_value=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value,
             job_name=RUNLESS_JOB_NAME,
-            message=f"Checkpoints of {key.to_user_string()} are reported as they come.",
+            message=f"Checkpoints of {key.to_user_string()} are reported as they complete.",
             event_specific_data=AssetMaterializationPlannedData(asset_key=key),
         )
         instance.report_dagster_event(event, run_id=RUNLESS_RUN_ID, log_level=logging.DEBUG)

@@ -124,7 +124,7 @@ def build_health_sensor(
         return dg.SensorResult(
             asset_events=news,
             cursor=json.dumps(after if after < len(ordered) else 0),
-            skip_reason=None if news else dg.SkipReason(f"no verdict of {len(looked_at)} streams has changed"),
+            skip_reason=None if news else dg.SkipReason(f"the verdicts of {len(looked_at)} streams are unchanged"),
         )
 
     return checkpoint_health_sensor

@@ -114,9 +114,9 @@ def decide_retention(
         answers = list(islice(policy.keep(tuple(snapshots), context), len(snapshots) + 1))
         answer = frozenset(answers)
         strangers = answer - frozenset(snapshots)
-        problem = f"it answers with {next(iter(strangers))!r}, which is none of the snapshots" if strangers else None
+        problem = f"it returned {next(iter(strangers))!r}, which is not one of the snapshots" if strangers else None
         if len(answers) > len(snapshots):
-            problem = problem or f"it answers with more than the {len(snapshots)} snapshots that there are"
+            problem = problem or f"it returned more than the {len(snapshots)} existing snapshots"
     except Exception as error:  # noqa: BLE001 - a user's code may raise anything: nothing is deleted then
         answer, problem = frozenset(), f"{type(error).__name__}: {error}"
     if problem is not None:
@@ -170,7 +170,7 @@ class GuardedTrigger:
         """The policy's answer, or that of the fallback."""
         try:
             answer: object = self._policy.due_at_ms(progress)
-            problem = f"it answers with {answer!r}, which is neither a time in ms nor None"
+            problem = f"it returned {answer!r}, which is neither a time in ms nor None"
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything, and must not end the query
             answer, problem = "", f"{type(error).__name__}: {error}"
         if answer is None or (isinstance(answer, int) and not isinstance(answer, bool)):
@@ -204,7 +204,7 @@ def decide_restart(
     """
     try:
         answer: object = policy.decide(failures, now_ms, random)
-        problem = f"it answers with {answer!r}, which is neither RestartAt nor NoRestart"
+        problem = f"it returned {answer!r}, which is neither RestartAt nor NoRestart"
     except Exception as error:  # noqa: BLE001 - a user's code may raise anything, and must not stop a stream
         answer, problem = None, f"{type(error).__name__}: {error}"
     if isinstance(answer, RestartAt | NoRestart):

@@ -35,8 +35,8 @@ class FailureHistory:
         """Sort the failures, which may have been recorded by machines with different clocks."""
         if not self.failed_at_ms:
             raise OptionError(
-                "failed_at_ms is empty, but must hold one failure or more: "
-                "a restart strategy is asked only after the stream has failed."
+                "failed_at_ms is empty, but must hold one failure or more: a restart strategy decides only after a "
+                "failure."
             )
         object.__setattr__(self, "failed_at_ms", tuple(sorted(self.failed_at_ms)))
 

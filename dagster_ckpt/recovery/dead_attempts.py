@@ -43,9 +43,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
             continue
         found = _found(stream, snapshot)
         if found is None:
-            stream.catalog.snapshots.fail(
-                lease, snapshot.snapshot_id, "its process died before it was whole in storage"
-            )
+            stream.catalog.snapshots.fail(lease, snapshot.snapshot_id, "its process died before all of it was stored")
             done.append(f"{_name(snapshot)} was not completed: its process died")
             continue
         location, manifest = found
@@ -58,7 +56,9 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
             properties=dict(manifest.header.properties),
         )
         registered = stream.catalog.snapshots.complete(lease, snapshot.snapshot_id, facts)
-        done.append(f"registered {describe_snapshot(registered)}: it was whole, and its process died before it could")
+        done.append(
+            f"registered {describe_snapshot(registered)}: it was complete, but its process died before recording it"
+        )
     return done
 
 
@@ -125,7 +125,7 @@ def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
     for location, snapshot in _failed_but_whole(stream):
         lease.check()
         stream.store.discard(location)
-        done.append(f"deleted {_name(snapshot)} at {location}: its attempt had failed before it was whole")
+        done.append(f"deleted {_name(snapshot)} at {location}: its attempt failed before it was complete")
     return done
 
 

@@ -199,9 +199,8 @@ def assign_state(
         committed = stream.catalog.executions.last_batch(stream.stream_id, record.live_directory)
         if committed is not None and not replace_state:
             raise RequestFailedError(
-                f"Stream {stream.stream_id!r} has committed batches of its own, the newest is {committed}. To go on "
-                "from "
-                "elsewhere gives that up: ask for it with replace_state, or name another stream."
+                f"Stream {stream.stream_id!r} has committed batches of its own, up to {committed}. Continuing from "
+                "another state discards them: confirm with replace_state, or name another stream."
             )
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         check()
@@ -224,16 +223,16 @@ def assign_state(
 def _plan(original: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
     if start_from.point is StartPoint.EMPTY:
         raise OptionError(
-            "A fork goes on from somewhere: give start_from as latest, batch-<n> or a snapshot, not empty."
+            "A fork continues from existing state: set start_from to latest, batch-<n> or a snapshot, not to empty."
         )
     plan = plan_recovery(recovery_facts(original, start_from, predecessor_ended=True))
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         raise RequestFailedError(
-            f"Stream {original.stream_id!r} has a restore to finish first: start it, or name a snapshot to fork from."
+            f"Stream {original.stream_id!r} has an unfinished restore: start it first, or name a snapshot to fork from."
         )
     if plan.to_batch is None:
         raise NothingCommittedError(
-            f"Stream {original.stream_id!r} has committed nothing to go on from: {plan.reason}."
+            f"Stream {original.stream_id!r} has not committed a batch to continue from: {plan.reason}."
         )
     return plan
 
@@ -303,8 +302,8 @@ def give_outputs(
         path = next((path for path in logs if same_folder(path, old)), None)
         if path is None:
             raise SharedSinkError(
-                f"{old} is no folder that a file sink of the original writes to; those are: "
-                f"{', '.join(logs) or 'none'}. Name one of them."
+                f"No file sink of the original writes to {old}; its file sinks write to: {', '.join(logs) or 'none'}. "
+                "Name one of these folders."
             )
         chosen.append((path, new))
     refuse_copies(logs, chosen, batch_id)

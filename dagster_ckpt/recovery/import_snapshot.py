@@ -145,13 +145,12 @@ def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_
         matches = [key for key in asked if key == name or (old is not None and same_folder(key, old))]
         if not matches or not asked[matches[0]]:
             raise SharedSinkError(
-                f"{snapshot.location} is not imported, nothing was changed: its sink {name} is not mapped. Say in "
-                "outputs "
-                f"where the imported stream is to write instead. Sinks of the snapshot: {listed}."
+                f"{snapshot.location} is not imported, nothing was changed: its sink {name} is not mapped. Map it in "
+                f"outputs to the place where the imported stream writes instead. Sinks of the snapshot: {listed}."
             )
         moved.append(_MovedSink(name, old, asked.pop(matches[0])))
     if asked or not moved:
-        what = f"{', '.join(asked)} is no sink of it" if asked else "it names no sink, and outputs names none"
+        what = f"{', '.join(asked)} is not one of its sinks" if asked else "it names no sink, and outputs names none"
         raise SharedSinkError(
             f"{snapshot.location} is not imported, nothing was changed: {what}. Sinks of the snapshot: {listed}."
         )
@@ -162,8 +161,8 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
     captured, others = captured_sinks(snapshot.properties), other_sinks(snapshot.properties)
     if captured is None or ("other_sinks" in snapshot.properties and others is None):
         raise SnapshotCorruptError(
-            f"{snapshot.location} does not say which sinks its query wrote to, so nobody could keep the imported "
-            "stream away from them. Import another snapshot."
+            f"{snapshot.location} does not record which sinks its query wrote to, so the imported stream might write "
+            "to the same ones. Import another snapshot."
         )
     folders: dict[str, str | None] = {sink.place or sink.name: sink.place for sink in captured}
     # A table that is known by its name only has no other place.
@@ -184,7 +183,7 @@ def _refuse_taken(
         why = _why_taken(sink, snapshot, originals, others, sinks[:before])
         strange = strange_file(sink.new, originals[before], logs.get(sink.name, ())) if _is_folder(sink) else None
         if why is None and strange is not None:
-            why = f"there is {strange} already"
+            why = f"{strange} already exists there"
         if why is not None:
             raise SharedSinkError(
                 f"{snapshot.location} is not imported, nothing was changed: {sink.name} is mapped to {sink.new}, but "
@@ -251,12 +250,10 @@ def _refuse_anothers_place(stream: StreamHandle) -> None:
     found = [*directories, *stream.store.checkpoints()]
     if found:
         raise LiveDirectoryError(
-            f"Nothing is imported into stream {stream.stream_id!r}, nothing was changed: this catalog knows no start "
-            "of it, but "
-            f"its folders hold {', '.join(found[:8])}. They may be in use by the very deployment that the snapshot "
-            "comes "
-            "from. Give this deployment a checkpoint storage and a folder of live directories of its own, or import "
-            "into a stream with another id."
+            f"Nothing was imported into stream {stream.stream_id!r}: this catalog has no execution of it, but its "
+            f"folders contain {', '.join(found[:8])}. The deployment that the snapshot comes from may be using them. "
+            "Give this deployment a checkpoint storage and a folder of live directories of its own, or import into a "
+            "stream with another id."
         )
 
 

@@ -61,11 +61,11 @@ def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from:
         PlanChangedError: Always.
     """
     raise PlanChangedError(
-        f"Stream {stream_id!r} is not started, nothing was changed: the code would go on from {came_from} with another "
-        f"plan than the one that made this state. {describe_differences(differences)} Spark compares types only, so it "
-        "may mix the old state with the new. If the change is meant, start it with accept_plan_change; from a program: "
-        f"client.accept_plan_change({stream_id!r}, {fingerprint!r}). Else bring the query back to what it was, or "
-        "let it begin without state: start_from empty, or a new stream."
+        f"Stream {stream_id!r} is not started, nothing was changed: the code would continue from {came_from} with a "
+        f"plan that differs from the one that wrote this state. {describe_differences(differences)} Spark compares "
+        "types only, so it may mix the old state with the new. If the change is intended, start with "
+        f"accept_plan_change; from a program: client.accept_plan_change({stream_id!r}, {fingerprint!r}). Otherwise "
+        "restore the previous query, or start without state: start_from=empty, or a new stream."
     )
 
 

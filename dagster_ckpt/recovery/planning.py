@@ -47,7 +47,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
         refuse_unconfirmed(facts)
         return RecoveryPlan(
             RecoveryKind.START_EMPTY,
-            "start_from=empty: all state is left behind, the query starts from its sources' beginning",
+            "start_from=empty: all state is discarded, the query reads its sources from the beginning",
             from_batch=facts.live_batch,
         )
     refuse_to_forget(facts)
@@ -86,7 +86,7 @@ def _latest(facts: RecoveryFacts) -> RecoveryPlan:
         what = "an import" if "imported_from" in stream.pending_restore else "a fork"
         return RecoveryPlan(
             RecoveryKind.FINISH_RESTORE,
-            "an earlier restore was cut off before the sinks were rolled back: it is finished first"
+            "an earlier restore was interrupted before the sinks were rolled back: it is finished first"
             if forked_from is None
             else f"{what} of stream {forked_from} after its batch {stream.pending_restore.get('batch_id')}",
             point=point,
@@ -98,7 +98,7 @@ def _latest(facts: RecoveryFacts) -> RecoveryPlan:
         if point not in failed:
             return _from_good_live_directory(facts, live)
         return _go_back(
-            facts, "the query could not go on in the live directory", PassedPoint("the live directory", failed[point])
+            facts, "the query failed in the live directory", PassedPoint("the live directory", failed[point])
         )
     return _go_back(facts, f"the live directory is {live.status.value.lower()}: {live.reason.rstrip('.')}")
 
@@ -109,10 +109,9 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
         retained = f"batches {facts.retained[0]} to {facts.retained[-1]}" if facts.retained else "no batch"
         snapshots = ", ".join(describe_snapshot(snapshot) for snapshot in facts.all_snapshots[:8]) or "none"
         raise LiveDirectoryError(
-            f"Stream {facts.stream.stream_id!r} cannot go back to batch {batch_id} in its live directory: it can to "
-            f"{retained} "
-            "(spark.sql.streaming.minBatchesToRetain says how many Spark keeps). Name one of them, or a snapshot: "
-            f"{snapshots}."
+            f"Stream {facts.stream.stream_id!r} cannot go back to batch {batch_id} in its live directory, which "
+            f"retains {retained} (spark.sql.streaming.minBatchesToRetain sets how many Spark keeps). Name one of "
+            f"these, or a snapshot: {snapshots}."
         )
     return RecoveryPlan(
         RecoveryKind.REWIND,
@@ -139,14 +138,14 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
     if facts.predecessor_ended and live.fenced_at is None:
         return RecoveryPlan(
             RecoveryKind.RESUME,
-            f"the live directory is whole and its last writer has ended: resume after batch {live.batch_id}",
+            f"the live directory is intact and its last writer has ended: resume after batch {live.batch_id}",
             from_batch=live.batch_id,
             to_batch=live.batch_id,
             point=live_point(facts.stream.live_directory or ""),
         )
     return RecoveryPlan(
         RecoveryKind.CLONE,
-        f"the last writer could not be proven to have ended: go on after batch {live.batch_id} in a fresh directory",
+        f"the last writer may still be alive: continue after batch {live.batch_id} in a new directory",
         from_batch=live.batch_id,
         to_batch=live.batch_id,
         point=live_point(facts.stream.live_directory or ""),
@@ -219,7 +218,7 @@ def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tu
         )
     return RecoveryPlan(
         RecoveryKind.REWIND,
-        f"{why}; go back to {_describe_point(point)}, which it was made from{instead}",
+        f"{why}; go back to {_describe_point(point)}, from which it was created{instead}",
         from_batch=facts.live_batch,
         to_batch=point.batch_id,
         directory=point.directory,
@@ -254,14 +253,12 @@ def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], po
     looked_at = "\n".join(f"- {each.name}: {each.why}" for each in passed)
     beyond = "" if facts.depth is None or points <= facts.depth else f" (recovery_depth={facts.depth} of {points})"
     return (
-        f"Stream {facts.stream.stream_id!r} cannot be recovered by itself: {why}, and no point that it could go back "
-        "to is "
-        f"good{beyond}. Nothing was changed by this start, and no other one follows by itself.\n{looked_at}\n"
+        f"Stream {facts.stream.stream_id!r} cannot be recovered automatically: {why}, and every recovery point is "
+        f"damaged{beyond}. This start changed nothing, and no automatic start follows.\n"
+        f"{looked_at}\n"
         "Repair one of them and start the stream by hand (its job on Dagster's page, restart_stream_job, or its "
-        "program "
-        "on a terminal), which tries all of them once more; or name another snapshot or its location with start_from; "
-        "or "
-        "give the state up with start_from=empty and discard_state."
+        "program on a terminal), which tries all of them again; or name another snapshot or its location with "
+        "start_from; or discard the state with start_from=empty and discard_state."
     )
 
 
@@ -275,17 +272,17 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
         kind = RecoveryKind.RESUME if may_resume else RecoveryKind.START_EMPTY
         return RecoveryPlan(
             kind,
-            "the query has not committed a batch yet: it begins again",
+            "the query has not committed a batch yet: it starts from the beginning",
             point=live_point(stream.live_directory) if kind is RecoveryKind.RESUME else None,
         )
     if began_empty and live.status is LiveStatus.MISSING and not facts.has_run:
         # The first start switched to it but could not start its query: nothing is lost.
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
     raise LiveDirectoryError(
-        f"Stream {stream.stream_id!r} cannot be recovered by itself: {why} ({stream.live_directory}), and the "
-        "catalog has no restorable snapshot of it. Put the live directory back, name a snapshot with start_from "
-        "(a location works also for one the catalog does not know), or give the state up with start_from=empty and "
-        "discard_state."
+        f"Stream {stream.stream_id!r} cannot be recovered automatically: {why} ({stream.live_directory}), and the "
+        "catalog has no restorable snapshot of it. Put the live directory back, name a snapshot with start_from (a "
+        "location also works for a snapshot that the catalog does not list), or discard the state with "
+        "start_from=empty and discard_state."
     )
 
 
@@ -296,9 +293,8 @@ def _skipped_points(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:
     if distance is None:
         return ""
     return (
-        f" (prefer_checkpoint_for_recovery passes over {describe_snapshot(facts.snapshots[0])}: {distance} further "
-        "back, and "
-        "what was written since is written again)"
+        f" (prefer_checkpoint_for_recovery skips {describe_snapshot(facts.snapshots[0])}: {distance} further back, "
+        "and later rows are written again)"
     )
 
 
@@ -341,13 +337,14 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
     if not found or facts.snapshots:
         return
     raise LiveDirectoryError(
-        f"The catalog has no start of stream {facts.stream.stream_id!r}, but there is state of it: the catalog was "
-        "lost, its "
-        "URL is wrong, or another environment uses the same folders. Nothing was changed. There are:\n"
+        f"The catalog has no execution of stream {facts.stream.stream_id!r}, but its folders contain state: the "
+        "catalog was lost, its URL is wrong, or another environment uses the same folders. Nothing was changed. "
+        "Found:\n"
         f"{_all_that_is_there(facts)}\n"
-        "Name the right catalog, bring it back from a backup, or register what is there by rebuild_catalog_job "
-        "(Client.rebuild). A second environment needs folders of its own. A start from one of the snapshots by its "
-        "location needs the live directories moved away. start_from=empty with discard_state gives up what is there."
+        "Use the right catalog, restore it from a backup, or register this state with rebuild_catalog_job "
+        "(Client.rebuild). Give a second environment its own folders. To start from one of these snapshots by its "
+        "location, first move the live directories away. To discard all of this, start with start_from=empty and "
+        "discard_state."
     )
 
 
@@ -368,16 +365,17 @@ def refuse_unconfirmed(facts: RecoveryFacts) -> None:
     given_up += [describe_snapshot(snapshot) for snapshot in facts.snapshots]
     origin = facts.stream.origin
     if not given_up and origin is not None and origin.kind is not OriginKind.EMPTY:
-        given_up.append(f"the state that {facts.stream.live_directory} was made from: {origin.location or origin.kind}")
+        given_up.append(
+            f"the state from which {facts.stream.live_directory} was created: {origin.location or origin.kind}"
+        )
     is_unknown = bool(facts.unknown.directories or facts.unknown.snapshots)
     if not given_up and not is_unknown:
         return
     raise StateAtRiskError(
-        f"Stream {facts.stream.stream_id!r} is not started empty, nothing was changed: that gives up all its state, "
-        "and file "
-        f"sinks are rolled back to before their first batch. Its next recoveries would not go back to:\n"
-        f"{_listed(given_up) if given_up else _all_that_is_there(facts)}\n"
-        "To do so, confirm with discard_state=true. To go on instead, start from latest or from one of these."
+        f"Stream {facts.stream.stream_id!r} is not started empty, nothing was changed: that start would discard all "
+        "its state and roll file sinks back to before their first batch. Later recoveries could not return to:\n"
+        f"{(_listed(given_up) if given_up else _all_that_is_there(facts))}\n"
+        "To discard it, confirm with discard_state=true. To continue instead, start from latest or from one of these."
     )
 
 

@@ -224,8 +224,8 @@ def _rewind(
     if not wrote_to:
         raise SinkRollbackError(
             f"The catalog does not know yet which sinks stream {stream.stream_id!r} writes to, so they cannot be "
-            "brought back "
-            f"to batch {batch_id}. Start it once with start_from=latest, or go back to a snapshot, which names them."
+            f"rolled back to batch {batch_id}. Start it once with start_from=latest, or go back to a snapshot, which "
+            "names them."
         )
     query_id = live_query_id(old)
     undo = _undo(stream, query_id, may_repeat=fork)
@@ -288,8 +288,7 @@ def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, l
     if record.live_directory is None:
         raise RestoreError(
             f"Stream {stream.stream_id!r} has an unfinished restore but no live directory. Start it with start_from "
-            "naming "
-            f"the snapshot ({pending.get('location')}) to restore it anew."
+            f"naming the snapshot ({pending.get('location')}) to restore it again."
         )
     if "fork_of" not in pending:
         # After the switch, and before the sinks follow. If the catalog is lost before this, a rebuild passes over this
@@ -360,7 +359,7 @@ def _roll_back_pending(
         header = stream.store.manifest(location).header
         if captured_sinks(header.properties) is None:
             raise SnapshotCorruptError(
-                f"{location} does not say which sinks its query wrote to. Restore another snapshot."
+                f"{location} does not record which sinks its query wrote to. Restore another snapshot."
             )
         logs = logs_in_snapshot(stream.store, location)
         sinks, batch_id = sinks_in(header.properties), header.batch_id
@@ -384,8 +383,7 @@ def snapshot_location(snapshot: SnapshotRecord) -> str:
     """
     if snapshot.location is None:
         raise SnapshotCorruptError(
-            f"The catalog does not say where {describe_snapshot(snapshot)} is. Start from its location instead, or "
-            "from "
-            "another snapshot."
+            f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
+            "instead, or from another snapshot."
         )
     return snapshot.location

@@ -208,7 +208,7 @@ def choose_snapshot(
     skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):
         if newest_batch is not None and snapshot.batch_id is not None and snapshot.batch_id > newest_batch:
-            skipped.append(SkippedSnapshot(snapshot, f"it is of a later batch than {newest_batch}, the newest known"))
+            skipped.append(SkippedSnapshot(snapshot, f"its batch is later than {newest_batch}, the newest known batch"))
             continue
         found = problems(snapshot)
         if found:

@@ -11,29 +11,36 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, SnapshotStatus, StreamRecord
+from dagster_ckpt.catalog.leases import lease_held_message
+from dagster_ckpt.catalog.records import (
+    ExecutionStatus,
+    HoldKind,
+    SnapshotRecord,
+    SnapshotStatus,
+)
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError, StreamNotFoundError
-from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError
 from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import KeepAtEnd, RetentionContext, deletes_live_directory
 from dagster_ckpt.recovery.dead_attempts import attempts_under_way, settle_while_stopped
+from dagster_ckpt.recovery.live_directories import (
+    delete_forgotten_live_directories,
+    delete_live_directories,
+    left_elsewhere,
+    may_be_anothers,
+)
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import adopted_directory
-from dagster_ckpt.stream.fencing import put_up_fence
-from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import disown_live_folder, lies_elsewhere
+from dagster_ckpt.stream.liveness import is_held, this_holder
+from dagster_ckpt.stream.ownership import lies_elsewhere
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000
-# Number of the stream's former live directories whose location is checked.
-_MADE = 100
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,11 @@ class RetentionReport:
         logged = [f"{would}deleted {name}" for name in self.deleted]
         lines = [] if unlogged and not self.dry_run else logged
         lines += [f"kept {name}" for name in self.kept]
-        lines += [f"left for later: {name}" for name in self.held]
+        lines += [f"kept for now: {name}" for name in self.held]
         lines += () if unlogged else self.settled
         lines += [f"could not delete {name}; it is tried again" for name in self.failed]
         if self.live_directory_deleted is not None:
-            lines.append(f"deleted the live directories {self.live_directory_deleted}")
+            lines.append(f"{would}deleted the live directories {self.live_directory_deleted}")
         for reason, count in Counter(garbage.reason for garbage in self.swept).items():
             lines.append(f"{would}removed {count} objects: {reason}")
         return lines or ([] if unlogged and (self.deleted or self.settled) else ["nothing to delete"])
@@ -188,7 +195,26 @@ def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) 
     return snapshot.kind == SnapshotKind.CHECKPOINT.value and not stream.store.is_own(location)
 
 
-def apply_terminal_retention(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
+@dataclass(frozen=True)
+class _AtEnd:
+    """What the clean-up option deletes of a stream that has ended.
+
+    Attributes:
+        doomed: The checkpoints to delete.
+        kept: Those that stay, each with the reason.
+        drops_live: Whether the live directories are deleted too.
+        reason: The clean-up option and the state, for events and reports.
+    """
+
+    doomed: tuple[SnapshotRecord, ...]
+    kept: tuple[str, ...]
+    drops_live: bool
+    reason: str
+
+
+def apply_terminal_retention(
+    stream: StreamHandle, execution_id: str, state: TerminalState, *, dry_run: bool = False
+) -> RetentionReport:
     """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
 
     Savepoints are never deleted unless a start has claimed them. If the live directory is
@@ -199,11 +225,14 @@ def apply_terminal_retention(stream: StreamHandle, execution_id: str, state: Ter
         stream: The stream.
         execution_id: The execution that ended; it is settled afterwards.
         state: How it ended.
+        dry_run: Report what would be deleted without deleting it or settling the execution.
 
     Returns:
         What was deleted and kept, with reasons. Nothing is deleted if a newer execution of the stream
         has begun or is about to: it holds the lease, and the execution remains unsettled.
     """
+    if dry_run:
+        return _preview_at_end(stream, execution_id, state)
     run_id = stream.catalog.executions.get(execution_id).run_id
     try:
         # A start that comes in the meantime must not use what is being deleted. The lease shows it
@@ -224,39 +253,80 @@ def _apply_terminal_retention(
     newest = stream.catalog.executions.latest(stream.stream_id)
     if newest is not None and newest.execution_id != execution_id:
         stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
-        return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the stream began meanwhile",))
-    cleanup = stream.options.cleanup
-    checkpoints = [snapshot for snapshot in _completed(stream) if is_owned_by_stream(snapshot)]
+        return RetentionReport(kept=(_superseded(newest.execution_id),))
+    at_end = _decide_at_end(stream, state)
     deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     interrupted = [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
-    drop_live = deletes_live_directory(state, cleanup)
+    report = discard(stream, interrupted, reason="interrupted deletion", lease=lease)
+    report = report.and_then(discard(stream, at_end.doomed, reason=at_end.reason, lease=lease))
+    report = report.and_then(RetentionReport(kept=at_end.kept))
+    # If something remains, the execution stays unsettled, so that the next pass looks at it again.
+    is_over = not report.failed and not report.held
+    gone = delete_live_directories(stream, acquired, lease) if at_end.drops_live and is_over else None
+    if is_over:
+        stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
+    return report.and_then(RetentionReport(live_directory_deleted=gone))
+
+
+def _superseded(execution_id: str) -> str:
+    return f"everything: execution {execution_id} of the stream started in the meantime"
+
+
+def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
+    """What `apply_terminal_retention` would do now. Changes nothing and takes no lease."""
+    newest = stream.catalog.executions.latest(stream.stream_id)
+    if newest is not None and newest.execution_id != execution_id:
+        return RetentionReport(kept=(_superseded(newest.execution_id),), dry_run=True)
+    lease = stream.catalog.leases.current(stream.stream_id)
+    if lease is not None and is_held(lease):
+        message = lease_held_message(lease, stream.catalog.now_ms())
+        return RetentionReport(kept=(f"everything: {message}",), dry_run=True)
+    at_end = _decide_at_end(stream, state)
+    deleted: list[str] = []
+    kept, held = [*at_end.kept], list[str]()
+    for snapshot in at_end.doomed:
+        holds = stream.catalog.holds.on(snapshot.snapshot_id)
+        if holds:
+            passes = all(hold.kind is HoldKind.USE for hold in holds)
+            holders = "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in holds)
+            (held if passes else kept).append(f"{describe_snapshot(snapshot)}: held ({holders})")
+        else:
+            deleted.append(describe_snapshot(snapshot))
+    record = stream.catalog.streams.get(stream.stream_id)
+    drops_live = at_end.drops_live and record.live_directory is not None and not lies_elsewhere(stream, record)
+    return RetentionReport(
+        deleted=tuple(deleted),
+        kept=tuple(kept),
+        held=tuple(held),
+        live_directory_deleted=stream.live_folder if drops_live and not held else None,
+        dry_run=True,
+    )
+
+
+def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
+    cleanup = stream.options.cleanup
+    checkpoints = [snapshot for snapshot in _completed(stream) if is_owned_by_stream(snapshot)]
+    drops_live = deletes_live_directory(state, cleanup)
     queue = [retained(snapshot) for snapshot in checkpoints]
     policy, context = KeepAtEnd(cleanup), RetentionContext(stream.catalog.now_ms(), ended_as=state)
     decision = decide_retention(policy, queue, context, needed={})
-    if decision.dropped and not drop_live:
+    if decision.dropped and not drops_live:
         decision = decide_retention(policy, queue, context, needed=_still_needed(stream))
+    reason = f"{cleanup.name} at {state.value}"
     because = {
-        KeptBecause.POLICY: f"{cleanup.name} at {state.value}",
-        KeptBecause.NEWEST: "the live directory is not whole: a start may need it",
-        KeptBecause.IN_USE: "an upgrade is not over: a start may need it",
+        KeptBecause.POLICY: reason,
+        KeptBecause.NEWEST: "the live directory is not intact: a start may need it",
+        KeptBecause.IN_USE: "an upgrade is in progress: a start may need it",
     }
     kept = tuple(
         f"{describe_snapshot(snapshot)}: {because[decision.kept[snapshot.snapshot_id]]}"
         for snapshot in checkpoints
         if snapshot.snapshot_id in decision.kept
     )
-    doomed = [snapshot for snapshot in checkpoints if snapshot.snapshot_id not in decision.kept]
-    report = discard(stream, interrupted, reason="deletion that was cut off", lease=lease)
-    report = report.and_then(discard(stream, doomed, reason=f"{cleanup.name} at {state.value}", lease=lease))
-    report = report.and_then(RetentionReport(kept=kept))
-    # If something remains, the execution stays unsettled, so that the next pass looks at it again.
-    is_over = not report.failed and not report.held
-    if drop_live and _may_be_anothers(stream, stream.catalog.streams.get(stream.stream_id)):
-        report = report.and_then(RetentionReport(kept=(_left_elsewhere(stream),)))
-    gone = delete_live_directories(stream, acquired, lease) if drop_live and is_over else None
-    if is_over:
-        stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
-    return report.and_then(RetentionReport(live_directory_deleted=gone))
+    doomed = tuple(snapshot for snapshot in checkpoints if snapshot.snapshot_id not in decision.kept)
+    if drops_live and may_be_anothers(stream, stream.catalog.streams.get(stream.stream_id)):
+        kept += (left_elsewhere(stream),)
+    return _AtEnd(doomed, kept, drops_live, reason)
 
 
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
@@ -277,133 +347,10 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
         names = tuple(describe_snapshot(snapshot) for snapshot in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
     settled = tuple(settle_while_stopped(stream))
-    report = discard(stream, interrupted, reason="deletion that was cut off", lease=None)
-    gone = _forgotten_live_directories(stream)
+    report = discard(stream, interrupted, reason="interrupted deletion", lease=None)
+    gone = delete_forgotten_live_directories(stream)
     swept = tuple(stream.store.sweep(older_than_ms=older_than_ms, under_way=attempts_under_way(stream)))
     return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
-
-
-def _forgotten_live_directories(stream: StreamHandle) -> str | None:
-    """Delete what a JVM's last uploads wrote into live directories after their deletion."""
-    try:
-        record = stream.catalog.streams.get(stream.stream_id)
-    except StreamNotFoundError:
-        # The housekeeping schedule also covers streams that were never started.
-        return None
-    if record.live_directory is not None or stream.catalog.leases.current(stream.stream_id) is not None:
-        return None
-    if not _own_live_directories(stream, record):
-        return None
-    try:
-        # A start that comes in the meantime waits for this, or has a higher token and its own
-        # directories.
-        acquired = acquire(
-            stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
-        )
-    except LeaseHeldError:
-        return None
-    with LeaseKeeper(stream.catalog, acquired.record) as lease:
-        try:
-            return _delete_live_directories(stream, record, lease) if acquired.predecessor_ended else None
-        except LeaseLostError:
-            return None
-
-
-def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
-    """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
-
-    A directory outside the stream's folder is forgotten and stays: it was adopted or, if the catalog is
-    a copy, it is the original's, whose query is not even fenced.
-
-    If a previous holder may still be alive, its query is fenced first, and fenced directories stay:
-    once a directory is forgotten nothing else can fence its query, which would keep writing without
-    the fence.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; its directories are not touched.
-    """
-    record = stream.catalog.streams.get(stream.stream_id)
-    if not acquired.predecessor_ended and not _may_be_anothers(stream, record):
-        put_up_fence(stream, acquired, still_mine=lease.check, is_followed=False)
-    stream.catalog.streams.forget_live_directory(lease.record)
-    _delete_live_directories(stream, record, lease, spares_fenced=not acquired.predecessor_ended)
-    return None if record.live_directory is None or lies_elsewhere(stream, record) else stream.live_folder
-
-
-def _may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory is outside the stream's folder, and was not adopted from there."""
-    return adopted_directory(record) is None and lies_elsewhere(stream, record)
-
-
-def _left_elsewhere(stream: StreamHandle) -> str:
-    record = stream.catalog.streams.get(stream.stream_id)
-    return (
-        f"the live directory {record.live_directory}: it is not below {stream.live_folder}, and belongs to another "
-        "environment if this catalog is a copy. Otherwise delete it yourself"
-    )
-
-
-def _delete_live_directories(
-    stream: StreamHandle, record: StreamRecord, lease: LeaseKeeper, *, spares_fenced: bool = False
-) -> str | None:
-    built = [each.live for each in _own_live_directories(stream, record) if each.token <= lease.record.token]
-    if spares_fenced:
-        built = [live for live in built if live.fenced_at() is None]
-    for live in built:
-        lease.check()
-        live.delete()
-    if not stream.live_directories():
-        disown_live_folder(stream)
-    LiveDirectory(stream.live_folder).folder.delete_if_empty()
-    return stream.live_folder if built else None
-
-
-def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
-    """The live directories in the stream's folder, if the catalog knows that the stream has run there.
-
-    Otherwise they belong to another deployment, or to this one before its catalog was lost, and
-    must not be deleted.
-    """
-    known = {record.live_directory} | {
-        each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
-    }
-    events = stream.catalog.events
-    made = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
-    known |= {event.payload.get("live_directory") for event in made.get(stream.stream_id, ())}
-    is_own = any(isinstance(url, str) and _is_in(stream.live_folder, url) for url in known)
-    return stream.live_directories() if is_own else []
-
-
-def _is_in(folder: str, url: str) -> bool:
-    return same_folder(folder, url.rstrip("/").rpartition("/")[0])
-
-
-def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that earlier starts left behind, finished or not.
-
-    The previous one is kept if it is fenced: without its fence, a query that still runs there would
-    plan further batches.
-
-    Args:
-        stream: The stream.
-        current: The directory in use.
-        lease: The lease of the stream. Directories with a higher token belong to a successor and stay.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now.
-    """
-    built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
-    names = {each.live.url.rpartition("/")[2]: each for each in built}
-    mine = names.get(current.url.rstrip("/").rpartition("/")[2])
-    token = lease.record.token
-    for each in built:
-        of_this_run = each.token == token and mine is not None and each.generation < mine.generation
-        is_before = mine is not None and each.generation == mine.generation - 1
-        if each != mine and (each.token < token or of_this_run):
-            if is_before and each.live.fenced_at() is not None:
-                continue
-            lease.check()
-            each.live.delete()
 
 
 def _completed(stream: StreamHandle) -> list[SnapshotRecord]:

@@ -87,12 +87,11 @@ class RewindPreview:
     def downstream(self) -> str:
         """What this means for readers of the output."""
         if not self.undoes:
-            return "Nothing that was committed is undone."
+            return "No committed batch is undone."
         snapshots = f", with {len(self.left)} snapshots reported since" if self.left else ""
         return (
-            f"Whoever has read the output of batches {(self.plan.to_batch or 0) + 1} to "
-            f"{self.plan.from_batch}{snapshots} "
-            "has read rows that are written anew, and has to read again."
+            f"Consumers that read the output of batches {(self.plan.to_batch or 0) + 1} to "
+            f"{self.plan.from_batch}{snapshots} have read rows that are written again, and must re-read them."
         )
 
     def messages(self) -> list[str]:
@@ -188,8 +187,7 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
         sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
         raise RowsAtRiskError(
             f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: rows could be "
-            "lost. "
-            f"{sinks} Do what is advised for each sink, or start with accept_loss to take the loss."
+            f"lost. {sinks} Follow the advice for each sink, or start with accept_loss to accept the loss."
         )
 
 

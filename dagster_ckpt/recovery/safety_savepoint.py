@@ -51,7 +51,7 @@ def take_safety_savepoint(
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None
     label = f"{LABEL}{stream.catalog.streams.get(stream.stream_id).next_number}"
-    why = "the live directory is not whole"
+    why = "the live directory is not intact"
     if facts.live is not None and facts.live.status is LiveStatus.GOOD:
         try:
             kept = savepoint_of_stopped_stream(stream, label=label, trigger=SnapshotTrigger.REWIND, lease=lease)
@@ -60,17 +60,16 @@ def take_safety_savepoint(
         except CkptError as error:
             why = str(error)
         else:
-            return f"took the savepoint {label} at batch {kept.batch_id}: start from it to come back"
+            return f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the rewind"
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:
         if facts.live is None or facts.live.status is not LiveStatus.GOOD:
             # There is no state to come back to.
             return None
         raise RestoreError(
-            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: no savepoint could be "
-            "taken of "
-            f"where it stands, and no snapshot of it is newer than batch {plan.to_batch}: {why} Repair that, or start "
-            "with no_safety_savepoint, which gives up the way back."
+            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: no savepoint of its "
+            f"current position could be taken, and it has no snapshot newer than batch {plan.to_batch}: {why} Repair "
+            "that, or start with no_safety_savepoint; the rewind then cannot be undone."
         )
     return _tag(stream, newest, label, why, lease)
 

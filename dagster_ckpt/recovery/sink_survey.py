@@ -147,7 +147,7 @@ def refuse_to_clean(stream: StreamHandle) -> None:
         _survey(stream, aim, None).judgements,
         f"Nothing is deleted for stream {stream.stream_id!r}: a folder where it wrote may hold the files of another "
         "query.",
-        "Delete by hand there what is not needed.",
+        "Delete unneeded files there by hand.",
     )
 
 
@@ -257,8 +257,8 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
         if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(
                 f"Stream {stream.stream_id!r} is not started: it would write to {sink.place}, where stream "
-                f"{other.stream_id!r} writes (run {other.run_id}). Each would pass over the batches of the other "
-                "without a word. Let it write to a folder of its own."
+                f"{other.stream_id!r} writes (run {other.run_id}). Each would silently skip batches of the other. Let "
+                "it write to a folder of its own."
             )
 
 
@@ -304,7 +304,7 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
         return SinkForecast(
             sink,
             SinkEffect.STARTS,
-            f"The query has not written there before: it holds what comes after batch {aim.batch_id}.",
+            f"The query has not written there before: the sink has batches after {aim.batch_id}.",
         )
     if judgement.verdict is Verdict.REFUSE:
         return SinkForecast(sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _ADVICE)

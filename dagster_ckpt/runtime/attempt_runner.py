@@ -28,8 +28,9 @@ from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, sharing_base
 from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
+from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
+from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end

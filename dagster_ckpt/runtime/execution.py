@@ -92,8 +92,8 @@ class StreamRun:
             if end.kind is EndKind.STALLED:
                 # The query waits for something in this process or its JVM. A restart in place would wait for it too.
                 raise QueryStalledError(
-                    f"Stream {self._stream.stream_id!r}: {end.reason}. It was stopped; its restart strategy says "
-                    "whether a new process goes on."
+                    f"Stream {self._stream.stream_id!r}: {end.reason}. It was stopped; its restart strategy decides "
+                    "whether a new process continues."
                 )
             if end.kind is EndKind.FAILED:
                 outcome = await_restart(self._stream, self._request, self._lease, execution_id, end)
@@ -215,7 +215,7 @@ def _wait_until(
     stop_requests = StopRequests(stream, lease, execution_id)
     while monotonic_ms() < until_ms:
         if request.interrupted():
-            return QueryEnd(EndKind.INTERRUPTED, "the process was told to stop before the restart")
+            return QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop before the restart")
         if lease.lost is not None:
             return QueryEnd(EndKind.LEASE_LOST, str(lease.lost))
         stopped = stop_requests.carry_out()
@@ -243,7 +243,7 @@ class StopRequests:
                 if request.kind not in ENDS_BY_REQUEST:
                     continue
                 self._tried = [request]
-                reason = f"{request.kind.value.lower()} asked for by {request.origin}, between two restarts"
+                reason = f"{request.kind.value.lower()} requested by {request.origin}, between two restarts"
                 end = QueryEnd(ENDS_BY_REQUEST[request.kind], reason)
                 if stop_before_restart(catalog, lease, self._execution_id, end, asked_by=request):
                     return end

@@ -67,14 +67,13 @@ def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
     asked = stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
     if asked is not None and asked.status is RequestStatus.WITHDRAWN:
         raise RestartWithdrawnError(
-            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start that {asked.origin} had "
-            "asked for was taken back. Ask again to have it run."
+            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start requested by {asked.origin} "
+            "was withdrawn. Request it again."
         )
     before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
     if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
         raise RestartWithdrawnError(
-            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it to have it "
-            "run."
+            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it by hand."
         )
 
 
@@ -272,7 +271,8 @@ class Start:
             log_message(self._stream.stream_id, f"rolled back the sink {place}")
         for sink in prepared.may_repeat:
             log_message(
-                self._stream.stream_id, f"this sink cannot be rolled back and gets the rewound batches again: {sink}"
+                self._stream.stream_id,
+                f"this sink cannot be rolled back and receives the rewound batches again: {sink}",
             )
 
     def _note_output(self, output: NamedOutput | None, live: LiveDirectory) -> None:
@@ -373,13 +373,13 @@ class StartWatch:
         if self.end is not None:
             return
         if self._interrupted():
-            self.end = QueryEnd(EndKind.INTERRUPTED, "the process was told to stop while it started")
+            self.end = QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop while it started")
             return
         # A temporarily unavailable catalog does not stop a start.
         with suppress(CatalogError):
             for request in self._catalog.requests.pending(self._stream_id):
                 if request.kind in ENDS_BY_REQUEST:
-                    reason = f"{request.kind.value.lower()} asked for by {request.origin}, while it started"
+                    reason = f"{request.kind.value.lower()} requested by {request.origin}, while it started"
                     self.end, self.request = QueryEnd(ENDS_BY_REQUEST[request.kind], reason), request
                     return
                 if request.kind is RequestKind.STOP_WITH_SAVEPOINT and request.created_at_ms >= self._since_ms:
@@ -390,7 +390,8 @@ class StartWatch:
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         error = (
             f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "
-            "cancel the start, and take a savepoint of the stopped stream, or ask again when the query is running."
+            "cancel the start, and take a savepoint of the stopped stream, or submit the request again when the query "
+            "is running."
         )
-        log_message(self._stream_id, f"refused to stop with a savepoint, asked for by {request.origin}: {error}")
+        log_message(self._stream_id, f"refused to stop with a savepoint, requested by {request.origin}: {error}")
         self._catalog.requests.resolve(self._lease, request.request_id, RequestStatus.FAILED, error=error)

@@ -148,7 +148,7 @@ class Supervisor:
         if self._lease.lost is not None:
             self._end = QueryEnd(EndKind.LEASE_LOST, str(self._lease.lost))
         elif self._interrupted():
-            self._end = QueryEnd(EndKind.INTERRUPTED, "the process was told to stop")
+            self._end = QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop")
         elif terminated:
             error = self._query.exception()
             self._end = (
@@ -203,7 +203,7 @@ class Supervisor:
                 # A savepoint that completed too late is discarded, so it does not end the query either.
                 why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
                 self._end = QueryEnd(
-                    EndKind.SAVEPOINT_FAILED, f"the savepoint to stop with failed, the query goes on: {why}"
+                    EndKind.SAVEPOINT_FAILED, f"the savepoint of the stop request failed, the query continues: {why}"
                 )
 
     def _do(self, action: Action) -> list[Event]:
@@ -295,7 +295,7 @@ class Supervisor:
         for request in pending:
             if request.kind in ENDS_BY_REQUEST:
                 self._stop_requested = [request]
-                reason = f"{request.kind.value.lower()} asked for by {request.origin}"
+                reason = f"{request.kind.value.lower()} requested by {request.origin}"
                 end = QueryEnd(ENDS_BY_REQUEST[request.kind], reason)
                 if record_end(self._catalog, lease, self._execution_id, end, asked_by=request):
                     self._end = end
@@ -319,5 +319,5 @@ class Supervisor:
 
 
 def _describe_stall(still: QueryInactivity) -> str:
-    tasks = "" if still.tasks is None else f", with no task running of its Spark jobs under way ({still.tasks.jobs})"
-    return f"the query stood still at {still.doing!r} for {iso_duration(still.stalled_for_ms)}{tasks}"
+    tasks = "" if still.tasks is None else f", with no running task in its {still.tasks.jobs} active Spark jobs"
+    return f"the query was stalled at {still.doing!r} for {iso_duration(still.stalled_for_ms)}{tasks}"

@@ -25,7 +25,7 @@ class ConsoleSink(Sink):
 
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
-    reason = "The rewound batches are printed once more."
+    reason = "The rewound batches are printed again."
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -48,7 +48,7 @@ class NoopSink(Sink):
 class MemorySink(Sink):
     """A table in the session."""
 
-    reason = "Its table lives in the session: after any restart it holds only what came since."
+    reason = "Its table lives in the session: after a restart it contains only later rows."
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -66,10 +66,13 @@ class ForeachBatchSink(Sink):
     # Nothing is known, so nothing speaks against a second stream.
     knows_queries = True
 
-    reason = "The function is called again for batch numbers it has seen, with other rows: it depends on what it does."
+    reason = (
+        "The function is called again for batch numbers that it has seen, with other rows: the effect depends on the "
+        "function."
+    )
     advice = (
-        "A function that keeps its own record of batch numbers, such as Delta's txnVersion, has to forget these. "
-        "register_sink teaches the package such a sink."
+        "A function that keeps its own record of batch numbers, such as Delta's txnVersion, must forget these. "
+        "Describe such a sink with register_sink."
     )
 
     @classmethod
@@ -87,7 +90,7 @@ class ForeachBatchSink(Sink):
 class ForeachSink(Sink):
     """A writer that is called with each row."""
 
-    reason = "The writer gets the rewound rows once more: it depends on what it does."
+    reason = "The writer receives the rewound rows again: the effect depends on the writer."
 
     @classmethod
     def of(cls, name: str) -> Self | None:

@@ -85,7 +85,7 @@ class FileSink(Sink):
             folder = open_file_io(self.folder)
             names = {number: name for name in folder.list(LOG) if (number := entry_id(name)) is not None}
             if replay.to_batch < 0:
-                return self._told(SinkEffect.EXACT, "Its log is emptied: readers see what the new run writes.")
+                return self._told(SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes.")
             if replay.log_entries is None:
                 own_past(self.folder, replay.to_batch)
             elif (entries := self._noted(replay.log_entries)) is None:
@@ -93,11 +93,11 @@ class FileSink(Sink):
             elif not folder.exists() and entries:
                 return self._told(
                     SinkEffect.LOSE,
-                    f"The folder is gone, and with it the rows of all batches up to {replay.to_batch}.",
+                    f"The folder is missing, and with it the rows of all batches up to {replay.to_batch}.",
                     "Put the folder back.",
                 )
         except StorageAccessError as error:
-            return self._told(SinkEffect.UNREACHABLE, f"It has to be rolled back and cannot be reached: {error}")
+            return self._told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         except CkptError as error:
             return self._told(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
         undone = sum(1 for number in names if number > replay.to_batch)
@@ -125,11 +125,11 @@ class FileSink(Sink):
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
         if last_batch <= replay.to_batch:
-            return self._told(SinkEffect.EXACT, f"It holds no batch after {replay.to_batch}.")
+            return self._told(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
         return self._told(
             SinkEffect.LOSE,
-            "The snapshot was taken before the query wrote there, so the sink is not rolled back: it passes over "
-            f"batches up to {last_batch} whatever is in them.",
+            "The snapshot was taken before the query wrote there, so the sink is not rolled back: it skips batches "
+            f"up to {last_batch}, whatever they contain.",
             "Write to a new folder.",
         )
 
@@ -155,9 +155,8 @@ def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
         yield error(
             Code.SINK_LOG_AHEAD,
             where,
-            f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark passes "
-            "over every batch "
-            f"up to {last} without a word, and where it is cut differently the second time its rows are lost.",
+            f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark silently skips "
+            f"every batch up to {last}, and rows are lost if a batch has other boundaries the second time.",
         )
     has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
     # Read the commits again at the end: a running query may have committed this batch, or is about
@@ -166,17 +165,16 @@ def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
         yield note(
             Code.SINK_HAS_BATCH_IN_FLIGHT,
             f"{where}/{names[last]}",
-            f"The sink has batch {last}, which is not committed, and state is in checkpoint format v2. Unless a query "
-            "runs there, Spark would pass over the batch without running it and fail, at every start: assertion "
+            f"The sink has batch {last}, which is not committed, and state is in checkpoint format v2. Unless a "
+            "query runs there, Spark would skip the batch without running it and fail, at every start: assertion "
             "failed: CheckpointInfo length: 0.",
         )
     if last < committed:
         yield warning(
             Code.SINK_LOG_BEHIND,
             where,
-            f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or "
-            "the output "
-            "folder was exchanged or rolled back by itself.",
+            f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or the "
+            "output folder was replaced or rolled back on its own.",
         )
     first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
     missing = (number for number in range(first, last + 1) if number not in names)
@@ -286,7 +284,7 @@ def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[
         _bring(old, new, name, may_link=may_link)
     except FileNotFoundError as error:
         raise RestoreError(
-            f"{where} is gone, though the log of {old} names it, so the output cannot be forked. Fork without it."
+            f"{where} is missing, although the log of {old} lists it, so the output cannot be forked. Fork without it."
         ) from error
     return {**line, "path": _place(new, name)}
 
@@ -304,7 +302,9 @@ def _below(old: str, where: str) -> str:
     prefix = f"{old.rstrip('/')}/"
     if root is None and unquote(where).startswith(prefix):
         return unquote(where).removeprefix(prefix)
-    raise RestoreError(f"The log of {old} names {where}, which does not lie there, so the output cannot be forked.")
+    raise RestoreError(
+        f"The log of {old} lists {where}, which is outside of that folder, so the output cannot be forked."
+    )
 
 
 def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:

@@ -110,9 +110,9 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
             folder.flush(LOG)
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(
-            f"The sink {path} could not be brought back to batch {batch_id}: {error}. Make it reachable and "
-            "start again: "
-            "the roll-back goes on where it stopped. Do not start the query before, it would skip batches."
+            f"The sink {path} could not be rolled back to batch {batch_id}: {error}. Make it reachable and start "
+            "again: the rollback continues where it stopped. Do not start the query before that: it would skip "
+            "batches."
         ) from error
 
 
@@ -132,8 +132,8 @@ def own_past(path: str, batch_id: int) -> list[SinkEntry]:
     first = captured.files[0].source.rsplit("/", 1)[-1] if captured.files else "0"
     if first != "0" and not first.endswith(COMPACT):
         raise SinkRollbackError(
-            f"{path}/{LOG} begins with entry {first}, and what came before is only in later compact entries: the sink "
-            f"cannot be brought back to batch {batch_id}. Go back to a snapshot, which carries this log."
+            f"{path}/{LOG} begins with entry {first}, and earlier entries are only in later compact files: the sink "
+            f"cannot be rolled back to batch {batch_id}. Go back to a snapshot, which contains this log."
         )
     return [SinkEntry(file.source.rsplit("/", 1)[-1], file.folder.read(file.source)) for file in captured.files]
 
@@ -307,9 +307,8 @@ def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -
 def _entry(folder: FileIO, target: str, name: str | None, number: int, last: int) -> NeededFile:
     if name is None:
         raise IncompleteCutError(
-            f"{folder.url}/{LOG}/{number} is missing: the sink's log is needed up to batch {last} to bring "
-            "the sink back "
-            "to it. Do not delete files there; if this one is gone for good, write to a new folder."
+            f"{folder.url}/{LOG}/{number} is missing: rolling the sink back to batch {last} needs its log up to "
+            "there. Do not delete files there; if this one cannot be put back, write to a new folder."
         )
     source = f"{LOG}/{name}"
     with folder.open(source) as stream:

@@ -56,14 +56,14 @@ class Guarantees:
 
 _AT_LEAST_ONCE_MODES = {
     ExecutionMode.ASYNC_PROGRESS: (
-        "Asynchronous progress tracking leaves batches out of both logs, and what came after the newest batch in both "
-        "is cut into batches anew. The query keeps no state; its sink gets those rows again, under other batch ids. "
-        "Only aligned snapshots are taken."
+        "Asynchronous progress tracking leaves batches out of both logs, and the input after the newest batch in both "
+        "is divided into new batches. The query has no state; its sink receives those rows again, under other batch "
+        "ids. Only aligned snapshots are taken."
     ),
     ExecutionMode.CONTINUOUS: (
-        "Continuous processing starts again after the newest committed epoch, and its epochs are not repeated as they "
-        "were. The query keeps no state; its sink gets the rows after that epoch again. Only aligned snapshots are "
-        "taken."
+        "Continuous processing resumes after the newest committed epoch, and later epochs are not repeated "
+        "identically. The query has no state; its sink receives the rows after that epoch again. Only aligned "
+        "snapshots are taken."
     ),
 }
 
@@ -78,19 +78,22 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
     exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
     if mode is ExecutionMode.REAL_TIME:
         why = (
-            "In real-time mode a batch gets its offsets only when it ends, so a batch that was cut off is made anew of "
-            "other rows: state is exact (checkpoint format v2), a sink may show rows twice. Only aligned snapshots are "
-            "taken."
+            "In real-time mode a batch gets its offsets only when it ends, so an interrupted batch is run again with "
+            "other rows: state is exact (checkpoint format v2), but a sink may show rows twice. Only aligned "
+            "snapshots are taken."
         )
         return Guarantees(mode, exactly, at_least, unaligned=False, why=why)
     if mode in _AT_LEAST_ONCE_MODES:
         return Guarantees(mode, at_least, at_least, unaligned=False, why=_AT_LEAST_ONCE_MODES[mode])
     forgetful = [sink for sink in sinks_of(sinks) if not sink.shows_rows_once]
     if sinks and not forgetful:
-        why = "Every batch is replayed with the same offsets and state, and its sink knows batches it has written."
+        why = (
+            "Every batch is replayed with the same offsets and state, and its sink recognizes batches that it has "
+            "written."
+        )
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
-    unsure = _unsure(forgetful[0]) if forgetful else "it is not known which sinks it has"
-    why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may show twice."
+    unsure = _unsure(forgetful[0]) if forgetful else "its sinks are unknown"
+    why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may appear twice."
     # Including the batch in flight is correct for the state; the user decides whether its sink may
     # get it twice.
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
@@ -98,8 +101,8 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
 
 def _unsure(sink: Sink) -> str:
     if sink.on_repeat in (OnRepeat.SKIPS, OnRepeat.RUNS):
-        return f"no test with a real table shows that {sink.name} passes over batches it has written"
-    return f"{sink.name} does not know batches it has written"
+        return f"no test with a real table shows that {sink.name} skips batches that it has written"
+    return f"{sink.name} does not recognize batches that it has written"
 
 
 def can_replay_a_batch(sinks: Sequence[str]) -> bool:

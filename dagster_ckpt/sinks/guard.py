@@ -63,9 +63,9 @@ class Refusal(StrEnum):
     NOT_MAPPED = "no sink of the imported snapshot is mapped to it"
     ANOTHERS_LOG = "its log is not this stream's"
     ANOTHER_STREAMS = "another stream of this catalog writes there"
-    LOG_IS_GONE = "its log is gone, and with it the rows that the stream has written there"
-    LOG_ELSEWHERE = "its log does not stand where the stream stands"
-    NOT_IN_SNAPSHOT = "it holds a log that the snapshot does not know, so it cannot be brought back"
+    LOG_IS_GONE = "its log is missing, and with it the rows that the stream has written there"
+    LOG_ELSEWHERE = "its log is not at the position of the stream"
+    NOT_IN_SNAPSHOT = "it has a log that the snapshot does not contain, so it cannot be rolled back"
 
 
 @dataclass(frozen=True)

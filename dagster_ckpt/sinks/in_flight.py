@@ -233,28 +233,28 @@ def _asks_the_sink(at: Unfinished) -> bool:
 def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
     has = f"It has batch {batch_id + 1} already, which is not committed"
     if what is InFlight.SKIPPED:
-        return SinkForecast(sink, SinkEffect.SKIP, f"{has}: exactly that comes again and is passed over.")
+        return SinkForecast(sink, SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
     if what is InFlight.ROLL_BACK:
         return SinkForecast(
             sink,
             SinkEffect.EXACT,
-            f"{has}, and the state after it cannot be gone on from: it goes back to batch {batch_id}, and the "
-            "batch is run again.",
+            f"{has}, and the query cannot continue from the state after it: the sink goes back to batch {batch_id}, "
+            "and the batch is run again.",
         )
     if what is InFlight.FOREIGN:
         return SinkForecast(
             sink,
             SinkEffect.IRREVERSIBLE,
-            f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and Spark "
-            "would pass over this query's own batches up to there.",
+            f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and "
+            "Spark would skip this query's own batches up to there.",
             "Start from a snapshot with start_from=...: that rolls the sink back.",
         )
     if what is InFlight.REFUSE:
         return SinkForecast(
             sink,
             SinkEffect.IRREVERSIBLE,
-            f"{has}, and the state after it cannot be gone on from: Spark would pass over the batch without computing "
-            "its state, and fail at the one after it.",
+            f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
+            "computing its state, and fail at the next one.",
             f"Restore the table to its version before batch {batch_id + 1}, and start from a snapshot or batch-<n> "
             "with "
             "new_query_id.",

@@ -112,8 +112,8 @@ def read_sink_log(path: str) -> SinkLog:
     entries = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
     if not entries:
         raise SinkRollbackError(
-            f"{path} has no log ({LOG} is missing or empty), so no file there can be told to be an orphan. Readers "
-            "take all files of such a folder for rows; delete by hand what is not needed."
+            f"{path} has no log ({LOG} is missing or empty), so orphaned files there cannot be identified. Readers "
+            "read every file in such a folder; delete unneeded ones by hand."
         )
     own_past(path, max(entries.values()))
     newest = max(entries, key=entries.__getitem__)

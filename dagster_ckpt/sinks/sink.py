@@ -156,8 +156,7 @@ class Sink:
     remembers_undone: ClassVar[bool] = False
     effect: ClassVar[SinkEffect] = SinkEffect.UNKNOWN
     reason: ClassVar[str] = (
-        "Nothing is known of this sink: rewound batches may be written twice or passed over. To teach the package "
-        "what it does, use register_sink."
+        "This sink is unknown: rewound batches may be written twice or skipped. Describe it with register_sink."
     )
     advice: ClassVar[str] = ""
 
@@ -225,10 +224,10 @@ class Sink:
         try:
             last = newest_batch(self, replay.query_id)
         except CkptError as error:
-            reason = f"It has to be rolled back and cannot be reached: {error}"
+            reason = f"It must be rolled back but cannot be reached: {error}"
             return SinkForecast(self.name, SinkEffect.UNREACHABLE, reason)
         if last is None or last <= replay.to_batch:
-            return SinkForecast(self.name, SinkEffect.EXACT, f"It holds no batch after {replay.to_batch}.")
+            return SinkForecast(self.name, SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
         return SinkForecast(
             self.name,
             SinkEffect.EXACT,
@@ -255,7 +254,7 @@ class Sink:
         Raises:
             SinkRollbackError: The sink cannot be reached or changed.
         """
-        raise NotImplementedError(f"{type(self).__name__} says rolls_back, and does not define roll_back.")
+        raise NotImplementedError(f"{type(self).__name__} sets rolls_back but does not define roll_back.")
 
     def leftovers(self) -> Leftovers | None:
         """Files that no batch may need any more; None for a sink that leaves none."""
@@ -282,7 +281,7 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
         raise
     except Exception as error:  # a user's sink raises what its own library raises
         raise StorageAccessError(
-            f"The sink {sink.name} cannot be asked for its newest batch: {type(error).__name__}: {error}. Make it "
+            f"The newest batch of the sink {sink.name} cannot be read: {type(error).__name__}: {error}. Make it "
             "reachable, then start again."
         ) from error
 
@@ -302,8 +301,8 @@ def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
         raise
     except Exception as error:  # a user's sink raises what its own library raises
         raise SinkRollbackError(
-            f"The sink {sink.name} could not be brought back to batch {to.batch_id}: {type(error).__name__}: {error}. "
-            "Make it reachable and start again: the roll-back is repeated. Do not start the query before."
+            f"The sink {sink.name} could not be rolled back to batch {to.batch_id}: {type(error).__name__}: {error}. "
+            "Make it reachable and start again: the rollback is repeated. Do not start the query before that."
         ) from error
 
 

@@ -121,7 +121,7 @@ class Block:
         block = cls._of(packed, list(entries.values()), stable=stable)
         wrong = [name for name in block.uses if not is_reference(name)]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is no data object of a snapshot")
+            raise ValueError(f"{wrong[0]!r} is not a data object of a snapshot")
         if max([block.inline_length, *(use.length for use in block.uses.values())]) > LARGEST_LONG:
             raise ValueError("a file ends at an offset that no file has")
         return block

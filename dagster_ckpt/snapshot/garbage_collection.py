@@ -68,7 +68,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
     except SnapshotNotFoundError:
         return
     except SnapshotCorruptError as error:
-        _log.warning("What %s/%s shared stays until it is swept: %s", file_io.url, directory, error)
+        _log.warning("The shared objects of %s/%s are kept until the next sweep: %s", file_io.url, directory, error)
         objects = frozenset()
     with suppress(FileNotFoundError):
         # Before what it refers to goes: after a power failure it must not be listed again.
@@ -160,7 +160,7 @@ class Sweep:
     def _probes(self) -> list[Garbage]:
         names = {name: changed for name, changed in self._changes("").items() if _PROBE_NAME.fullmatch(name)}
         old = {name: changed for name, changed in names.items() if self._is_old(changed)}
-        return self._delete(old, "a look at the storage's clock or rights was cut off")
+        return self._delete(old, "an interrupted check of the storage's clock or permissions left it")
 
     def _checkpoint(self, directory: str, protected: Iterable[str]) -> list[Garbage]:
         names = self._changes(directory)
@@ -209,7 +209,7 @@ class Sweep:
     ) -> list[Garbage]:
         if not self.dry_run:
             delete_snapshot(self.file_io, directory, protected)
-        reason = f"the deletion of {directory} was cut off"
+        reason = f"the deletion of {directory} was interrupted"
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
     def _changes(self, directory: str) -> dict[str, int | None]:
@@ -284,10 +284,10 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> f
             # exist.
             if directory not in wanted:
                 continue
-            _log.warning("Shared objects in %s stay: the protected %s is not there.", file_io.url, directory)
+            _log.warning("Shared objects in %s are kept: the protected snapshot %s is missing.", file_io.url, directory)
             return None
         except SnapshotCorruptError as error:
-            _log.warning("Shared objects in %s stay, because they may be needed: %s", file_io.url, error)
+            _log.warning("Shared objects in %s are kept, because they may be needed: %s", file_io.url, error)
             return None
     return frozenset(used)
 

@@ -93,7 +93,7 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
         # the snapshot needs it.
         if manifest.objects != listed:
             odd = sorted(manifest.objects ^ listed)[:3]
-            raise ValueError(f"its files lie in other data objects than it lists: {odd}")
+            raise ValueError(f"its files are in data objects that it does not list: {odd}")
         if manifest.inline_length > len(inline):
             raise ValueError(f"a file ends at {manifest.inline_length} of its {len(inline)} inlined bytes")
         return Metadata(manifest, inline)
@@ -147,7 +147,7 @@ def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[
         raise _corrupt(location, f"it begins with {data[:6]!r}: that is not a snapshot's metadata")
     checked, checksum = memoryview(data)[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if checksum != _CHECKSUM_NAME + blake3(checked).hexdigest().encode():
-        raise _corrupt(location, "its checksum does not fit, so it is truncated or altered")
+        raise _corrupt(location, "its checksum does not match, so it is truncated or altered")
     with (
         reading(lambda why: _corrupt(location, f"its manifest cannot be read ({why})")),
         zipfile.ZipFile(io.BytesIO(data)) as archive,

@@ -254,7 +254,8 @@ class ObjectSnapshotStore:
         kept = {_folder(other) for other in protected}
         if _folder(location) in kept:
             raise StorageAccessError(
-                f"{location} is not deleted: an attempt under way builds on it. Try again when that has ended."
+                f"{location} is not deleted: an attempt in progress shares its objects. Try again when that attempt "
+                "has ended."
             )
         file_io, directory = self._at(location)
         with self._lock:

@@ -331,6 +331,6 @@ def _pack_name(task: PackTask, number: int) -> str:
 
 def _changed(file: Source) -> CutOvertakenError:
     return CutOvertakenError(
-        f"{file.path} had {file.size} bytes when it was looked at, and another length when it was read: it "
-        "changed meanwhile, so no snapshot was written. Take the snapshot again."
+        f"{file.path} had {file.size} bytes when it was listed, but another length when it was read: it changed in "
+        "the meantime, so no snapshot was written. Take the snapshot again."
     )

@@ -269,9 +269,9 @@ class _Writer:
         problems = manifest.unusable_objects(self._file_io, self._directory) if manifest.objects else []
         if problems:
             raise StorageAccessError(
-                f"{self._file_io.url}/{self._directory} is not finished, because data objects that it needs went away "
-                f"while it was written: {'; '.join(problems[:3])}. Look whether something else deletes there; the next "
-                "snapshot is written without them."
+                f"{self._file_io.url}/{self._directory} was not completed: data objects that it needs were deleted "
+                f"while it was written: {'; '.join(problems[:3])}. Check whether another program deletes files there; "
+                "the next snapshot is written without these objects."
             )
         self._publishing = True
 

@@ -118,8 +118,8 @@ def refuse_a_fenced_directory(live: LiveDirectory) -> None:
     batch = live.fenced_at()
     if batch is not None:
         raise LiveDirectoryError(
-            f"{live.url} was fenced before batch {batch}, as a holder of the lease may still live: nothing starts in "
-            "it. Start the stream again; it goes on in a fresh directory."
+            f"{live.url} was fenced before batch {batch}, because a holder of the lease may still be alive: no query "
+            "starts in it. Start the stream again; it continues in a new directory."
         )
 
 

@@ -177,8 +177,8 @@ class LeaseKeeper:
             self._lose(
                 LeaseLostError(
                     f"The lease of stream {self._lease.stream_id!r} could not be renewed for {age_s:.0f} s and is "
-                    f"about to run out ({self._trouble}). The query is stopped so that a successor can take over; "
-                    "bring the catalog back and start the stream again."
+                    f"about to expire ({self._trouble}). The query is stopped so that a successor can take over. Make "
+                    "the catalog available and start the stream again."
                 )
             )
         return self._lost
@@ -280,7 +280,7 @@ class LeaseKeeper:
         self._failing_since = asked_at
         left_s = self._give_up_after_s - (time.monotonic() - self._renewed_at)
         stream_id = self._lease.stream_id
-        message = f"Could not renew the lease of stream {stream_id}, which lasts {left_s:.0f} s more: {self._trouble}"
+        message = f"Could not renew the lease of stream {stream_id}, which expires in {left_s:.0f} s: {self._trouble}"
         log_transition(stream_id, message, level=logging.WARNING)
 
     def _note_renewed(self) -> None:

@@ -152,8 +152,8 @@ class RecordedStreams:
         if recorded is None:
             if given is None:
                 raise OptionError(
-                    f"The catalog does not say how to open the storage of stream {stream_id!r}: it was never started, "
-                    "or its storage is a class of your own. Give storage, such as "
+                    f"The catalog does not record how to open the storage of stream {stream_id!r}: it was never "
+                    "started, or its storage is a class of your own. Give storage, such as "
                     "storage='s3://bucket/checkpoints'."
                 )
             return given

@@ -47,13 +47,11 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
             refuse_without_claim(stream, LiveDirectory(adopted.directory))
     elif lies_elsewhere(stream, record) and (resumes or not predecessor_ended):
         raise LiveDirectoryError(
-            f"The catalog says that the live directory of stream {stream.stream_id!r} is {record.live_directory}, and "
-            "the ones "
-            f"of this code location are below {stream.live_folder}. Nothing was changed. Where the catalog is a copy "
-            "of "
-            "another environment's, that directory is theirs: use a new catalog. Where only the folder of live "
-            "directories was changed, set it back, or name a snapshot with start_from (such as chk-7): it is restored "
-            "into the new folder."
+            f"According to the catalog, the live directory of stream {stream.stream_id!r} is {record.live_directory}, "
+            f"but those of this code location are below {stream.live_folder}. Nothing was changed. If the catalog is "
+            "a copy from another environment, that directory belongs to the other environment: use a new catalog. If "
+            "only the folder of live directories was changed, set it back, or name a snapshot with start_from (such "
+            "as chk-7): it is restored into the new folder."
         )
     _refuse_anothers_folder(stream, owner_of_live_folder(stream))
     if start_from is None or not start_from.discard_state:
@@ -67,12 +65,12 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
         return
     listed = "\n".join(f"- {built.live.url}, up to batch {built.live.positions().commit}" for built in ahead)
     raise LiveDirectoryError(
-        f"The catalog is older than the live directories of stream {stream.stream_id!r}: it knows "
-        f"{record.live_directory or 'none any more'}, number {record.live_generation}, and the query has moved on to "
-        "later ones since. The catalog was restored from a backup, or this is a copy of it. Nothing was changed. "
-        f"There are:\n{listed}\n"
-        "Bring back the newest backup, or register what is there by rebuild_catalog_job (operations.rebuild): the next "
-        "start goes on in the newest directory. start_from=empty with discard_state gives up what is there."
+        f"The catalog is older than the live directories of stream {stream.stream_id!r}: it lists "
+        f"{record.live_directory or 'none any more'}, number {record.live_generation}, but the query has since moved "
+        "to later ones. The catalog was restored from a backup, or it is a copy. Nothing was changed. Found:\n"
+        f"{listed}\n"
+        "Restore the newest backup, or register these directories with rebuild_catalog_job (Client.rebuild): the next "
+        "start continues in the newest one. To discard all of this, start with start_from=empty and discard_state."
     )
 
 
@@ -91,15 +89,14 @@ def claim_live_folder(stream: StreamHandle) -> None:
 def _refuse_anothers_folder(stream: StreamHandle, owner: str | None) -> None:
     if owner is not None and owner != stream.catalog.deployment_id:
         raise LiveDirectoryError(
-            f"{stream.live_folder} holds the live directories of deployment {owner}, and this catalog is the record of "
-            f"deployment {stream.catalog.deployment_id}. Nothing was changed. Where that one still exists, the two "
-            "share "
-            f"a folder by mistake: give this one a folder of its own. {IF_LOST.format(owner=owner)}"
+            f"{stream.live_folder} contains the live directories of deployment {owner}, but this catalog belongs to "
+            f"deployment {stream.catalog.deployment_id}. Nothing was changed. If the other deployment still exists, "
+            f"both use the same folder by mistake: give this one a folder of its own. {IF_LOST.format(owner=owner)}"
         )
 
 
 IF_LOST = (
-    "If its catalog was lost, and nothing of it runs, register what is there: rebuild_catalog_job with "
+    "If its catalog was lost and none of its streams is running, register its state: rebuild_catalog_job with "
     "take_over_deployment: {owner}."
 )
 

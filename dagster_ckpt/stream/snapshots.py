@@ -174,28 +174,25 @@ def unregistered_snapshot(
         return None
     if start_from.claim_mode is RecoveryClaimMode.CLAIM:
         raise SnapshotNotFoundError(
-            f"{location} cannot be claimed by stream {stream.stream_id!r}: the catalog does not list it, so nobody "
-            "could say "
-            "who else starts from it. Start from it with NO_CLAIM; once a checkpoint is complete it may be deleted."
+            f"{location} cannot be claimed by stream {stream.stream_id!r}: the catalog does not list it, so other "
+            "streams may start from it. Start from it with NO_CLAIM; once a checkpoint is complete it may be deleted."
         )
     if header.stream_id != stream.stream_id:
         raise SnapshotNotFoundError(
             f"{location} is a snapshot of stream {header.stream_id!r}, not of {stream.stream_id!r}. A restore rolls "
-            "back the file "
-            "sinks that the snapshot names, and those are the other stream's. Name a snapshot of this stream. To go "
-            "on from it as "
-            "a query of its own use fork_stream_job, or, if it is another deployment's, import_stream_job."
+            "back the file sinks that the snapshot names, and those are the other stream's. Name a snapshot of this "
+            "stream. To continue from it as an independent query, use fork_stream_job or, if it belongs to another "
+            "deployment, import_stream_job."
         )
     of_deployment = header.properties.get(DEPLOYMENT)
     if of_deployment != stream.catalog.deployment_id:
         raise SnapshotNotFoundError(
             f"{location} is a snapshot of stream {header.stream_id!r} in "
-            + (f"deployment {of_deployment}" if of_deployment else "a deployment that it does not name")
-            + f", and this catalog is that of deployment {stream.catalog.deployment_id}. Nothing was changed: the "
-            "sinks that the snapshot names are the other deployment's. To go on from it as a query of its own, with "
-            "sinks "
-            "of its own, use import_stream_job (import_snapshot). If this catalog takes the place of one that was "
-            "lost, let it go on as the record of that deployment first: "
+            + (f"deployment {of_deployment}" if of_deployment else "an unnamed deployment")
+            + f", but this catalog belongs to deployment {stream.catalog.deployment_id}. Nothing was changed: the "
+            "sinks that the snapshot names belong to the other deployment. To continue from it as an independent "
+            "query with its own sinks, use import_stream_job (import_snapshot). If this catalog replaces one that "
+            "was lost, first assign it to that deployment: "
             f"Catalog(url).take_over_deployment({str(of_deployment)!r})."
         )
     return _record(header, location, timeline=stream.catalog.streams.get(stream.stream_id).timeline)
@@ -218,17 +215,16 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
     folder = location.strip().rstrip("/").removesuffix("/_metadata")
     if not is_location(folder):
         raise OptionError(
-            f"{location!r} is no location of a snapshot, and this catalog knows no other name of another deployment's. "
-            "Give the URL of its folder."
+            f"{location!r} is not the location of a snapshot, and this catalog does not list snapshots of another "
+            "deployment. Give the URL of the snapshot's folder."
         )
     header = stream.store.manifest(folder).header
     if header.properties.get(DEPLOYMENT) == stream.catalog.deployment_id or stream.catalog.snapshots.by_id(
         [header.snapshot_id]
     ):
         raise SnapshotNotFoundError(
-            f"{folder} is a snapshot of stream {header.stream_id!r} of this very deployment. Start stream "
-            f"{header.stream_id!r} from "
-            "it, or let another stream go on from it by fork_stream_job."
+            f"{folder} is a snapshot of stream {header.stream_id!r} of this deployment. Start stream "
+            f"{header.stream_id!r} from it, or let another stream continue from it with fork_stream_job."
         )
     return _record(header, folder, timeline=0)
 

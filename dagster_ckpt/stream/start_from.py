@@ -57,13 +57,13 @@ def _why_no_label(label: str) -> str | None:
     if label != label.strip():
         return "it begins or ends with a blank, which start_from leaves out"
     if len(label) > LONGEST_LABEL:
-        return f"it has {len(label)} characters, and {LONGEST_LABEL} are the most"
+        return f"it has {len(label)} characters, but at most {LONGEST_LABEL} are allowed"
     if not label.isprintable():
         return "it has characters that cannot be printed"
     if is_location(label):
         return "it looks like a location"
     if _point(label)[0] is not StartPoint.NAMED or label.lower() in _RESERVED:
-        return "it is a word of start_from with a meaning of its own"
+        return "it is a keyword of start_from"
     if _CHECKPOINT.fullmatch(label) or _SNAPSHOT_ID.fullmatch(label):
         return "it looks like the number or the id of a snapshot"
     return None
@@ -140,14 +140,14 @@ class StartFrom:
         point, reference = _point(word)
         if new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
             raise OptionError(
-                f"new_query_id is for a start from a snapshot or a batch, but start_from is {word!r}: "
-                "latest goes on as the query it is, and empty begins as a new one anyway. Leave it out."
+                f"new_query_id is for a start from a snapshot or a batch, but start_from is {word!r}: latest "
+                "continues the same query, and empty always starts a new one. Leave it out."
             )
         claim = RecoveryClaimMode(claim_mode)
         if claim is RecoveryClaimMode.CLAIM and point in (StartPoint.LATEST, StartPoint.EMPTY, StartPoint.BATCH):
             raise OptionError(
-                f"claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. "
-                "Name the snapshot that the stream is to own, or leave claim_mode out."
+                f"claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. Name "
+                "the snapshot that the stream should own, or leave claim_mode out."
             )
         if discard_state and point is not StartPoint.EMPTY:
             raise OptionError(

@@ -109,7 +109,7 @@ def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog)
         lambda: catalog.streams.get("orders"),
         lambda: catalog.streams.ensure("orders", name="orders", asset_key="orders", options={}),
     ):
-        with pytest.raises(CatalogError, match=r"restore to finish.*set streams.pending_restore to NULL"):
+        with pytest.raises(CatalogError, match=r"unfinished restore.*set streams.pending_restore to NULL"):
             start()
     as_writer(catalog).streams.restore_finished()
     assert catalog.streams.get("orders").broken is None

@@ -42,7 +42,7 @@ def test_a_catalog_of_a_newer_version_is_refused(url: str) -> None:
     catalog = Catalog(url)
     with catalog.database.writing() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(CatalogError, match=r"used by a newer dagster-ckpt: upgrade"):
+    with pytest.raises(CatalogError, match=r"a newer dagster-ckpt has migrated it. Upgrade"):
         Catalog(url)
 
 
@@ -59,10 +59,10 @@ def test_a_catalog_pickles_as_its_url(url: str) -> None:
         ("nonsense", "is not a database URL"),
         ("postgresql+psycopg//user:p@secret@localhost/x", "is not a database URL"),
         ("postgresql+psycopg://user:secret@localhost:port/x", "is not a database URL"),
-        ("sqlite://", "cannot live in memory"),
-        ("sqlite:///:memory:", "cannot live in memory"),
-        ("mysql://root@localhost/x", "cannot live in mysql"),
-        ("sqlite:////dev/null/folder/catalog.db", "cannot be made"),
+        ("sqlite://", "cannot be stored in memory"),
+        ("sqlite:///:memory:", "cannot be stored in memory"),
+        ("mysql://root@localhost/x", "cannot be stored in mysql"),
+        ("sqlite:////dev/null/folder/catalog.db", "cannot be created"),
         ("postgresql+psycopg://user:secret@127.0.0.1:1/x", "cannot be used"),
         ("postgresql+nodriver://localhost/x", "is not installed"),
     ],

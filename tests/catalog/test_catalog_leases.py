@@ -25,7 +25,7 @@ def race(url: str, name: str) -> str | None:
 
 def test_a_second_holder_is_refused_and_told_who_holds_it(catalog: Catalog) -> None:
     catalog.leases.acquire("orders", holder("a"), TTL_MS)
-    with pytest.raises(LeaseHeldError, match=r"run run-a \(process 1 on host-a\).*30 s more.*terminate that run"):
+    with pytest.raises(LeaseHeldError, match=r"run run-a \(process 1 on host-a\).*expires in 30 s.*terminate that run"):
         catalog.leases.acquire("orders", holder("b"), TTL_MS)
 
 

@@ -39,7 +39,7 @@ def snapshot(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timelin
 
 
 def test_a_stream_that_was_never_started_is_told_with_those_that_were(catalog: Catalog) -> None:
-    with pytest.raises(StreamNotFoundError, match=r"no stream 'nope'.*Streams it knows: orders"):
+    with pytest.raises(StreamNotFoundError, match=r"no stream 'nope'.*Streams in it: orders"):
         catalog.streams.get("nope")
 
 

@@ -98,10 +98,20 @@ def test_what_deletes_asks_first(golden: GoldenStream, arguments: tuple[str, ...
     assert "--yes" in run(arguments[0], STREAM, *arguments[1:], status=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"), [((), "Name a stream, or give --all"), ((STREAM, "--all"), "--all takes neither")]
+)
+def test_retention_is_for_one_stream_or_for_all(golden: GoldenStream, arguments: tuple[str, ...], says: str) -> None:
+    assert says in run("retention", *arguments, status=2).stderr
+    assert "--yes" in run("retention", "--all", status=2).stderr
+
+
 def test_a_dry_run_deletes_nothing_and_does_not_ask(golden: GoldenStream) -> None:
     for name in ("sweep", "clean-sinks", "retention"):
         run(name, STREAM, "--dry-run")
     assert as_json("sweep", STREAM, "--dry-run")["dry_run"] is True
+    assert as_json("retention", STREAM, "--ended", "CANCELED", "--dry-run")["dry_run"] is True
+    assert as_json("retention", "--all", "--dry-run")[STREAM]["dry_run"] is True
 
 
 def test_doctor_and_health_say_by_their_status_whether_all_is_well(golden: GoldenStream) -> None:
@@ -125,7 +135,7 @@ def test_the_deployment_is_found_in_a_file_above(
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    assert "No catalog is named" in run("streams", status=2).stderr
+    assert "No catalog is configured" in run("streams", status=2).stderr
     (tmp_path / "dagster_ckpt.toml").write_text(f'catalog = "sqlite:///{tmp_path / "catalog.db"}"\n')
     assert as_json("streams")[0]["stream_id"] == STREAM
     # Relative to the file, wherever the command runs.
@@ -156,7 +166,7 @@ def as_json_of(*arguments: str) -> Any:
 
 
 def test_a_request_that_is_refused_without_a_running_stream_fails(golden: GoldenStream) -> None:
-    assert "does not run" in run("checkpoint", STREAM, status=FAILED).stderr
+    assert "is not running" in run("checkpoint", STREAM, status=FAILED).stderr
 
 
 def test_help_needs_neither_a_database_nor_dagster_nor_spark() -> None:

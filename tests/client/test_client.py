@@ -246,7 +246,7 @@ class TestListsAndDescriptions:
         "verb", ["describe_stream", "list_snapshots", "trigger_savepoint", "cancel", "doctor", "health", "sweep"]
     )
     def test_a_stream_that_the_catalog_does_not_know(self, client: Client, verb: str) -> None:
-        with pytest.raises(StreamNotFoundError, match=f"Streams it knows: {STREAM}"):
+        with pytest.raises(StreamNotFoundError, match=f"Streams in it: {STREAM}"):
             getattr(client, verb)("ordrs")
 
     def test_a_desired_state_of_such_a_stream_registers_nothing(self, client: Client) -> None:
@@ -264,7 +264,7 @@ class TestVerbs:
 
     @pytest.mark.parametrize("verb", ["trigger_checkpoint", "request_checkpoint", "request_savepoint", "stop"])
     def test_what_only_a_running_stream_can_do(self, client: Client, verb: str) -> None:
-        with pytest.raises(RequestFailedError, match="does not run"):
+        with pytest.raises(RequestFailedError, match="is not running"):
             getattr(client, verb)(STREAM)
 
     def test_a_suspend_between_two_restarts(self, golden: GoldenStream, client: Client) -> None:
@@ -354,6 +354,10 @@ class TestVerbs:
         assert client.sweep(STREAM, older_than_ms=0).dry_run
         assert client.apply_retention(STREAM, dry_run=True).dry_run
         assert not client.clean_sinks(STREAM).deleted
+        assert client.apply_retention(STREAM, state="CANCELED", dry_run=True).dry_run
+        assert {each: report.failed for each, report in client.apply_retention_to_all(dry_run=True).items()} == {
+            STREAM: ()
+        }
         kept = client.apply_retention(STREAM, state="CANCELED")
 
         assert kept.deleted == ()

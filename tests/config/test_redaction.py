@@ -48,7 +48,7 @@ def test_a_secret_is_hidden_and_the_rest_is_left(text: str, shown: str) -> None:
         "hdfs://namenode:8020/snapshots/a@b",
         "s3://bucket/a@b/chk-1",
         "file:///data/streams",
-        "the state is kept by other keys than the new code groups or joins by",
+        "the keys of the state differ from those that the new code groups or joins by",
         "operator 2 (aggregation), key 2: site string -> device string",
         "its lease passed to another execution (token 3)",
         "http://[::1]:4566/bucket",

@@ -84,7 +84,7 @@ def test_the_older_backends_say_where_snapshots_live() -> None:
 @pytest.mark.parametrize("name", ["hashmap", "embedded", "custom"])
 def test_the_newer_backends_leave_that_to_the_storage(name: str) -> None:
     assert MADE[name]().checkpoint_storage() is None
-    with pytest.raises(OptionError, match="says nothing of where snapshots live"):
+    with pytest.raises(OptionError, match="does not define where snapshots are stored"):
         RocksDBStateBackend(checkpoint_stream_backend=MADE[name]())
 
 

@@ -227,7 +227,7 @@ def test_a_driver_outlives_its_run_is_operated_killed_launched_again_and_loses_n
 
     # Another run follows it, and ends well when it is stopped with a savepoint.
     following = sales.launch()
-    sales.await_that(lambda: f"the driver lives: process {second.pid}" in sales.log_of_runs(), "the run to follow")
+    sales.await_that(lambda: f"the driver is running: process {second.pid}" in sales.log_of_runs(), "the run to follow")
     sales.feed(2)
     sales.await_that(lambda: sales.rows() == sales.expected(), "all rows")
     (pid,) = {launch.pid for launch in [sales.catalog.launches.latest(JOB)] if launch is not None}

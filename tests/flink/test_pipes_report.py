@@ -97,7 +97,7 @@ def test_a_program_that_fails_says_so_and_fails_the_run(catalog_url: str) -> Non
 
     assert not result.success
     assert reported == []
-    assert "sales: ended by ValueError: no such table" in log
+    assert "sales: failed with ValueError: no such table" in log
 
 
 def test_without_pipes_nothing_is_reported(catalog_url: str) -> None:

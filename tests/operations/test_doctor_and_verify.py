@@ -335,8 +335,8 @@ def test_the_doctor_names_the_newest_snapshot_that_can_be_restored_and_its_price
     assert examination.choice.replayed_batches == 4
     assert [item.snapshot.snapshot_id for item in examination.choice.skipped] == [damaged.snapshot_id]
     assert examination.messages[:2] == [
-        "Spark cannot go on in the live directory as it is.",
-        "No committed batch in it is whole.",
+        "Spark cannot resume in the live directory as it is.",
+        "No committed batch in it is intact.",
     ]
     assert json.loads(json.dumps(examination.as_record())) == examination.as_record()
 

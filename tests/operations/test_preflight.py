@@ -83,7 +83,9 @@ def test_a_state_that_does_not_fit_is_told_in_plain_words(history: History, spar
     spark.says = [lambda _: Trial(None, KEYS)]
     result = tried(history)
     assert not result.passed
-    assert result.reason.startswith("the state is kept by other keys than the new code groups or joins by (Spark: ")
+    assert result.reason.startswith(
+        "the keys of the state differ from those that the new code groups or joins by (Spark: "
+    )
 
 
 def test_where_the_data_of_that_batch_is_gone_new_data_is_tried(history: History, spark: PlayedSpark) -> None:
@@ -109,7 +111,7 @@ def test_without_any_data_it_passes_and_says_that_no_state_was_loaded(history: H
     spark.says = [lambda _: Trial(None)]
     result = tried(history)
     assert (result.passed, result.batch_id) == (True, None)
-    assert "no data to load the state with" in result.reason
+    assert "no input, so the state was not loaded" in result.reason
 
 
 def test_where_the_live_directory_is_lost_the_newest_snapshot_is_tried(history: History, spark: PlayedSpark) -> None:
@@ -125,7 +127,7 @@ def test_where_nothing_is_left_to_go_on_from_it_is_refused(history: History, spa
     shutil.rmtree(history.shelf.live)
     result = tried(history)
     assert not result.passed
-    assert "cannot be recovered by itself" in result.reason
+    assert "cannot be recovered automatically" in result.reason
     assert spark.copies == []
 
 

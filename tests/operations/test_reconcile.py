@@ -90,7 +90,7 @@ def test_a_run_that_did_not_fail_is_never_restarted(
 
 @pytest.mark.parametrize("strategy", [NEVER, TWICE_AFTER_A_MINUTE], ids=lambda s: type(s).__name__)
 def test_a_run_that_is_not_over_is_left_alone(strategy: DecidingRestartStrategy) -> None:
-    assert verdict(RecordedEnd.STILL_RUNNING, strategy, after_ms=10_000_000) == Wait("its run is not over")
+    assert verdict(RecordedEnd.STILL_RUNNING, strategy, after_ms=10_000_000) == Wait("its run has not ended")
 
 
 def test_a_failed_run_without_a_restart_strategy_is_over() -> None:
@@ -121,7 +121,7 @@ def test_a_wait_says_how_long_it_will_be() -> None:
     decided = verdict(RecordedEnd.FAILED, after_ms=20_000)
 
     assert isinstance(decided, Wait)
-    assert "40000 ms to go" in decided.reason
+    assert "due in 40000 ms" in decided.reason
 
 
 @pytest.mark.parametrize(("attempts", "expected"), [(1, Restart), (2, Restart), (3, Retain), (4, Retain)])
@@ -142,7 +142,7 @@ def test_a_failure_that_nobody_recorded_counts_from_now() -> None:
     decided = verdict(RecordedEnd.FAILED, failures=(), after_ms=0)
 
     assert isinstance(decided, Wait)
-    assert "60000 ms to go" in decided.reason
+    assert "due in 60000 ms" in decided.reason
 
 
 def test_every_look_at_the_same_failure_gives_the_same_delay() -> None:

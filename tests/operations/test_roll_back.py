@@ -118,7 +118,7 @@ def test_where_the_sink_cannot_be_written_for_a_moment_it_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFileIO, "flush", fails)
-        with pytest.raises(StorageAccessError, match="could not be brought back to batch 8"):
+        with pytest.raises(StorageAccessError, match="could not be rolled back to batch 8"):
             roll_back(history.shelf.stream, run_id="a run")
     waiting = row(history).upgrade
     assert waiting is not None
@@ -166,7 +166,7 @@ def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> No
 @pytest.mark.parametrize("phase", [phase for phase in UpgradePhase if phase is not UpgradePhase.RESTORING])
 def test_only_an_upgrade_that_waits_for_it_is_rolled_back(history: History, phase: UpgradePhase) -> None:
     upgrade_in(history.shelf.stream, phase, "a snapshot")
-    with pytest.raises(RequestFailedError, match="No upgrade of stream 'orders' waits to be rolled back"):
+    with pytest.raises(RequestFailedError, match="Stream 'orders' has no upgrade to roll back"):
         roll_back(history.shelf.stream, run_id="a run")
 
 

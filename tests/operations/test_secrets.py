@@ -149,7 +149,7 @@ def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) 
 )
 def test_a_location_that_names_a_user_is_refused(name_it: Callable[[str], Any]) -> None:
     url = f"sftp://u:{plant('location')}@h/snapshots/chk-1"
-    with pytest.raises((OptionError, StorageAccessError), match="names a user"):
+    with pytest.raises((OptionError, StorageAccessError), match="contains a user name"):
         name_it(url)
     PLANTED.assert_in_none({"error": raised_by(lambda: name_it(url))})
 
@@ -258,4 +258,4 @@ def test_the_file_of_a_catalog_is_for_its_owner_and_its_folder_is_made(tmp_path:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "Make its folder" in raised_by(lambda: Catalog(f"sqlite:///{tmp_path}/file/catalog.db"))
+    assert "Create its folder" in raised_by(lambda: Catalog(f"sqlite:///{tmp_path}/file/catalog.db"))

@@ -97,7 +97,7 @@ def test_the_files_of_undone_batches_are_listed_and_nothing_is_deleted(output: O
     assert batches(output, cleaning) == [4, 5, 6, 7, 8]
     assert (len(cleaning.removable), cleaning.bytes, cleaning.deleted) == (5, 50, False)
     (undone_by,) = {orphan.undone_by for orphan in cleaning.orphans}
-    assert undone_by.startswith("the rewind that began live-2-")
+    assert undone_by.startswith("the rewind that created live-2-")
     assert cleaning.orphans[0].age_ms == LATER_MS - (cleaning.orphans[0].file.modified_at_ms or 0)
     assert output.left() == list(range(LAST + 1))
 
@@ -124,7 +124,7 @@ def test_what_a_failed_attempt_left_is_told_apart_from_a_roll_back(output: Outpu
 
     orphan = next(each for each in output.clean().orphans if each.file.name == left.name)
 
-    assert "an attempt that failed" in orphan.undone_by
+    assert "a failed or interrupted task" in orphan.undone_by
     assert orphan.kept_because == "younger than the grace period of 86400 s"
 
 
@@ -178,7 +178,7 @@ def test_what_a_snapshot_names_is_kept_for_a_start_from_there(output: Output) ->
 
     assert output.left() == [0, 1, 2, 3, 4, 5, 6]
     assert {orphan.kept_because for orphan in cleaning.orphans} == {
-        "savepoint at 6 at batch 6 names it",
+        "savepoint at 6 at batch 6 refers to it",
         None,
     }
 
@@ -236,7 +236,7 @@ def test_while_a_roll_back_is_not_finished_nothing_is_cleaned(output: Output) ->
         for log in ("offsets", "commits"):
             (output.history.shelf.live / log / str(batch)).unlink()
 
-    with pytest.raises(SharedSinkError, match="does not stand where"):
+    with pytest.raises(SharedSinkError, match="is not at the position"):
         output.clean(dry_run=False, grace_ms=0)
 
     assert output.left() == list(range(LAST + 1))
@@ -245,7 +245,7 @@ def test_while_a_roll_back_is_not_finished_nothing_is_cleaned(output: Output) ->
 @pytest.mark.parametrize(
     ("lost", "error", "words"),
     [
-        (["*"], SharedSinkError, "its log is gone"),
+        (["*"], SharedSinkError, "its log is missing"),
         (["8"], LiveDirectoryError, "8 is missing"),
         (["0", "*.compact", "4", "5", "6", "8"], SinkRollbackError, "begins with entry 1"),
     ],

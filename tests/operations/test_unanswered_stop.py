@@ -91,7 +91,7 @@ def test_an_upgrade_takes_its_request_back_and_is_given_up(house: House) -> None
         "PT10M",
         "process 77 on far away",
         "run the run",
-        "no sign of life",
+        "no heartbeat recently",
         "terminate",
     ):
         assert words in alert
@@ -100,7 +100,7 @@ def test_an_upgrade_takes_its_request_back_and_is_given_up(house: House) -> None
     found = judge(facts, CheckpointConfig().options, settings["orders"], now_ms=house.now_ms)
     [check] = [each for each in found if each.check is HealthCheck.DESIRED_STATE]
     # The process has not sent a heartbeat for ten minutes, so nothing shows that the stream runs on.
-    assert (check.verdict, "nobody has taken STOP_WITH_SAVEPOINT up" in check.message) == (Verdict.ERROR, True)
+    assert (check.verdict, "no process received STOP_WITH_SAVEPOINT" in check.message) == (Verdict.ERROR, True)
 
 
 def test_a_stream_that_takes_the_request_up_at_the_last_moment_is_upgraded(house: House) -> None:
@@ -109,7 +109,7 @@ def test_a_stream_that_takes_the_request_up_at_the_last_moment_is_upgraded(house
     assert as_writer(house.catalog).requests.accept(house.request.request_id)
     house.look(code_version="2")
     assert (house.phase, house.request.status) == (UpgradePhase.STOPPING, RequestStatus.ACCEPTED)
-    assert "was taken up, but not answered" in (house.row.alert or "")
+    assert "received STOP_WITH_SAVEPOINT, but did not answer" in (house.row.alert or "")
 
     as_writer(house.catalog).requests.resolve(
         house.request.request_id, RequestStatus.COMPLETED, snapshot_id="savepoint"

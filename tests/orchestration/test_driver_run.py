@@ -194,7 +194,7 @@ def test_a_run_that_is_stopped_otherwise_leaves_the_driver_and_another_finds_it(
 
     rewind, refusal = driven.run(start_from="chk-7")
     assert rewind.status is DagsterRunStatus.FAILURE
-    assert "cannot be started from 'chk-7'. restart_stream_job stops it first" in refusal.description
+    assert "it cannot be started from 'chk-7'. Run restart_stream_job" in refusal.description
 
     again, _ = driven.run(meanwhile=driven.terminate)
     assert again.status is DagsterRunStatus.CANCELED

@@ -165,7 +165,7 @@ def test_a_killed_stream_is_red_within_an_interval_also_where_no_supervisor_runs
 
     red = watch.tick()["orders", "progress"]
     assert (red.passed, red.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert "the stream should run and does not: process" in (red.description or "")
+    assert "the stream should be running but is not: process" in (red.description or "")
 
 
 def test_a_stream_that_restores_for_long_is_not_taken_for_dead(
@@ -372,5 +372,5 @@ def test_an_upgrade_that_was_refused_is_an_asset_check_that_fails_until_it_is_tr
     again = watch.tick()["orders", "desired_state"]
 
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert "the state has another schema. The stream runs on with the code before" in (evaluation.description or "")
+    assert "the state has another schema. The stream continues with the previous code" in (evaluation.description or "")
     assert again.passed

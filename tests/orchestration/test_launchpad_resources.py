@@ -97,7 +97,7 @@ def test_a_run_with_another_resource_than_its_code_location_is_refused_before_it
 
     assert not success
     [field] = given
-    assert f"gives resource {resource} another {field} than its code location has" in why
+    assert f"sets {field} of resource {resource} differently than its code location does" in why
     assert f"Remove resources.{resource} from the config" in why
     assert not elsewhere.exists()
 

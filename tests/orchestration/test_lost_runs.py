@@ -97,7 +97,7 @@ def test_a_run_whose_process_is_gone_from_this_machine_ends_as_what_it_was_about
 
     assert lost.status(run) is end
     assert run in message
-    assert any("is gone and could not record its end" in entry.message for entry in lost.instance.all_logs(run))
+    assert any("has ended without recording it" in entry.message for entry in lost.instance.all_logs(run))
     assert lost.look() == []
 
 

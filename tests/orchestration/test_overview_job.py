@@ -128,5 +128,5 @@ def test_a_launched_driver_has_a_log(shown: Shown, catalog: Catalog) -> None:
 def test_a_stream_that_was_never_started_is_an_error_that_says_so(
     tmp_path: Path, catalog_resource: CheckpointCatalogResource, orders: StreamingAsset
 ) -> None:
-    with pytest.raises(dg.Failure, match="knows no stream 'orders'"):
+    with pytest.raises(dg.Failure, match="has no stream 'orders'"):
         Shown(tmp_path, catalog_resource, orders).show()

@@ -116,7 +116,7 @@ def test_the_preview_is_a_table_of_what_is_undone_and_of_what_each_sink_does(str
 def test_what_cannot_be_gone_back_to_fails_with_our_own_words(streams: Streams) -> None:
     _, why = streams.launch("preview_rewind_job", fails=True, stream_id="orders", start_from="batch-7")
 
-    assert "it can to batches 0 to 3" in why
+    assert "which retains batches 0 to 3" in why
 
 
 def test_a_fork_shows_where_it_goes_on_and_where_it_must_not_write(streams: Streams) -> None:

@@ -119,7 +119,7 @@ def test_a_step_whose_run_worker_was_killed_stops(
     child.wait()
 
     assert watched.watch.should_stop()
-    assert watched.watch.reason == f"the process of its run, {child.pid}, is gone"
+    assert watched.watch.reason == f"the process of its run, {child.pid}, has ended"
 
 
 @pytest.mark.parametrize("step_s", [1, -1, 3600])

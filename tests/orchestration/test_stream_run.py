@@ -129,7 +129,7 @@ def interrupted(request: RunRequest) -> QueryEnd:
     assert not request.interrupted()
     os.kill(os.getpid(), signal.SIGINT)
     assert request.interrupted()
-    return QueryEnd(EndKind.INTERRUPTED, "the process was told to stop")
+    return QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop")
 
 
 def ends(kind: EndKind, **more: Any) -> Life:
@@ -214,9 +214,9 @@ class TestEnds:
 
         assert not raised.value.allow_retries
         assert raised.value.description == (
-            "The stream crashed: ConnectionRefusedError: [Errno 111] Connection refused. This is what is left "
-            "of a session whose JVM is gone: it was killed, or ran out of memory (see spark.driver.memory). The "
-            "restart strategy decides about a restart."
+            "The stream crashed: ConnectionRefusedError: [Errno 111] Connection refused. The JVM of the Spark session "
+            "has ended: it was killed, or ran out of memory (see spark.driver.memory). The restart strategy decides "
+            "about a restart."
         )
 
     def test_canceled_by_an_operator_is_a_canceled_run(self, stage: Stage) -> None:

@@ -331,7 +331,7 @@ class TestMistakes:
             ({"restart": {"kind": "SOMETIMES"}}, ["restart", "kind", "FIXED_DELAY"]),
             ({"restart": {"kind": "FIXED_DELAY", "attempts": -1}}, ["restart", "attempts"]),
             ({"sources": []}, ["0 sources"]),
-            ({"sources": [{"name": "a"}]}, ["sources", "nothing says what to read", "table"]),
+            ({"sources": [{"name": "a"}]}, ["sources", "it has nothing to read", "table"]),
             ({"sources": [{"name": "a b", "format": "rate"}]}, ["sources", "'a b'", "letters"]),
             (
                 {"sources": [{"name": "a", "format": "rate"}, {"name": "b", "format": "rate"}]},
@@ -340,7 +340,7 @@ class TestMistakes:
             ({"transform": {"sql": "SELECT 1", "function": "a:b"}}, ["transform", "either sql or function"]),
             ({"transform": {"function": "nowhere.at_all:f"}}, ["transform.function", "nowhere.at_all:f"]),
             ({"transform": {"function": f"{__name__}:nothing"}}, ["transform.function", "nothing"]),
-            ({"sink": {}}, ["sink", "nothing says where to write"]),
+            ({"sink": {}}, ["sink", "it has no place to write to"]),
             ({"sink": {"foreach_batch": "a:b", "path": "/a"}}, ["sink", "Remove format and path"]),
             ({"sink": {"path": "/a", "options": {"checkpointLocation": "/c"}}}, ["sink", "checkpointLocation"]),
             ({"sink": {"format": "console", "output_mode": "upsert"}}, ["output_mode", "complete"]),
@@ -367,7 +367,7 @@ class TestMistakes:
             ({"resources": {"checkpoint_storage": {"path": "s3://b/c", "max_state_size": 5}}}, "max_state_size"),
             ({"resources": {"state_backend": {"kind": "HASHMAP"}}}, "live_directory"),
             ({"resources": {"checkpoint_catalog": {"link": "x"}}}, "link"),
-            ({"declared_in_python": ["json:dumps"]}, "which is no stream"),
+            ({"declared_in_python": ["json:dumps"]}, "not a stream"),
         ],
     )
     def test_surroundings_that_cannot_be(self, attributes: dict[str, Any], told: str) -> None:

@@ -87,7 +87,7 @@ def test_thousands_of_failures_in_a_row_overflow_nothing() -> None:
 
 
 def test_a_strategy_is_not_asked_before_a_failure() -> None:
-    with pytest.raises(OptionError, match="only after the stream has failed"):
+    with pytest.raises(OptionError, match="decides only after a failure"):
         FailureHistory(())
 
 

@@ -29,9 +29,9 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.operations.export import export_snapshot
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.adopt import Adoption, adopt
+from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.recovery.retention import delete_live_directories
 from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory

@@ -152,7 +152,7 @@ def test_no_claim_is_the_default_and_the_words_are_read_in_any_case() -> None:
     assert StartFrom.parse("chk-7", claim_mode="claim").claim_mode is RecoveryClaimMode.CLAIM
 
 
-@pytest.mark.parametrize(("word", "says"), [("LEGACY", "LEGACY is not offered"), ("ours", "Give NO_CLAIM or CLAIM")])
+@pytest.mark.parametrize(("word", "says"), [("LEGACY", "LEGACY is not supported"), ("ours", "Give NO_CLAIM or CLAIM")])
 def test_flinks_legacy_mode_and_unknown_words_are_refused_in_words(word: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         StartFrom.parse("chk-7", claim_mode=word)

@@ -186,7 +186,7 @@ def test_an_output_with_a_named_file_gone_cannot_be_forked(history: History) -> 
 @pytest.mark.parametrize(
     ("outputs", "words"),
     [
-        ({"/elsewhere": "/new"}, "no folder that a file sink of the original writes to"),
+        ({"/elsewhere": "/new"}, "No file sink of the original writes to"),
         ({"{sink}": "{sink}"}, "output of the stream that the state comes from"),
         ({"{sink}": "{used}"}, "log is not this stream's"),
         ({"{sink}": "{younger}"}, "log is not this stream's"),
@@ -218,7 +218,7 @@ def test_what_the_stream_itself_has_committed_is_given_up_only_if_asked(history:
     as_writer(stream.catalog, STREAM).executions.running("its", live_directory=live, recovery={})
     as_writer(stream.catalog, STREAM).executions.heartbeat("its", {"batch_id": 4})
 
-    with pytest.raises(RequestFailedError, match=r"newest is 4.*replace_state"):
+    with pytest.raises(RequestFailedError, match=r"up to 4.*replace_state"):
         make(history, "batch-2")
     assert make(history, "batch-2", replace_state=True).live_directory.rpartition("-")[0].endswith("scratch/live-2")
 

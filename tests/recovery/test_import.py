@@ -174,16 +174,16 @@ def test_rows_are_copied_where_that_is_asked_for_and_share_no_bytes_with_the_ori
         ({}, r"sink file:.*out put is not mapped"),
         ({"{sink}": "{new}"}, r"sink ForeachBatchSink is not mapped"),
         ({"{sink}": " ", OTHER: "t"}, r"sink file:.*out put is not mapped"),
-        ({"{sink}": "{new}", OTHER: "t", "/elsewhere": "/x"}, r"/elsewhere is no sink of it"),
+        ({"{sink}": "{new}", OTHER: "t", "/elsewhere": "/x"}, "/elsewhere is not one of its sinks"),
         ({"{sink}": "file:{sink}/", OTHER: "t"}, r"overlaps, file:.*where the original writes"),
         ({"{sink}": "{sink}/below", OTHER: "t"}, r"overlaps, file:.*where the original writes"),
         ({"{sink}": "{root}/production", OTHER: "t"}, r"overlaps, file:.*where the original writes"),
         ({"{sink}": "{new}", OTHER: OTHER}, r"ForeachBatchSink, where the original writes"),
         ({"{sink}": "{new}", OTHER: "{new}"}, r"is mapped to it as well"),
         ({"{sink}": "{snapshot}/out", OTHER: "t"}, r"overlaps the snapshot"),
-        ({"{sink}": "{used}", OTHER: "t"}, r"there is _spark_metadata/0 already"),
-        ({"{sink}": "{batch}", OTHER: "t"}, r"there is day=1/part-0 already"),
-        ({"{sink}": "{new}", OTHER: "{batch}"}, r"there is day=1/part-0 already"),
+        ({"{sink}": "{used}", OTHER: "t"}, "_spark_metadata/0 already exists there"),
+        ({"{sink}": "{batch}", OTHER: "t"}, "day=1/part-0 already exists there"),
+        ({"{sink}": "{new}", OTHER: "{batch}"}, "day=1/part-0 already exists there"),
     ],
 )
 def test_a_sink_that_is_not_mapped_to_a_free_place_is_refused_and_nothing_is_made(
@@ -258,13 +258,13 @@ def test_folders_overlap_where_one_lies_in_the_other(one: str, other: str, overl
 
 def test_what_is_no_snapshot_of_another_deployment_is_refused(two: Deployments) -> None:
     own = replace(two.production.shelf.stream, stream_id="scratch")
-    with pytest.raises(SnapshotNotFoundError, match=r"of this very deployment.*fork_stream_job"):
+    with pytest.raises(SnapshotNotFoundError, match=r"of this deployment.*fork_stream_job"):
         two.make(into=own)
     with pytest.raises(SnapshotNotFoundError):
         two.make(f"file://{two.root}/nothing")
-    with pytest.raises(OptionError, match="no location"):
+    with pytest.raises(OptionError, match="not the location"):
         two.make("for staging")
-    with pytest.raises(OptionError, match="names a user"):
+    with pytest.raises(OptionError, match="contains a user name"):
         two.make("s3://me:secret@host/savepoint")
     two.staging.register()
     with pytest.raises(SnapshotNotFoundError, match="import_stream_job"):
@@ -291,7 +291,7 @@ def test_a_stream_with_the_originals_own_folders_is_refused(two: Deployments, sh
     )
     before = tree(two.root / "production")
 
-    with pytest.raises(LiveDirectoryError, match=r"knows no start of it, but its folders hold .*(live-1-0|chk-)"):
+    with pytest.raises(LiveDirectoryError, match=r"has no execution of it, but its folders contain .*(live-1-0|chk-)"):
         two.make(into=stream)
 
     assert tree(two.root / "production") == before
@@ -303,7 +303,7 @@ def test_a_live_folder_that_another_deployment_has_claimed_is_refused(two: Deplo
     assert owner.read_text() == two.staging.catalog.deployment_id
     owner.write_text("another")
 
-    with pytest.raises(LiveDirectoryError, match="holds the live directories of deployment another"):
+    with pytest.raises(LiveDirectoryError, match="contains the live directories of deployment another"):
         two.make()
 
     assert two.staging.catalog.streams.get(STREAM).live_directory == made.live_directory

@@ -212,7 +212,7 @@ def test_where_no_point_is_good_it_fails_for_good_with_one_alert(ladder: Ladder,
     for snapshot, spoil in zip(ladder.snapshots, SPOIL, strict=True):
         spoil(snapshot)
 
-    with pytest.raises(RecoveryExhaustedError, match="cannot be recovered by itself") as refused:
+    with pytest.raises(RecoveryExhaustedError, match="cannot be recovered automatically") as refused:
         ladder.run(cause=cause)
 
     assert all(f"savepoint at {batch}" in str(refused.value) for batch in (12, 10, 8))

@@ -203,7 +203,7 @@ def test_without_a_good_point_it_fails_for_good_with_one_alert_and_health_is_red
         SNAPSHOT[damage](snapshot)
     LIVE["all state flipped"](Path(bench.stream.catalog.streams.get("orders").live_directory or ""))
 
-    with pytest.raises(RecoveryExhaustedError, match="cannot be recovered by itself"):
+    with pytest.raises(RecoveryExhaustedError, match="cannot be recovered automatically"):
         bench.run_to_the_end(cause=StartCause.RESTART_NEW_RUN)
 
     last = bench.stream.catalog.executions.latest("orders")

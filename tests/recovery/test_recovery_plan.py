@@ -27,7 +27,7 @@ LIVE = {
     "never": None,
     "missing": LiveState(LiveStatus.MISSING, "it was deleted."),
     "broken": LiveState(LiveStatus.BROKEN, "the commits are gone."),
-    "empty": LiveState(LiveStatus.EMPTY, "it holds no batch yet."),
+    "empty": LiveState(LiveStatus.EMPTY, "it has no batch yet."),
 }
 
 
@@ -191,11 +191,10 @@ def test_a_batch_is_named_by_its_number(text: str, batch: int) -> None:
 REFUSALS = {
     "nothing": "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, preferred-savepoint, "
     "empty, batch-<n>, or the id, number (chk-7), label or location of a snapshot.",
-    "a new query": "new_query_id is for a start from a snapshot or a batch, but start_from is {word!r}: latest goes on "
-    "as the query it is, and empty begins as a new one anyway. Leave it out.",
-    "a claim": "claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. "
-    "Name the "
-    "snapshot that the stream is to own, or leave claim_mode out.",
+    "a new query": "new_query_id is for a start from a snapshot or a batch, but start_from is {word!r}: latest "
+    "continues the same query, and empty always starts a new one. Leave it out.",
+    "a claim": "claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. Name "
+    "the snapshot that the stream should own, or leave claim_mode out.",
 }
 
 

@@ -78,7 +78,7 @@ def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
     preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("latest"))
 
     assert (preview.batches, preview.rows.rows, preview.sinks, preview.left) == (0, 0, (), ())
-    assert "Nothing that was committed is undone" in preview.downstream
+    assert "No committed batch is undone" in preview.downstream
 
 
 def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:

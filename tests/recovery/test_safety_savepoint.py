@@ -68,7 +68,7 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
 
     (snapshot,) = kept_snapshots(history)
     assert (snapshot.batch_id, snapshot.trigger, snapshot.kind) == (LAST + 1, SnapshotTrigger.REWIND, "SAVEPOINT")
-    assert kept == f"took the savepoint {snapshot.label} at batch 9: start from it to come back"
+    assert kept == f"took the savepoint {snapshot.label} at batch 9: start from it to undo the rewind"
     for _ in range(3):
         taken(history.shelf, SnapshotKind.CHECKPOINT)
         subsume_checkpoints(history.shelf)

@@ -83,7 +83,7 @@ def test_the_choice_is_told_in_words_and_as_plain_data() -> None:
         "replayed_batches": 3,
         "message": words,
         "skipped": [
-            {"snapshot_id": "snapshot-9", "why": "it is of a later batch than 8, the newest known"},
+            {"snapshot_id": "snapshot-9", "why": "its batch is later than 8, the newest known batch"},
             {"snapshot_id": "snapshot-6", "why": "it is torn"},
         ],
     }

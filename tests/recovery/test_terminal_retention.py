@@ -11,10 +11,10 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.retention import (
     ORPHAN_AGE_MS,
     apply_terminal_retention,
-    delete_older_live_directories,
     discard,
     housekeeping,
     subsume,
@@ -83,6 +83,45 @@ def test_the_clean_up_option_and_the_end_decide_about_checkpoints_and_never_abou
     assert (execution.status, execution.settled) == (ExecutionStatus(state.value), True)
 
 
+@pytest.mark.parametrize(
+    ("cleanup", "state", "damage"),
+    [(DELETE, CANCELED, None), (NONE, FINISHED, None), (NONE, FINISHED, "missing"), (RETAIN, FAILED, None)],
+    ids=ids,
+)
+def test_a_dry_run_reports_what_the_real_run_then_does_and_changes_nothing(
+    shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, damage: str | None
+) -> None:
+    first = shelf.checkpoint()
+    tagged = shelf.checkpoint(base=first)
+    shelf.savepoint("mine")
+    shelf.stream.catalog.holds.tag(tagged.snapshot_id, label="end of june", holder="a person")
+    if damage is not None:
+        shelf.break_live_directory(damage)
+    stream, before = shelf.cleaning_up(cleanup).stream, (shelf.listed(), shelf.data_files(), shelf.live.exists())
+
+    would = apply_terminal_retention(stream, "first", state, dry_run=True)
+
+    assert would.dry_run
+    assert (shelf.listed(), shelf.data_files(), shelf.live.exists()) == before
+    assert not stream.catalog.executions.get("first").settled
+    done = apply_terminal_retention(stream, "first", state)
+    assert (would.deleted, would.held, would.live_directory_deleted) == (
+        done.deleted,
+        done.held,
+        done.live_directory_deleted,
+    )
+    assert [each.partition(":")[0] for each in would.kept] == [each.partition(":")[0] for each in done.kept]
+
+
+def test_a_dry_run_of_a_running_stream_keeps_everything(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    with keeping(shelf.stream.catalog):
+        report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
+
+    assert report.deleted == ()
+    assert report.kept[0].startswith("everything: Stream 'orders' is being written by run")
+
+
 def test_the_table_is_complete() -> None:
     assert set(MATRIX) == {(cleanup, state) for cleanup in ExternalizedCheckpointCleanup for state in TerminalState}
 
@@ -100,7 +139,7 @@ def test_the_snapshot_that_a_start_would_need_is_kept_whatever_the_option_says(
 
     assert shelf.listed() == {second.snapshot_id}
     assert shelf.is_whole(second)
-    assert "not whole" in report.kept[0]
+    assert "not intact" in report.kept[0]
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
@@ -282,7 +321,7 @@ def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -
     report = housekeeping(shelf.stream)
 
     assert report.deleted == ("chk-1 at batch 1",)
-    assert shelf.reasons() == ["deletion that was cut off"]
+    assert shelf.reasons() == ["interrupted deletion"]
     assert shelf.listed(SnapshotStatus.DELETED) == {first.snapshot_id}
     assert shelf.is_whole(second)
     assert shelf.deletions() == ["snapshot-1"]
@@ -295,7 +334,7 @@ def test_a_deletion_that_was_cut_off_is_finished_where_the_option_keeps_the_othe
     report = apply_terminal_retention(shelf.cleaning_up(RETAIN).stream, "first", CANCELED)
 
     assert len(report.deleted) == 1
-    assert shelf.reasons() == ["deletion that was cut off"]
+    assert shelf.reasons() == ["interrupted deletion"]
     assert shelf.listed() == {second.snapshot_id}
 
 
@@ -457,7 +496,7 @@ def test_a_snapshot_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> No
 
     report = discard(shelf.stream, [snapshot], reason="subsumed", lease=None, protected=[snapshot.location or ""])
 
-    assert "an attempt under way builds on it" in report.failed[0]
+    assert "an attempt in progress shares its objects" in report.failed[0]
     assert shelf.is_whole(snapshot)
 
 

@@ -256,7 +256,7 @@ def test_a_lease_logs_trouble_once_and_its_loss_once(life: LoggedLife, caplog: p
             with pytest.raises(LeaseLostError):
                 keeper.check()
     trouble, again, taken, lost = caplog.messages
-    assert trouble.startswith("Could not renew the lease of stream orders, which lasts")
+    assert trouble.startswith("Could not renew the lease of stream orders, which expires in")
     assert again == "Renewed the lease of stream orders again, after 0 s"
     assert taken.startswith("Took over the lease of stream orders from run run (process 1 on host), which has ended")
     assert lost.startswith("Lost the lease of stream orders: token")

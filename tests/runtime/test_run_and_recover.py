@@ -219,7 +219,7 @@ def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None
 
     bench.run(went_on)
     assert isinstance(person.error, RequestFailedError)
-    assert any("the query goes on" in report for report in bench.reports)
+    assert any("the query continues" in report for report in bench.reports)
     bench.assert_exact()
 
 
@@ -228,7 +228,7 @@ def test_a_savepoint_of_a_stopped_stream_is_taken_from_its_quiet_directory(bench
     bench.run_to_the_end()
     snapshot = snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="quiet")
     assert snapshot.batch_id == bench.committed()
-    with pytest.raises(RequestFailedError, match="does not run"):
+    with pytest.raises(RequestFailedError, match="is not running"):
         snapshots.trigger_checkpoint(bench.stream, origin=ORIGIN)
 
 
@@ -333,7 +333,7 @@ def test_another_state_backend_is_refused_before_anything_is_changed(bench: Benc
     before = bench.stream.catalog.streams.get("orders")
     rocksdb = bench.stream
     bench.stream = replace(rocksdb, backend=HashMapStateBackend())
-    with pytest.raises(StateBackendChangeError, match=r"begun with .*RocksDB.* but the state backend is HashMap"):
+    with pytest.raises(StateBackendChangeError, match=r"written with .*RocksDB.* but the state backend is HashMap"):
         bench.run_to_the_end(start_from=StartFrom.parse(start_from))
     after = bench.stream.catalog.streams.get("orders")
     assert (after.live_directory, after.pending_restore) == (before.live_directory, before.pending_restore)

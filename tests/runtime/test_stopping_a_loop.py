@@ -56,7 +56,7 @@ def test_a_suspend_between_two_restarts_ends_it_and_keeps_everything(shelf: Shel
     assert (stopped.was_running, stopped.retention) == (False, None)
     assert state(shelf) == (ExecutionStatus.SUSPENDED, True)
     assert shelf.is_whole(snapshot)
-    with pytest.raises(RequestFailedError, match="does not run"):
+    with pytest.raises(RequestFailedError, match="is not running"):
         suspend(shelf.stream, origin=ME)
 
 

@@ -142,7 +142,7 @@ def test_a_start_that_is_asked_for_and_then_canceled_is_answered(ladder: Ladder)
 
     answer = catalog.requests.get(start)
     assert answer.status is RequestStatus.FAILED
-    assert "was not started: cancel asked for by a person" in (answer.error or "")
+    assert "was not started: cancel requested by a person" in (answer.error or "")
     assert ladder.batches == (13, 13)
 
 

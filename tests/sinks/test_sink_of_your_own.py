@@ -160,7 +160,7 @@ def test_the_example_is_known_by_its_place(example: ModuleType, tmp_path: Path) 
     assert (told.effect, told.reason) == (SinkEffect.EXACT, "It is rolled back to batch 2: batches 3 to 4 are undone.")
     sink.roll_back(RollBack(2), nullcontext)
     assert sink.last_batch(None) == 2
-    assert forecast(name, Replay(2, "a query")).reason == "It holds no batch after 2."
+    assert forecast(name, Replay(2, "a query")).reason == "It has no batch after 2."
 
 
 class Broken(Sink):

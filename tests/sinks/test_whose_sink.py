@@ -1,4 +1,4 @@
-"""A start touches only what the starting query itself writes: not another deployment's, not what it left behind."""
+"""A start touches only what the starting query itself writes: not another deployment, not what it left behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alon
     )
 
     for verb in (lifecycle.preview_start, lifecycle.preview):
-        with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment's"):
+        with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment"):
             verb(staging.stream, StartFrom.parse(str(copied)))
     with pytest.raises(SnapshotNotFoundError, match="take_over_deployment"):
         lifecycle.request_start(staging.stream, StartFrom.parse(str(copied), accept_loss=True), origin=ORIGIN)
@@ -87,7 +87,7 @@ def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_snapshots(
 def test_a_catalog_that_lists_snapshots_is_no_other_deployments(history: History) -> None:
     snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="own")
 
-    with pytest.raises(CatalogError, match="lists snapshots of it"):
+    with pytest.raises(CatalogError, match="lists its snapshots"):
         history.shelf.stream.catalog.take_over_deployment("another")
 
 
@@ -123,7 +123,7 @@ def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(histor
     logs = log_of(old), log_of(history.sink)
 
     told = lifecycle.preview(history.shelf.stream, StartFrom.parse("before the move")).sinks
-    with pytest.raises(SharedSinkError, match="does not know"):
+    with pytest.raises(SharedSinkError, match="does not contain"):
         start(history, "before the move", history.sink)
 
     assert SinkEffect.EXACT in {each.effect for each in told}
@@ -166,7 +166,7 @@ def test_a_log_that_is_ahead_of_the_query_is_not_gone_on_in(history: History, ah
         for log in ("offsets", "commits"):
             (history.shelf.live / log / str(batch)).unlink()
 
-    with pytest.raises(SharedSinkError, match="does not stand where"):
+    with pytest.raises(SharedSinkError, match="is not at the position"):
         start(history, "latest", history.sink)
 
 
@@ -196,7 +196,7 @@ def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(his
     theirs = tmp_path / "theirs"
     (theirs / "_spark_metadata").mkdir(parents=True)
     (theirs / "_spark_metadata/0").write_text('v1\n{"path":"file:///theirs","action":"add"}')
-    plan = RecoveryPlan(RecoveryKind.RESUME, "it begins again")
+    plan = RecoveryPlan(RecoveryKind.RESUME, "it starts from the beginning")
 
     with keeping(stream.catalog, STREAM) as lease, pytest.raises(SharedSinkError, match="not this stream's"):
         prepare(stream, plan, lease, NamedOutput("parquet", str(theirs)))

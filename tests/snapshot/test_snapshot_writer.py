@@ -216,7 +216,7 @@ def test_logs_that_stay_as_they_were_are_inlined_once(space, header, content) ->
 
 @pytest.mark.parametrize("wrong", [5, 99, 101, 2_000_000])
 def test_a_file_that_changed_while_it_was_read_is_refused(space, write, content, wrong) -> None:
-    with pytest.raises(IncompleteCutError, match=r"state/x .*changed meanwhile"):
+    with pytest.raises(IncompleteCutError, match=r"state/x .*changed in the meantime"):
         write(1, [content(b"k" * 50).file("kept"), content(b"x" * 100).file("state/x", size=wrong)])
     assert space.list("") == {}
 

@@ -185,7 +185,7 @@ def test_a_sink_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) 
     write_log(tmp_path, 3)
     (tmp_path / "_spark_metadata/9").mkdir()
 
-    with pytest.raises(SinkRollbackError, match="could not be brought back to batch 1"):
+    with pytest.raises(SinkRollbackError, match="could not be rolled back to batch 1"):
         roll_back(str(tmp_path), 1, entries(tmp_path, 1), still_mine=nullcontext)
 
 

@@ -19,7 +19,7 @@ EXACTLY, AT_LEAST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
 @pytest.mark.parametrize(
     ("mode", "sinks", "expected", "because"),
     [
-        (ExecutionMode.MICRO_BATCH, [FILE_SINK], (EXACTLY, EXACTLY, True), "knows batches it has written"),
+        (ExecutionMode.MICRO_BATCH, [FILE_SINK], (EXACTLY, EXACTLY, True), "recognizes batches that it has written"),
         (
             ExecutionMode.MICRO_BATCH,
             [FILE_SINK, ICEBERG],
@@ -27,7 +27,7 @@ EXACTLY, AT_LEAST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
             "no test.*IcebergWrite",
         ),
         (ExecutionMode.MICRO_BATCH, [FILE_SINK, CONSOLE], (EXACTLY, AT_LEAST, True), "ConsoleTable.* does not know"),
-        (ExecutionMode.MICRO_BATCH, [], (EXACTLY, AT_LEAST, True), "not known which sinks"),
+        (ExecutionMode.MICRO_BATCH, [], (EXACTLY, AT_LEAST, True), "its sinks are unknown"),
         (ExecutionMode.ASYNC_PROGRESS, [FILE_SINK], (AT_LEAST, AT_LEAST, False), "Only aligned snapshots"),
         (ExecutionMode.CONTINUOUS, [DELTA], (AT_LEAST, AT_LEAST, False), "Only aligned snapshots"),
         (ExecutionMode.REAL_TIME, [DELTA], (EXACTLY, AT_LEAST, False), "real-time.*Only aligned snapshots"),

@@ -135,7 +135,7 @@ def test_in_place(killed: Killed, expected: list[str]) -> None:
     in_v2 = killed.work.backend is ROCKSDB_V2
     found = {finding.code for finding in diagnose(killed.live, sinks=sinks_of(killed.sinks)).findings}
     assert (Code.SINK_HAS_BATCH_IN_FLIGHT in found) is in_v2
-    told = [(each.effect, "passed over" in each.reason) for each in forecast_in_flight(killed.live, killed.sinks)]
+    told = [(each.effect, "skipped" in each.reason) for each in forecast_in_flight(killed.live, killed.sinks)]
 
     rolled_back = settle_in_flight(killed.live, killed.sinks, still_mine=nullcontext)
 

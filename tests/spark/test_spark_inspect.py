@@ -70,8 +70,8 @@ def stateful(files: LiveFiles) -> None:
         (lambda files: files.offsets(3, '{"logOffset":1}'), "offsets is at batch 3"),
         (lambda files: files.offsets(2, '{"logOffset":1}', partitions=9), "offline repartition"),
         (lambda files: files.commit(2), "offsets/2 is missing"),
-        (lambda files: files.put("state/0/_metadata/metadata", "v1\n{}"), "not operator metadata"),
-        (lambda files: files.put("state/0/0/_metadata/schema", b"\0"), "not a state schema"),
+        (lambda files: files.put("state/0/_metadata/metadata", "v1\n{}"), "not readable operator metadata"),
+        (lambda files: files.put("state/0/0/_metadata/schema", b"\0"), "not a readable state schema"),
     ],
 )
 def test_a_directory_spark_could_not_resume_in_is_broken(files: LiveFiles, damage: object, reason: str) -> None:

@@ -65,7 +65,7 @@ def test_only_a_file_sink_has_a_folder_before_it_is_started(spark: SparkSession,
 def test_a_log_that_names_files_elsewhere_cannot_be_forked(tmp_path: Path) -> None:
     entry = SinkEntry("0", b'v1\n{"path":"file:///elsewhere/part-0","action":"add"}')
 
-    with pytest.raises(RestoreError, match="does not lie there"):
+    with pytest.raises(RestoreError, match="is outside of that folder"):
         fork_output(str(tmp_path / "out"), str(tmp_path / "new"), 0, [entry], still_mine=nullcontext)
 
 

@@ -196,7 +196,7 @@ def test_a_snapshot_whose_objects_went_away_while_it_was_written_is_not_publishe
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFileIO, "write", swept_meanwhile)
-        with pytest.raises(StorageAccessError, match=r"data objects that it needs went away.*is missing"):
+        with pytest.raises(StorageAccessError, match=r"data objects that it needs were deleted.*is missing"):
             stream.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
 
     assert stream.store.checkpoints() == [first]

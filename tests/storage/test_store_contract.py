@@ -45,7 +45,7 @@ def stream(place, stream_of):
 
 def test_a_snapshot_under_way_protects_its_base(stream) -> None:
     base = stream.checkpoint(1, FILES)
-    with pytest.raises(StorageAccessError, match="builds on it"):
+    with pytest.raises(StorageAccessError, match="shares its objects"):
         stream.store.discard(base, protected=[f"{base}/_metadata"])
     assert stream.restored(base) == FILES
 

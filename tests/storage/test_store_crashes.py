@@ -247,7 +247,7 @@ def test_a_protected_snapshot_that_is_not_there_keeps_every_shared_byte(world, c
     first = stream.checkpoint(1, OLD)
     stream.store.discard(first, protected=["mem://c/stream/chk-99"])
     assert [name for name in world.objects() if "/shared/" in name]
-    assert caplog.messages == ["Shared objects in mem://c/stream stay: the protected chk-99 is not there."]
+    assert caplog.messages == ["Shared objects in mem://c/stream are kept: the protected snapshot chk-99 is missing."]
 
 
 def test_what_any_other_snapshot_refers_to_stays_not_only_what_the_last_does(world) -> None:
@@ -348,8 +348,8 @@ def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: 
     assert would == [
         Garbage("mem://c/stream/chk-1/b.pack", "chk-1 was never finished: it has no _metadata", 9_999),
         Garbage("mem://c/stream/chk-1/b.tmp", "chk-1 was never finished: it has no _metadata", 9_999),
-        Garbage("mem://c/stream/chk-3/_deleting", "the deletion of chk-3 was cut off", 8_000),
-        Garbage("mem://c/stream/chk-3/a.pack", "the deletion of chk-3 was cut off", 7_000),
+        Garbage("mem://c/stream/chk-3/_deleting", "the deletion of chk-3 was interrupted", 8_000),
+        Garbage("mem://c/stream/chk-3/a.pack", "the deletion of chk-3 was interrupted", 7_000),
         Garbage("mem://c/stream/chk-4/d.pack", "chk-4 was never finished: it has no _metadata", 5_000),
         Garbage("mem://c/stream/shared/old.pack", "no snapshot refers to it", 4_001),
     ]

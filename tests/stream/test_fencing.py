@@ -14,10 +14,10 @@ import pytest
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.errors import IncompleteCutError, LeaseLostError, LiveDirectoryError, SharedSinkError
 from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.recovery.retention import delete_older_live_directories
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
@@ -188,7 +188,7 @@ def test_no_query_is_started_in_a_fenced_directory(history: History, stream: Str
     expire(stream, clock, ELSEWHERE)
     fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
-    with pytest.raises(LiveDirectoryError, match="nothing starts in it"):
+    with pytest.raises(LiveDirectoryError, match="no query starts in it"):
         fencing.refuse_a_fenced_directory(LiveDirectory(str(history.shelf.live)))
 
 
@@ -331,7 +331,7 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
             cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks_of(sinks))
 
     def test_no_query_is_started(self, history: History, stream: StreamHandle, sinks: list[str]) -> None:
-        with pytest.raises(SharedSinkError, match="its log does not stand where the stream stands"):
+        with pytest.raises(SharedSinkError, match="its log is not at the position of the stream"):
             start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     def test_a_batch_that_is_planned_is_its_own(self, history: History) -> None:

@@ -136,7 +136,7 @@ def test_readers_beside_a_stream_that_makes_room_all_the_time(tmp_path: Path) ->
                     wrong.extend(problems)
                     read[0] += 1
             except SnapshotNotFoundError as told:
-                if "since it was listed" not in str(told):
+                if "after it was listed" not in str(told):
                     wrong.append(str(told))
             except CkptError as error:
                 wrong.append(repr(error))
@@ -193,7 +193,7 @@ def test_at_the_end_of_a_stream_what_is_read_is_left_for_a_later_pass(tmp_path: 
     with holding(shelf.stream.catalog, [snapshot], "verification"):
         report = apply_terminal_retention(shelf.stream, "first", TerminalState.CANCELED)
         assert (len(report.deleted), len(report.held)) == (1, 1)
-        assert any("left for later: chk-1" in line for line in report.messages())
+        assert any("kept for now: chk-1" in line for line in report.messages())
         assert not shelf.stream.catalog.executions.get("first").settled
     assert shelf.deletions() == [other.snapshot_id]
 
@@ -309,4 +309,4 @@ def test_a_restart_that_is_refused_once_the_stream_is_suspended_starts_it_again(
         lifecycle.restart(stream, StartFrom.parse("batch-5"), origin=ORIGIN, timeout_s=30, report=told.append)
 
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
-    assert re.search("was refused .* started again from where it stopped", told[-1])
+    assert re.search("was refused .* started again where it stopped", told[-1])

@@ -22,9 +22,10 @@ from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.retention import delete_live_directories, discard
+from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.runtime.settlement import settle_execution
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
@@ -86,7 +87,7 @@ def test_a_second_environment_does_not_start_in_the_live_folder_of_the_first(his
     check_places(stream, StartFrom(), predecessor_ended=True)
     other = staging(history)
 
-    with pytest.raises(LiveDirectoryError, match=f"share a folder by mistake.*{stream.catalog.deployment_id}"):
+    with pytest.raises(LiveDirectoryError, match=f"use the same folder by mistake.*{stream.catalog.deployment_id}"):
         check_places(other, StartFrom.parse(start_from, discard_state=start_from == "empty"), predecessor_ended=True)
 
     assert (Path(stream.live_folder) / OWNER).read_text() == stream.catalog.deployment_id
@@ -153,7 +154,7 @@ def test_a_live_directory_outside_of_the_streams_folder_is_not_started_in(
     if passes:
         check_places(copy, StartFrom.parse(start_from), predecessor_ended=predecessor_ended)
     else:
-        with pytest.raises(LiveDirectoryError, match="copy of another environment's"):
+        with pytest.raises(LiveDirectoryError, match="a copy from another environment"):
             check_places(copy, StartFrom.parse(start_from), predecessor_ended=predecessor_ended)
     assert history.batch == LAST
 
@@ -249,7 +250,7 @@ def test_no_verb_builds_a_directory_in_the_live_folder_of_another_deployment(
         (theirs / OWNER).write_text(history.shelf.stream.catalog.deployment_id)
     before = sorted(Path(other.live_folder).rglob("*"))
 
-    with pytest.raises(LiveDirectoryError, match="share a folder by mistake"):
+    with pytest.raises(LiveDirectoryError, match="use the same folder by mistake"):
         verb(other, history)
 
     assert sorted(Path(other.live_folder).rglob("*")) == before

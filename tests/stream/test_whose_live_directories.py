@@ -11,7 +11,8 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.recovery.retention import apply_terminal_retention, delete_older_live_directories, housekeeping
+from dagster_ckpt.recovery.live_directories import delete_older_live_directories
+from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
@@ -37,7 +38,7 @@ def test_housekeeping_leaves_those_of_a_lost_catalog_which_the_starts_refuse_to_
     shelf.stream.catalog.close()
     stream = shelf.stream = replace(shelf.stream, catalog=Catalog(f"sqlite:///{shelf.root / 'new-catalog.db'}"))
     for _ in range(2):
-        with pytest.raises(LiveDirectoryError, match="there is state of it"):
+        with pytest.raises(LiveDirectoryError, match="its folders contain state"):
             execute_stream(stream, RunRequest(run_id="run", start_query=lambda _live: pytest.fail("it was started")))
 
     housekeeping(stream)

@@ -420,7 +420,7 @@ def test_a_keeper_without_a_catalog_gives_up_before_the_lease_runs_out(
             keeper.check()
 
     assert "the database is away" in str(lost)
-    assert "bring the catalog back" in str(lost)
+    assert "Make the catalog available" in str(lost)
 
 
 def test_a_keeper_whose_catalog_hangs_gives_up_before_the_lease_runs_out(

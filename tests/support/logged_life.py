@@ -15,16 +15,16 @@ from tests.support.retention_shelf import STREAM, Shelf
 # Each line once, in this order. N stands for a number that differs from run to run.
 LINES = """
 Acquired the lease of stream orders: token N, run RUN (process N on HOST)
-Stream orders is FAILED after N ms: its process was gone when execution ID started
+Stream orders is FAILED after N ms: its process had ended when execution ID started
 Starting stream orders: started by a user, run RUN
-Stream orders: the live directory is whole and its last writer has ended: resume after batch 0
+Stream orders: the live directory is intact and its last writer has ended: resume after batch 0
 Stream orders is running: resumes after batch 0
 Completed checkpoint 1 of stream orders: SIZE (SIZE new), batch 0, N ms
 Completed savepoint 2 of stream orders: SIZE (SIZE new), batch 0, N ms, label 'mine', PLACE
 Failed checkpoint 3 of stream orders after N ms: IO_EXCEPTION: the disk is full
 Completed checkpoint 4 of stream orders: SIZE (SIZE new), batch 0, N ms
 Deleted checkpoint 1 of stream orders (SIZE, batch 0): subsumed, not kept by Latest(count=1)
-Stream orders is CANCELED after N ms: cancel asked for by a test
+Stream orders is CANCELED after N ms: cancel requested by a test
 Released the lease of stream orders: token N
 Acquired the lease of stream orders: token N, run RUN (process N on HOST)
 Deleted checkpoint 4 of stream orders (SIZE, batch 0): DELETE_ON_CANCELLATION at CANCELED

@@ -58,7 +58,7 @@ def problems_of(stream: StreamHandle) -> list[str]:
     except CkptError as error:
         return [*found, f"the next start: {type(error).__name__}: {error}"]
     if plan.kind is RecoveryKind.START_EMPTY:
-        found.append(f"all state is given up: {plan.reason}")
+        found.append(f"all state is discarded: {plan.reason}")
     state = inspect_live_directory(live)
     if state.status is not LiveStatus.GOOD:
         found.append(f"{plan.kind.value}: the live directory is {state.status}: {state.reason}")

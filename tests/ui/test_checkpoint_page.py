@@ -74,7 +74,7 @@ class TestReading:
 
     def test_a_catalog_without_streams_says_when_one_appears(self, tmp_path: Path) -> None:
         with Client(f"sqlite:///{tmp_path / 'empty.db'}") as client, served(client, None) as address:
-            assert "knows no stream" in text(address, "/")
+            assert "has no stream" in text(address, "/")
 
 
 class TestHistory:

@@ -233,9 +233,11 @@ class CheckpointCoordinator:
 
     def _triggered(self, request: TriggerRequest) -> Iterator[Action]:
         if not self._is_running:
-            yield _refuse(request, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, "Ask again when the query is running.")
+            yield _refuse(
+                request, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, "Submit the request again when the query is running."
+            )
         elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
-            yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is under way.")
+            yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is in progress.")
         elif self._is_known(request):
             # The same request passed in twice is one request with one answer.
             return
@@ -254,7 +256,7 @@ class CheckpointCoordinator:
             yield _refuse(
                 request,
                 Reason.TOO_MANY_CHECKPOINT_REQUESTS,
-                f"Stop-with-savepoint {self._stop_request.request_id} is under way, and there is only one at a time.",
+                f"Stop-with-savepoint {self._stop_request.request_id} is in progress; only one can run at a time.",
             )
             return
         yield from self._suspend()
@@ -267,7 +269,7 @@ class CheckpointCoordinator:
             yield _refuse(
                 dropped,
                 Reason.TOO_MANY_CHECKPOINT_REQUESTS,
-                "It was the lowest in order; ask again when the queue is shorter.",
+                "It had the lowest priority; submit it again when the queue is shorter.",
             )
 
     # Time passes
@@ -277,7 +279,7 @@ class CheckpointCoordinator:
         for attempt in expired:
             yield Abort(attempt.number, Reason.CHECKPOINT_EXPIRED)
         for attempt in expired:
-            detail = f"It had {self._options.timeout_ms} ms."
+            detail = f"The timeout is {self._options.timeout_ms} ms."
             yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
 
     def _fire_timer(self) -> Iterator[Action]:
@@ -341,7 +343,7 @@ class CheckpointCoordinator:
                     yield _refuse(
                         request,
                         Reason.MINIMUM_TIME_BETWEEN_CHECKPOINTS,
-                        f"It lasts for another {remaining_ms} ms.",
+                        f"It ends in {remaining_ms} ms.",
                     )
                 case Wait():
                     return

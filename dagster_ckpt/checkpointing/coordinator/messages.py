@@ -122,7 +122,7 @@ class CheckpointFailureReason(Enum):
     IO_EXCEPTION = (
         True,
         FailureSide.COORDINATOR,
-        "The catalog or the target storage could not be used before anything was cut.",
+        "The catalog or the target storage was unavailable before the snapshot was cut.",
     )
     CHECKPOINT_EXPIRED = (
         True,
@@ -132,7 +132,7 @@ class CheckpointFailureReason(Enum):
     CHECKPOINT_DECLINED = (
         True,
         FailureSide.QUERY,
-        "The live directory gave no consistent cut: something that a restore needs was missing.",
+        "No consistent cut was possible: the live directory lacks a file that a restore needs.",
     )
     CHECKPOINT_ASYNC_EXCEPTION = (
         True,
@@ -152,7 +152,7 @@ class CheckpointFailureReason(Enum):
     MINIMUM_TIME_BETWEEN_CHECKPOINTS = (
         False,
         FailureSide.COORDINATOR,
-        "The minimum pause since the last completed snapshot is not over.",
+        "The minimum pause since the last completed snapshot has not elapsed.",
     )
     TOO_MANY_CHECKPOINT_REQUESTS = (
         False,

@@ -92,7 +92,7 @@ class StreamSpec:
         if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(
                 f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "
-                f"{SHORTEST_STALL_MS}, or None for no limit: a shorter wait is nothing unusual."
+                f"{SHORTEST_STALL_MS}, or None for no limit: shorter waits are normal."
             )
         if isinstance(checkpointing, CheckpointSettings):
             checkpointing = checkpointing.checkpoint_config()

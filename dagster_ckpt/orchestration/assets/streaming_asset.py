@@ -262,8 +262,8 @@ def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: s
     for unfit in ("automation_condition", "partitions_def"):
         if getattr(asset, unfit) is not None:
             raise OptionError(
-                f"streaming_multi_asset: asset {asset.key.to_user_string()} has {unfit}, which an asset that a stream "
-                "writes cannot have: the supervisor sensor launches its only run, which does not end. Remove it."
+                f"streaming_multi_asset: asset {asset.key.to_user_string()} has {unfit}, which a streaming asset "
+                "cannot have: the supervisor sensor launches its only run, which does not end. Remove it."
             )
     return asset.replace_attributes(
         # The catalog sensor reports each checkpoint; the end of a run is not another

@@ -37,7 +37,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     checkpoint_storage: Annotated[
         Annotated[CheckpointStorageResource, in_yaml(CheckpointStorageResource, CheckpointStorageResource.storage)]
         | None,
-        describe("Where checkpoints and savepoints live."),
+        describe("Where checkpoints and savepoints are stored."),
     ] = None
     state_backend: Annotated[
         Annotated[StateBackendResource, in_yaml(StateBackendResource, StateBackendResource.backend)] | None,
@@ -139,9 +139,8 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     name_prefix: Annotated[
         str | None,
         describe(
-            "Comes before the names of jobs, sensors, schedules and ops, and before the keys of the resources that "
-            "are given here, with an underscore. Several components in one project need different ones. Default: no "
-            "prefix."
+            "Prefix of the names of jobs, sensors, schedules and ops, and of the keys of the resources given here; an "
+            "underscore follows it. Several components in one project need different ones. Default: no prefix."
         ),
     ] = None
     resource_keys: Annotated[
@@ -190,7 +189,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):
                 raise OptionError(
-                    f"declared_in_python names {path!r}, which is no stream but a {type(stream).__name__}. Name what "
+                    f"declared_in_python names {path!r}, which is a {type(stream).__name__}, not a stream. Name what "
                     "streaming_asset, streaming_multi_asset, external_streaming_asset or declare_stream returned."
                 )
         translator = self.translator()

@@ -54,7 +54,7 @@ class Source(dg.Model):
         if self.table is not None and (self.path is not None or self.format is not None):
             raise ValueError(f"source {self.name}: table is read by its name alone. Remove format and path, or table.")
         if self.table is None and self.format is None and self.path is None:
-            raise ValueError(f"source {self.name}: nothing says what to read. Give table, or format, or path.")
+            raise ValueError(f"source {self.name}: it has nothing to read. Give table, or format, or path.")
         return self
 
     def read(self, spark: SparkSession) -> DataFrame:
@@ -118,7 +118,7 @@ class Sink(dg.Model):
         if self.semantic is not None and self.format != "kafka":
             raise ValueError(f"sink: semantic is for format kafka, and the format is {self.format}. Remove semantic.")
         if self.foreach_batch is None and self.format is None and self.path is None:
-            raise ValueError("sink: nothing says where to write. Give format, path or foreach_batch.")
+            raise ValueError("sink: it has no place to write to. Give format, path or foreach_batch.")
         return self
 
 
@@ -126,7 +126,7 @@ class Trigger(dg.Model):
     """When a batch starts; set exactly one field. Without a trigger: as soon as the previous batch is done."""
 
     processing_time: str | None = Field(default=None, description="An interval, such as 10 seconds.")
-    available_now: bool = Field(default=False, description="Process what there is, in several batches, and end.")
+    available_now: bool = Field(default=False, description="Process all available input, in several batches, and end.")
     continuous: str | None = Field(default=None, description="Continuous processing; an interval, such as 1 second.")
 
     @model_validator(mode="after")

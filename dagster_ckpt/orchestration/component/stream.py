@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Freshness(dg.Model):
     """The maximum age of the newest reported checkpoint."""
 
-    fail_after_ms: int = Field(description="Older is an error, from 60000.")
-    warn_after_ms: int | None = Field(default=None, description="Older is a warning, from 60000.")
+    fail_after_ms: int = Field(description="An older snapshot is an error; at least 60000.")
+    warn_after_ms: int | None = Field(default=None, description="An older snapshot is a warning; at least 60000.")
 
     @model_validator(mode="after")
     def _a_minute(self) -> Self:
         if min(self.fail_after_ms, self.warn_after_ms or self.fail_after_ms) < SHORTEST_MS:
-            raise ValueError(f"freshness: the shortest time is {SHORTEST_MS} ms, as Dagster takes no shorter one.")
+            raise ValueError(f"freshness: the minimum is {SHORTEST_MS} ms, because Dagster accepts no shorter time.")
         return self
 
     def policy(self) -> dg.FreshnessPolicy:
@@ -48,8 +48,8 @@ class Savepoints(dg.Model):
 
     cron_schedule: str = Field(description="When, as a cron expression such as 0 3 * * *.")
     execution_timezone: str = Field(default="UTC", description="Time zone of the cron expression.")
-    max_count: int | None = Field(default=10, description="How many are kept; null for any number.")
-    max_age_ms: int | None = Field(default=None, description="How old they get. Default: any age.")
+    max_count: int | None = Field(default=10, description="Number of savepoints to keep; null for no limit.")
+    max_age_ms: int | None = Field(default=None, description="Maximum age of a kept savepoint. Default: no limit.")
     keep: dict[str, Any] | None = Field(
         default=None,
         description="Another retention policy instead of the two limits, by its name and arguments, such as "
@@ -81,7 +81,8 @@ class EveryMinute(CheckpointSettings):
     """When snapshots are taken, how many are kept, and what remains after the stream ends."""
 
     interval: int | None = Field(
-        default=60_000, description="Time between periodic checkpoints, from 10; null for none. Default: a minute."
+        default=60_000,
+        description="Time between periodic checkpoints, at least 10; null turns them off. Default: a minute.",
     )
 
 
@@ -90,9 +91,9 @@ class Health(dg.Model):
 
     max_checkpoint_age_ms: int | None = Field(
         default=None,
-        description="Recovery point objective: the newest snapshot may be so old; half of it warns. Default: "
-        "max(interval, timeout) x (tolerable failures + 2), and it warns after (tolerable failures + 2) intervals plus "
-        "the slowest of the last checkpoints.",
+        description="Recovery point objective: maximum age of the newest snapshot; half of it warns. Default: "
+        "max(interval, timeout) x (tolerable failures + 2), and it warns after (tolerable failures + 2) "
+        "intervals plus the slowest of the last checkpoints.",
     )
     failures_to_warn: int = Field(
         default=1, description="Number of consecutive failed checkpoints that cause a warning."
@@ -171,7 +172,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     ] = None
     assets: Annotated[
         Sequence[dg.ResolvedAssetSpec] | None,
-        describe("The assets that the stream writes, the main one first. Default: one, named like the stream."),
+        describe("The assets that the stream writes, the main one first. Default: one, named after the stream."),
     ] = None
     sources: list[Annotated[Source, templated(Source)]] = Field(description="The sources that the stream reads.")
     transform: Annotated[
@@ -228,8 +229,8 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     def _one_frame(self) -> Self:
         if not self.sources or (self.transform is None and len(self.sources) > 1):
             raise ValueError(
-                f"stream {self.name}: it has {len(self.sources)} sources and no transform. Give it one source, "
-                "or transform.sql or transform.function, which makes one of several."
+                f"stream {self.name}: it has {len(self.sources)} sources and no transform. Give it one source, or "
+                "transform.sql or transform.function, which combines them."
             )
         return self
 

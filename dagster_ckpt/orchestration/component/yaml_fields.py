@@ -82,7 +82,7 @@ def templated(value: type[Value]) -> dg.Resolver:
             if name != "options" and _has_env_var(each):
                 raise OptionError(
                     f"{name} cannot be an env_var: only options, and the fields of resources, are read from the "
-                    "environment when a run needs them. Use env for what is no secret."
+                    "environment when a run needs them. Use env for values that are not secret."
                 )
         return value(**resolved)
 

@@ -67,8 +67,7 @@ class RetentionConfigSchema(dg.Config):
     execution_id: str | None = Field(default=None, description="The execution that ended. Default: the newest one.")
     dry_run: bool = Field(
         default=False,
-        description="Only show which orphaned bytes would be removed and which deletions finished, and why. "
-        "Not together with state.",
+        description="Only show what would be deleted and removed, and why.",
     )
     history_days: int = Field(
         default=HISTORY_DAYS,

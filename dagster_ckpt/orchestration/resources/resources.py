@@ -122,9 +122,8 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     executor_copy_bytes: int | None = Field(
         default=None,
         description="Snapshots that write more bytes than this are copied by Spark's executors, as a Spark job; the "
-        "driver only plans. Live directories and snapshots must be where every executor reaches them, and "
-        "dagster-ckpt be "
-        "installed there. Default: the driver copies.",
+        "driver only plans. Every executor must reach live directories and snapshots, and have "
+        "dagster-ckpt installed. Default: the driver copies.",
     )
 
     @field_validator("executor_copy_bytes")
@@ -132,7 +131,10 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     def _not_negative(cls, value: int | None) -> int | None:
         # Not `ge=0`: a component accepts no field types with constraints.
         if value is not None and value < 0:
-            raise ValueError(f"executor_copy_bytes is {value}; it is a number of bytes from 0. Leave it out for never.")
+            raise ValueError(
+                f"executor_copy_bytes is {value}, but must be a number of bytes, 0 or more. Leave it out to let the "
+                "driver copy."
+            )
         return value
 
     def storage(self) -> CheckpointStorage:
@@ -201,8 +203,9 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     incremental: bool = Field(
         default=True,
-        description="ROCKSDB: upload changelogs per batch and snapshots in the background, "
-        "instead of a snapshot per batch.",
+        description=(
+            "ROCKSDB: upload changelogs per batch and snapshots in the background, instead of a snapshot per batch."
+        ),
     )
     predefined_options: PredefinedOptions = Field(
         default=PredefinedOptions.DEFAULT,
@@ -215,7 +218,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     db_storage_paths: list[str] = Field(
         default_factory=list,
         description="ROCKSDB: local directories of the working state on each executor. Spark reads them when the "
-        "application starts: the pyspark resource must say the same as spark.local.dir.",
+        "application starts: set spark.local.dir of the pyspark resource to the same directories.",
     )
     transfer_threads: int | None = Field(
         default=None, description="ROCKSDB: threads that move files while snapshotting and restoring. Default: 4."
@@ -286,8 +289,8 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
 
     url: str = Field(
         description="SQLAlchemy URL: sqlite:////absolute/path/catalog.db for one machine, "
-        "postgresql+psycopg://user@host/database for more than one. One with a password belongs into an environment "
-        "variable: EnvVar, or env_var in YAML."
+        "postgresql+psycopg://user@host/database for more than one. Read a URL with a password from an "
+        "environment variable: EnvVar, or env_var in YAML."
     )
 
     def catalog(self) -> Catalog:

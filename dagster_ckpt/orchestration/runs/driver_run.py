@@ -90,11 +90,11 @@ def _find_or_launch(
     if (is_running or driver is not None) and (asked is not None or config["start_from"] != "latest"):
         where = f"run {lease.run_id}, process {lease.pid} on {lease.host}" if lease is not None else "it is starting"
         raise RequestFailedError(
-            f"The driver of stream {handle.stream_id!r} lives ({where}), and one that runs cannot be started from "
-            f"{config['start_from']!r}. restart_stream_job stops it first."
+            f"The driver of stream {handle.stream_id!r} is running ({where}), so it cannot be started from "
+            f"{config['start_from']!r}. Run restart_stream_job, which stops it first."
         )
     if is_running and lease is not None:
-        context.log.info(f"the driver lives: process {lease.pid} on {lease.host}, of run {lease.run_id}")
+        context.log.info(f"the driver is running: process {lease.pid} on {lease.host}, of run {lease.run_id}")
         return
     if driver is not None:
         context.log.info(f"a driver of run {driver.record.run_id} is starting: process {driver.record.pid}")
@@ -175,8 +175,8 @@ def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> 
     reason = execution.reason or "no reason was recorded"
     if not execution.settled:
         raise _failure(
-            f"The driver is gone (process {execution.pid} on {execution.host}): {reason}. The supervisor sensor "
-            "decides whether it is restarted.",
+            f"The driver ended unexpectedly (process {execution.pid} on {execution.host}): {reason}. The supervisor "
+            "sensor decides whether it is restarted.",
             "DRIVER_GONE",
         )
     if execution.status is ExecutionStatus.CANCELED:

@@ -166,7 +166,7 @@ class RunWatch:
         if self._signalled():
             return "a signal"
         if self._parent is not None and self._parent.liveness() is Liveness.ENDED:
-            return f"the process of its run, {self._parent.pid}, is gone"
+            return f"the process of its run, {self._parent.pid}, has ended"
         if self._clock() < self._next_look_ms:
             return None
         self._next_look_ms = self._clock() + LOOK_EVERY_MS
@@ -251,11 +251,11 @@ def refuse_overridden_resources(context: StepContext) -> None:
         changed = changed_fields(definition, given, _DEPLOYMENT) if definition is not None else []
         if changed:
             raise OptionError(
-                f"The config of this run gives resource {key} another {' and '.join(changed)} than its code location "
-                "has. A stream belongs to the catalog, storage and live directories of its deployment: elsewhere, "
-                "nothing would keep a second run from writing beside this one. Nothing was done. Remove "
-                f"resources.{key} from the config; to work with another deployment, use a code location with its "
-                "resources."
+                f"The config of this run sets {' and '.join(changed)} of resource {key} differently than its code "
+                "location does. A stream belongs to the catalog, storage and live directories of its deployment: with "
+                "others, nothing would prevent a second run from writing at the same time. Nothing was changed. "
+                f"Remove resources.{key} from the config; to work with another deployment, use a code location with "
+                "its resources."
             )
 
 

@@ -143,7 +143,7 @@ def _describe_error(error: Exception) -> str:
     if not isinstance(error, ConnectionError | Py4JNetworkError):
         return message
     return (
-        f"{message}. This is what is left of a session whose JVM is gone: it was killed, or ran out of memory (see "
+        f"{message}. The JVM of the Spark session has ended: it was killed, or ran out of memory (see "
         "spark.driver.memory). The restart strategy decides about a restart."
     )
 
@@ -238,7 +238,7 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
     """Apply retention if the end is certain, and end the step accordingly."""
     end = outcome.end
     if end.kind is EndKind.INTERRUPTED:
-        context.log.info(f"stopped, because of {watch.reason}" if watch.reason else end.reason)
+        context.log.info(f"stopped: {watch.reason}" if watch.reason else end.reason)
         _end_interrupted(context, handle, outcome)
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)

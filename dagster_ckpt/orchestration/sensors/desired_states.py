@@ -135,7 +135,7 @@ def reconcile_desired_states(
             step = reconcile_desired(catalog, row, definition, _orchestrator(instance, catalog.deployment_id))
         except CkptError as error:
             # One unreadable row must not block the reconciliation of all other streams.
-            alerts.append(f"{stream_id}: nothing is done for it: {error}")
+            alerts.append(f"{stream_id}: no action: {error}")
             continue
         messages.append(f"{stream_id}: {step.decision.reason}")
         if step.decision.holds_restart:

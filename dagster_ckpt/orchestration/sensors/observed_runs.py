@@ -208,11 +208,11 @@ def _is_lost(catalog: Catalog, run: dg.DagsterRun, worker: RunWorker, silences: 
 
 def _report(instance: dg.DagsterInstance, run: dg.DagsterRun, worker: RunWorker) -> str:
     message = (
-        f"The process of this run, {worker.pid}, is gone and could not record its end: its machine was restarted, or "
-        "it was killed together with its code server."
+        f"The process of this run, {worker.pid}, has ended without recording it: its machine was restarted, or it was "
+        "killed together with its code server."
     )
     if run.status is dg.DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, message=message)
     else:
         instance.report_run_failed(run, message=message)
-    return f"{run.tags[STREAM_ID_TAG]}: run {run.run_id} is lost, process {worker.pid} is gone"
+    return f"{run.tags[STREAM_ID_TAG]}: run {run.run_id} is lost, process {worker.pid} has ended"

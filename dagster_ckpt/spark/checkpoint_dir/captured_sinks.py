@@ -99,7 +99,7 @@ def sink_entry(path: str) -> tuple[int, str]:
     index = number_in(rest[0]) if rest else None
     if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
         raise RestoreError(
-            f"The snapshot holds a file {path!r}, which is no entry of a sink's log. Restore another snapshot."
+            f"The snapshot contains a file {path!r}, which is not an entry of a sink's log. Restore another snapshot."
         )
     return index, rest[1]
 

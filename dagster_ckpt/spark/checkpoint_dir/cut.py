@@ -290,7 +290,7 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
         if planned is None or newest > planned:
             raise IncompleteCutError(
                 f"The file sink {place} has batch {newest}, but the query of {live.url} has planned batches up to "
-                f"{planned}: another query writes there, and batches of this one may have been passed over. Stop the "
+                f"{planned}: another query writes there, and batches of this one may have been skipped. Stop the "
                 "other one, and start this one from a snapshot with start_from=...: that rolls the sink back."
             )
 
@@ -305,7 +305,7 @@ def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile)
             "read. Try again."
         )
     if live.folder.read(METADATA) != metadata.data:
-        raise IncompleteCutError(f"{live.url} was taken over by another query while it was read. Try again.")
+        raise IncompleteCutError(f"{live.url} was taken over by another query while it was being read. Try again.")
 
 
 def _vanished(live: LiveDirectory, error: FileNotFoundError) -> IncompleteCutError:

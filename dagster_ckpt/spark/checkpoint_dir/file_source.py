@@ -92,11 +92,9 @@ def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list
     missing = next((number for number in needed if number not in names), None)
     if missing is not None:
         raise IncompleteCutError(
-            f"{folder.url}/{directory}/{missing} is missing: the file source's log is needed up to entry "
-            f"{last}, "
-            f"from {f'{base}{COMPACT}' if base >= 0 else 'its beginning'}. Spark may be purging; the next "
-            "attempt "
-            "reads a newer commit. Where it stays missing, the live directory is damaged: restore a snapshot."
+            f"{folder.url}/{directory}/{missing} is missing: the file source's log is needed up to entry {last}, from "
+            f"{(f'{base}{COMPACT}' if base >= 0 else 'its beginning')}. Spark may be purging; the next attempt reads "
+            "a newer commit. If it stays missing, the live directory is damaged: restore a snapshot."
         )
     return [names[number] for number in needed]
 

@@ -90,7 +90,7 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
     replay = f", and batch {whole.in_flight} will be replayed" if whole.in_flight is not None else ""
-    reason = f"{live.url} is whole after batch {whole.batch_id}{replay}."
+    reason = f"{live.url} is intact up to batch {whole.batch_id}{replay}."
     return LiveState(LiveStatus.GOOD, reason, whole.batch_id, whole.in_flight, live.fenced_at())
 
 
@@ -220,9 +220,9 @@ def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveS
         if left is not None:
             return LiveState(
                 LiveStatus.BROKEN,
-                f"{live.url} has no batches but holds state ({left}): Spark refuses to start in it.",
+                f"{live.url} has no batches but contains state ({left}): Spark refuses to start in it.",
             )
-        return LiveState(LiveStatus.EMPTY, f"{live.url} holds no batch yet.")
+        return LiveState(LiveStatus.EMPTY, f"{live.url} has no batch yet.")
     if positions.offset > 0:
         return LiveState(
             LiveStatus.BROKEN,

@@ -135,7 +135,7 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
     entry = OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources, version, continuous)
     with reading(lambda why: _malformed(where, why)):
         if not 0 < (entry.partitions or 1) <= _MOST_PARTITIONS:
-            raise ValueError(f"it speaks of {entry.partitions} state partitions")
+            raise ValueError(f"it names {entry.partitions} state partitions")
     return entry
 
 
@@ -236,7 +236,7 @@ def _model(model: type[_Model], text: str, where: str) -> _Model:
 def _batch_id(where: str) -> int:
     number = number_in(where.rsplit("/", 1)[-1])
     if number is None:
-        raise _malformed(where, "its name is no number of a batch")
+        raise _malformed(where, "its name is not a batch number")
     return number
 
 

@@ -200,8 +200,8 @@ def _parse(file: NeededFile) -> _Metadata:
     SparkFile.OPERATOR_METADATA.version_in(line, f"{file.folder.url}/{file.source}")
     with reading(
         lambda why: LiveDirectoryError(
-            f"{file.folder.url}/{file.source} is not operator metadata that can be read: {why}. "
-            "Restore a snapshot, or remove the file: Spark writes it anew when the query starts."
+            f"{file.folder.url}/{file.source} is not readable operator metadata: {why}. Restore a snapshot, or remove "
+            "the file: Spark writes it again when the query starts."
         )
     ):
         return _Metadata.model_validate_json(text)
@@ -237,8 +237,8 @@ def _key_types(schema: NeededFile) -> list[object]:
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
     return LiveDirectoryError(
-        f"{schema.folder.url}/{schema.source} is not a state schema that can be read: {why}. Restore a snapshot, "
-        "or remove the file: Spark writes it anew when the query starts."
+        f"{schema.folder.url}/{schema.source} is not a readable state schema: {why}. Restore a snapshot, or remove "
+        "the file: Spark writes it again when the query starts."
     )
 
 
@@ -254,7 +254,7 @@ def _below_state(path: str, where: str) -> str:
     parts = head.rsplit(f"/{STATE}/", 1)
     if not marker or len(parts) != 2 or ".." in path.split("/"):
         raise LiveDirectoryError(
-            f"{where} refers to the state schema {path!r}, which does not lie in a live directory "
+            f"{where} refers to the state schema {path!r}, which is not inside a live directory "
             f"({STATE}/<operator>/{_SCHEMAS}/...). The file is damaged: restore a snapshot."
         )
     return f"{STATE}/{parts[1]}{marker}{tail}"
@@ -262,6 +262,6 @@ def _below_state(path: str, where: str) -> str:
 
 def _incomplete(folder: FileIO, path: str, why: str) -> IncompleteCutError:
     return IncompleteCutError(
-        f"{folder.url}/{path} is missing: {why}. The live directory is not whole; restore a snapshot, "
-        "or run the query once more if Spark still starts it."
+        f"{folder.url}/{path} is missing: {why}. The live directory is not intact; restore a snapshot, or run the "
+        "query once more if Spark still starts it."
     )

@@ -258,7 +258,7 @@ class Filler:
         chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
-            raise RestoreError(f"The snapshot holds a file {path!r}, which lies outside of a live directory.")
+            raise RestoreError(f"The snapshot contains a file {path!r}, which is outside of a live directory.")
         if parts[0] == SINKS_FOLDER:
             index, name = sink_entry(path)
             self.sinks.setdefault(index, []).append(SinkEntry(name, b"".join(chunks)))
@@ -352,8 +352,7 @@ def _query_id(live: LiveDirectory) -> str:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (LiveDirectoryError, FileNotFoundError) as error:
         raise RestoreError(
-            f"The snapshot makes no live directory that Spark could resume in: {error} holds no id of a query. Restore "
-            "another snapshot."
+            f"Spark cannot resume from the snapshot: {error} contains no query id. Restore another snapshot."
         ) from error
 
 
@@ -361,9 +360,8 @@ def _newest_commit(live: LiveDirectory) -> int:
     positions = live.positions()
     if positions.commit is None or positions.offset is None or positions.offset < positions.commit:
         raise RestoreError(
-            "The snapshot makes no live directory that Spark could resume in: its newest commit is "
-            f"{positions.commit}, "
-            f"and the newest offsets are {positions.offset}. Restore another snapshot."
+            f"Spark cannot resume from the snapshot: its newest commit is {positions.commit}, and the newest offsets "
+            f"are {positions.offset}. Restore another snapshot."
         )
     return positions.commit
 
@@ -372,6 +370,4 @@ def _checked(live: LiveDirectory) -> int:
     state = inspect_live_directory(live)
     if state.status is LiveStatus.GOOD and state.batch_id is not None:
         return state.batch_id
-    raise RestoreError(
-        f"The snapshot makes no live directory that Spark could resume in: {state.reason} Restore another snapshot."
-    )
+    raise RestoreError(f"Spark cannot resume from the snapshot: {state.reason} Restore another snapshot.")

@@ -125,7 +125,7 @@ class StagedCut:
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
         except OSError as error:
-            raise _cannot_pin(file, error, "Check the rights to it.") from error
+            raise _cannot_pin(file, error, "Check its permissions.") from error
         self._release.callback(os.close, descriptor)
         if version_of(os.fstat(descriptor)) != file.version:
             raise overtaken(file, "was replaced")
@@ -207,8 +207,8 @@ class _Place:
             raise LiveDirectoryError(f"{live.url} is gone, so no snapshot of it can be taken.") from error
         except OSError as error:
             raise StorageAccessError(
-                f"Cannot make a folder beside {live.url} to hold the files of a snapshot: {error}. "
-                "Give this process the right to write there."
+                f"Cannot create a folder beside {live.url} to hold the files of a snapshot: {error}. Allow this "
+                "process to write there."
             ) from error
 
     @staticmethod

@@ -62,23 +62,23 @@ def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
         return "It is empty"
     if not data.startswith(MAGIC):
         if _is_nearly_magic(data):
-            return "It is damaged at its very begin"
+            return "It is damaged at its beginning"
         # A codec other than Spark's default, whose framing is not supported here.
         return None
     at = 0
     while True:
         if len(data) - at < _HEADER.size:
-            return "It is cut off: the block that ends it is missing"
+            return "It is truncated: its last block is missing"
         magic, token, packed, plain, checksum = _HEADER.unpack_from(data, at)
         at += _HEADER.size
         if magic != MAGIC or not (0 <= packed <= LARGEST_BLOCK and 0 <= plain <= LARGEST_BLOCK):
-            return "It is damaged: where a block should begin there is something else"
+            return "It is damaged: no block begins where one should"
         if plain == 0:
             return None
         block = data[at : at + packed]
         at += packed
         if len(block) < packed:
-            return "It is cut off in the middle of a block"
+            return "It is truncated in the middle of a block"
         if checksums and not _is_sound(block, plain, checksum, is_raw=token & 0xF0 == _RAW):
             return "It is damaged: a block does not have the checksum it was written with"
 
@@ -199,18 +199,18 @@ def _proves_itself(path: str, data: bytes) -> bool:
 
 
 def _stale(path: str) -> Finding:
-    what = f"Its own checksums are right, but its content does not fit Hadoop's checksum {_hidden(path)}"
+    what = f"Its own checksums are right, but its content does not match Hadoop's checksum {_hidden(path)}"
     if path.endswith(".zip"):
         return error(
             Code.HADOOP_CHECKSUM_STALE,
             path,
-            f"{what}: another file was put in its place. Spark reads this kind of file with the check on, and fails "
+            f"{what}: another file was put in its place. Spark verifies the checksum of this kind of file, and fails "
             "with ChecksumException.",
         )
     return note(
         Code.HADOOP_CHECKSUM_STALE,
         path,
-        f"{what}: another file was put in its place. Spark does not look at it for this kind of file.",
+        f"{what}: another file was put in its place. Spark does not verify the checksum of this kind of file.",
     )
 
 
@@ -218,8 +218,8 @@ def _differs(path: str) -> Finding:
     return error(
         Code.CHECKSUM_DIFFERS,
         path,
-        f"Its content does not fit Hadoop's checksum {_hidden(path)}: it was altered since it was written. Spark may "
-        "not notice, and go on with wrong values.",
+        f"Its content does not match Hadoop's checksum {_hidden(path)}: it was altered after it was written. Spark "
+        "may not notice, and continue with wrong values.",
     )
 
 
@@ -243,11 +243,11 @@ def _spark_checksum(folder: FileIO, path: str, data: bytes) -> Iterator[Finding]
         yield error(
             Code.CHECKSUM_DIFFERS,
             path,
-            f"Spark's checksum is of {size} bytes, but {len(data)} are there: it was altered.",
+            f"Spark's checksum is of {size} bytes, but it has {len(data)}: it was altered.",
         )
     elif algorithm == "CRC32C" and value & 0xFFFFFFFF != crc32c(data):
         yield error(
-            Code.CHECKSUM_DIFFERS, path, "Its content does not have the CRC32C that Spark noted: it was altered."
+            Code.CHECKSUM_DIFFERS, path, "Its content does not have the CRC32C that Spark recorded: it was altered."
         )
 
 

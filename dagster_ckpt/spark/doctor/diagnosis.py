@@ -47,8 +47,7 @@ def examine_identity(subject: Subject) -> Iterator[Finding]:
             Code.QUERY_ID_DIFFERS,
             METADATA,
             f"The directory belongs to query {query_id}, but the stream's query is {subject.expected_query_id}: "
-            "another query "
-            "wrote here, or the directory was exchanged.",
+            "another query wrote here, or the directory was replaced.",
         )
 
 
@@ -59,7 +58,7 @@ def examine_leftovers(subject: Subject) -> Iterator[Finding]:
         yield note(
             Code.LEFTOVER_TEMPORARY_FILES,
             left[0],
-            f"{len(left)} unfinished files are there: of tasks that run at this moment, or that were killed. Harmless.",
+            f"{len(left)} unfinished files exist, of tasks that are running or that were killed. Harmless.",
         )
 
 

@@ -79,16 +79,16 @@ ADVICE: dict[Code, str] = {
     Code.STATE_WITHOUT_BATCHES: "Spark refuses to start here (verifyCheckpointDirectoryEmptyOnStart). " + _GO_BACK,
     Code.METADATA_MISSING: "Write the file back with the query id that the snapshots name, or restore a snapshot: "
     "under a new id sinks that remember query ids would write rows twice.",
-    Code.METADATA_UNREADABLE: "Write the file back with the query id that the catalog's snapshots name, or restore an "
-    "snapshot.",
+    Code.METADATA_UNREADABLE: (
+        "Write the file back with the query id that the catalog's snapshots name, or restore a snapshot."
+    ),
     Code.QUERY_ID_DIFFERS: "Find out which query wrote here. Do not start the stream on it; restore one of its own "
     "snapshots.",
-    Code.UNKNOWN_VERSION: "Use the version of dagster_ckpt that knows this layout; nothing here was guessed at.",
+    Code.UNKNOWN_VERSION: "Use the version of dagster_ckpt that knows this layout.",
     Code.OFFSETS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
     Code.COMMITS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
-    Code.OFFSET_UNREADABLE: "An entry above the newest commit may be deleted, if its batch was not committed: "
-    "Spark plans "
-    "it anew. For any other: " + _GO_BACK,
+    Code.OFFSET_UNREADABLE: "An entry above the newest commit may be deleted, if its batch was not committed: Spark "
+    "plans it again. For any other: " + _GO_BACK,
     Code.COMMIT_UNREADABLE: "With state in RocksDB, or for an older batch: " + _GO_BACK,
     Code.COMMIT_WITHOUT_OFFSET: _GO_BACK,
     Code.PREVIOUS_OFFSET_MISSING: _GO_BACK,
@@ -112,18 +112,18 @@ ADVICE: dict[Code, str] = {
     Code.SNAPSHOT_DANGLING: _NOTHING + " Spark deletes an old snapshot's SSTs before its zip.",
     Code.CHECKSUM_DIFFERS: _GO_BACK,
     Code.CONTENT_DIFFERS: _GO_BACK,
-    Code.HADOOP_CHECKSUM_STALE: "The file itself is sound by its own checksums: delete the hidden .crc beside it, "
-    "Spark does without.",
-    Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. Where that was done on "
-    "purpose, delete "
-    "the state files of these versions before the query starts.",
+    Code.HADOOP_CHECKSUM_STALE: (
+        "The file itself is sound by its own checksums: delete the hidden .crc beside it; Spark does not need it."
+    ),
+    Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. If you rewound it on purpose, "
+    "delete the state files of these versions before the query starts.",
     Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or write to a new folder.",
-    Code.SINK_LOG_AHEAD: "Start from a snapshot with start_from=...: that rolls the sink back. Left alone, Spark "
-    "passes over "
+    Code.SINK_LOG_AHEAD: "Start from a snapshot with start_from=...: that rolls the sink back. Otherwise Spark skips "
     "these batches and their rows are lost.",
     Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore a snapshot at or before its newest entry.",
-    Code.SINK_HAS_BATCH_IN_FLIGHT: "Start the stream: it first brings the sink's log back by that batch, and Spark "
-    "runs it again.",
+    Code.SINK_HAS_BATCH_IN_FLIGHT: (
+        "Start the stream: it first rolls the sink's log back by that batch, and Spark runs the batch again."
+    ),
     Code.SINK_LOG_UNREADABLE: "Put the entry back, or write to a new folder: readers of the folder fail on it.",
     Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
     Code.NOT_WHOLE: _GO_BACK,

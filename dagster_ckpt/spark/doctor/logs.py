@@ -58,11 +58,10 @@ def _ends(subject: Subject) -> Iterator[Finding]:
     if offset > commit + 1:
         severity = Severity.ERROR if subject.stateful else Severity.WARNING
         what = (
-            "Spark would go on with the newest planned batch, and the state between is missing."
+            "Spark would continue with the newest planned batch, and the state between is missing."
             if subject.stateful
-            else "Spark goes on with the newest planned batch; unless progress is tracked asynchronously, the "
-            "rows of the "
-            "batches between are lost."
+            else "Spark continues with the newest planned batch; unless progress is tracked asynchronously, the rows "
+            "of the batches between are lost."
         )
         yield Finding(
             Code.OFFSETS_AHEAD,
@@ -77,8 +76,7 @@ def _ends(subject: Subject) -> Iterator[Finding]:
             Code.REPARTITION_UNFINISHED,
             f"{OFFSETS}/{offset}",
             f"It plans {planned.partitions} state partitions, but batch {commit} has {committed.partitions}: an "
-            "offline "
-            "repartition was cut off, and Spark refuses to start until it is finished.",
+            "offline repartition was interrupted, and Spark refuses to start until it is finished.",
         )
 
 
@@ -98,7 +96,7 @@ def _before_the_first_commit(subject: Subject) -> Iterator[Finding]:
         )
         return
     yield note(
-        Code.NOTHING_COMMITTED, COMMITS, "The query has not committed a batch yet: it begins again when it starts."
+        Code.NOTHING_COMMITTED, COMMITS, "The query has not committed a batch yet: it starts from the beginning."
     )
 
 
@@ -119,7 +117,7 @@ def _entries(
         except UnknownLayoutError as trouble:
             yield error(Code.UNKNOWN_VERSION, path, str(trouble))
         except LiveDirectoryError as trouble:
-            what = "It is empty" if not data else f"It is cut off or damaged ({trouble})"
+            what = "It is empty" if not data else f"It is truncated or damaged ({trouble})"
             if first_read is not None and batch < first_read:
                 yield warning(code, path, f"{what}. A resume does not read it, but going back to it is impossible.")
             else:
@@ -201,7 +199,7 @@ def _source(subject: Subject, source: str, batches: _Batches, *, logged: bool) -
             yield error(Code.UNKNOWN_VERSION, file.source, str(trouble))
         except LiveDirectoryError as trouble:
             whole = " with the whole history before it" if file.source.endswith(COMPACT) else ""
-            what = "is empty" if not data else f"is cut off or damaged ({trouble})"
+            what = "is empty" if not data else f"is truncated or damaged ({trouble})"
             yield error(
                 Code.SOURCE_LOG_UNREADABLE,
                 file.source,

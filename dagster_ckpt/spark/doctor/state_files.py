@@ -156,7 +156,7 @@ def _each_store(subject: Subject, operators: list[Operator], committed: OffsetEn
                         error(
                             Code.COMMIT_UNREADABLE,
                             path,
-                            f"It does not name the state of {store.path}, so nobody can tell which files hold it.",
+                            f"It does not name the state of {store.path}, so the files that contain it are unknown.",
                         )
                     )
     return findings
@@ -211,10 +211,9 @@ def _ahead(subject: Subject, operators: list[Operator]) -> Iterator[Finding]:
         yield warning(
             Code.STATE_AHEAD,
             first,
-            f"{len(ahead)} stores hold state up to version {version}, but the newest planned batch makes "
-            f"version {allowed}: "
-            "the directory was rewound and they were left. Spark's maintenance counts what it keeps from the newest "
-            "version there, and can delete the versions that the query now needs.",
+            f"{len(ahead)} stores hold state up to version {version}, but the newest planned batch makes version "
+            f"{allowed}: the directory was rewound, and these versions were left. Spark's maintenance counts what it "
+            "keeps from the newest version there, and can delete the versions that the query now needs.",
         )
 
 
@@ -231,7 +230,7 @@ def _dangling(subject: Subject, operators: list[Operator], needed: set[str]) -> 
                 if _is_unreadable(subject, where):
                     what = "It is an unreadable snapshot"
                 else:
-                    what = f"It is a snapshot whose files are gone ({subject.path_in(trouble)})"
+                    what = f"It is a snapshot whose files are missing ({subject.path_in(trouble)})"
                 yield note(
                     Code.SNAPSHOT_DANGLING,
                     where,

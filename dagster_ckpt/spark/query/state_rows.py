@@ -115,6 +115,6 @@ def _attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
     except (PySparkException, Py4JError) as error:
         first = str(error).strip().partition("\n")[0]
         raise LiveDirectoryError(
-            f"{live.url}: Spark cannot read the state, {what}: {first} Use another snapshot; where all fail alike, the "
-            "session differs from the query's (Spark version, state store provider)."
+            f"{live.url}: Spark cannot read the state, {what}: {first} Use another snapshot; if all fail in the same "
+            "way, the session differs from the query's (Spark version, state store provider)."
         ) from error

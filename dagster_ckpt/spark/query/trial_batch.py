@@ -114,7 +114,7 @@ def run_trial(
     try:
         while not query.wait(_WAIT_S) and scratch.positions().commit == before:
             if interrupted() or time.monotonic() >= deadline:
-                return Trial(None, f"the batch was not done within {timeout_s:.0f} s")
+                return Trial(None, f"the batch did not complete within {timeout_s:.0f} s")
         failure = query.exception()
     finally:
         query.stop()
@@ -125,12 +125,15 @@ def run_trial(
 # Large enough for schemas of a few hundred columns.
 _MAX_MESSAGE = 20_000
 _REASONS = {
-    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": "the state is kept by other keys than the new code groups or joins by",
-    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": "the state holds other values than the new code keeps",
-    "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION": "the values in the state cannot be read as the new code keeps them",
-    "STATE_STORE_STATE_SCHEMA": "the state has another schema than the new code keeps",
-    "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA": "the state is of other stateful operators than the new "
-    "code has, or of the same in another order",
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": (
+        "the keys of the state differ from those that the new code groups or joins by"
+    ),
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": "the values of the state differ from those of the new code",
+    "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION": "the new code cannot read the values of the state",
+    "STATE_STORE_STATE_SCHEMA": "the schema of the state differs from that of the new code",
+    (
+        "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA"
+    ): "the stateful operators of the new code differ from those of the state, or are in another order",
     "STATE_STORE_UNSUPPORTED_OPERATION": "the state store cannot do what the new code needs",
     "CANNOT_LOAD_STATE_STORE": "the state cannot be loaded",
     "UNRESOLVED_COLUMN": "the new code names a column that its input does not have",

@@ -139,9 +139,9 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
     odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
     if odd:
         raise UnknownLayoutError(
-            f"{store.folder.url}/{store.path} holds {odd[0]!r}, which none of Spark's own providers writes, and the "
-            f"provider {provider} is not known here. Nothing was copied: a restore might lack what only this provider "
-            "needs. Use HDFSBackedStateStoreProvider or RocksDBStateStoreProvider."
+            f"{store.folder.url}/{store.path} contains {odd[0]!r}, which none of Spark's own providers writes, and "
+            f"the provider {provider} is unknown. Nothing was copied: a restore might lack files that only this "
+            "provider needs. Use HDFSBackedStateStoreProvider or RocksDBStateStoreProvider."
         )
     suffixes = {name.rpartition(".")[2] for name in store.names}
     if suffixes & {"delta", "snapshot"}:
@@ -149,10 +149,9 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
     if suffixes & {"zip", "changelog"}:
         return rocksdb_files(store, version)
     raise LiveDirectoryError(
-        f"{store.folder.url}/{store.path} holds no state in a format of Spark's own providers (provider: "
-        f"{provider}). "
-        "Snapshots can be taken of HDFSBackedStateStoreProvider, RocksDBStateStoreProvider and classes that "
-        "extend them."
+        f"{store.folder.url}/{store.path} contains no state in a format of Spark's own providers (provider: "
+        f"{provider}). Snapshots can be taken of HDFSBackedStateStoreProvider, RocksDBStateStoreProvider and classes "
+        "that extend them."
     )
 
 

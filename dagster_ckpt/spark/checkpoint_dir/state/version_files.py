@@ -95,7 +95,7 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
         # snapshot.
         file = stores[directory].need(item, f"{name} is built on it", identity=item)
         if file.size != size:
-            raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but {file.size} are there")
+            raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but it has {file.size}")
         files.append(file)
     return files
 
@@ -120,8 +120,7 @@ def _read_snapshot(file: NeededFile, data: bytes) -> _Snapshot:
     where = f"{file.folder.url}/{file.source}"
     with reading(
         lambda why: LiveDirectoryError(
-            f"{where} is not a RocksDB snapshot that can be read: {why}. "
-            "The live directory is damaged: restore a snapshot."
+            f"{where} is not a readable RocksDB snapshot: {why}. The live directory is damaged: restore a snapshot."
         )
     ):
         line, _, text = read_member(data, "metadata").decode("utf-8").partition("\n")
@@ -176,15 +175,15 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
     file = store.need_read(f"{name}{_CHECKSUM}", "it is Spark's checksum")
     with reading(
         lambda why: LiveDirectoryError(
-            f"{store.folder.url}/{file.source} is not a checksum that can be read: {why}. "
-            "The live directory is damaged: restore a snapshot."
+            f"{store.folder.url}/{file.source} is not a readable checksum: {why}. The live directory is damaged: "
+            "restore a snapshot."
         )
     ):
         noted = from_json(file.data or b"")["mainFileSize"]
     if noted != main.size:
         raise ChecksumDiffersError(
-            f"{store.folder.url}/{store.path}/{name} has {main.size} bytes, but Spark's checksum is of {noted}. If the "
-            "query runs, the next attempt reads a newer commit. Where it stays so, the live directory is damaged: "
+            f"{store.folder.url}/{store.path}/{name} has {main.size} bytes, but Spark's checksum is of {noted}. If "
+            "the query runs, the next attempt reads a newer commit. If it stays so, the live directory is damaged: "
             "restore a snapshot."
         )
     return [file]
@@ -266,7 +265,7 @@ class StoreDirectory:
         """The error that reports what is missing and why it is needed."""
         return IncompleteCutError(
             f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt reads a "
-            "newer commit. Where it stays missing, the live directory is damaged: restore a snapshot."
+            "newer commit. If it stays missing, the live directory is damaged: restore a snapshot."
         )
 
     @cached_property
@@ -308,7 +307,7 @@ def read_member(archive: bytes, name: str) -> bytes:
         with zipfile.ZipFile(io.BytesIO(archive)) as slow, slow.open(name) as member:
             content = member.read(inflation_limit(len(archive)))
             if member.read(1):
-                raise ValueError(f"its member {name} is longer than {len(archive)} packed bytes become")
+                raise ValueError(f"its member {name} is longer than {len(archive)} compressed bytes can expand to")
             return content
     except (zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
         # A damaged byte can look to `zipfile` like another compression method, a password, or an

@@ -77,11 +77,14 @@ def cli(
     context.obj = Deployment(catalog, storage, live_root, module)
 
 
-def command(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], click.Command]:
+def command(
+    name: str, *, group: click.Group = cli, **settings: Any
+) -> Callable[[Callable[..., int | None]], click.Command]:
     """Register a command that receives a client and `as_json`; what it returns is the exit status.
 
     Args:
         name: Name of the command.
+        group: The group that it belongs to.
         settings: Settings of the click command.
     """
 
@@ -100,7 +103,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., int | None]],
             else:
                 sys.exit(status or 0)
 
-        return cli.command(name, **settings)(run)
+        return group.command(name, **settings)(run)
 
     return register
 
@@ -152,7 +155,7 @@ def fail(error: CkptError, status: int = FAILED) -> None:
 
 def commands() -> click.Group:
     """The group with all its commands."""
-    from dagster_ckpt.cli import examine, lifecycle, maintain, page, snapshots  # noqa: F401 - they register
+    from dagster_ckpt.cli import examine, lifecycle, maintain, page, snapshots, state  # noqa: F401 - they register
 
     return cli
 

@@ -11,12 +11,13 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.client.lifecycle import LifecycleMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
 from dagster_ckpt.client.snapshots import SnapshotMethods
+from dagster_ckpt.client.state import StateMethods
 from dagster_ckpt.operations import overview
 from dagster_ckpt.operations.overview import SnapshotDescription, StreamDescription, StreamSummary
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 
 
-class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
+class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods):
     """Every operation on the streams of a catalog.
 
     The catalog records where each stream that has run keeps its snapshots and live directories, and

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
@@ -16,6 +15,7 @@ from dagster_ckpt.recovery.plan_check import PlanChange, check_backend, describe
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
+from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import NamedOutput, named_output
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 DEFAULT_TIMEOUT_S = 900.0
-# Stream ids cannot begin with a dot.
-SCRATCH_FOLDER = ".preflight"
-# An older copy was left by a preflight that was killed.
-LEFT_AFTER_MS = 6 * 3_600_000
 
 
 def preflight(
@@ -66,7 +62,6 @@ def preflight(
         StorageAccessError: The state cannot be read, or the copy cannot be written.
     """
     record = stream.catalog.streams.get(stream.stream_id)
-    remove_leftovers(stream)
     change: PlanChange | None = None
     try:
         output = _output_of(describe)
@@ -128,16 +123,6 @@ def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None
         return None
 
 
-def remove_leftovers(stream: StreamHandle) -> None:
-    """Delete copies of killed preflights. The catalog's clock names them and determines their age."""
-    now_ms = stream.catalog.now_ms()
-    folder = LiveDirectory(f"{stream.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{stream.stream_id}")
-    for name in folder.folder.list():
-        made_at = name.partition("-")[0]
-        if made_at.isdecimal() and now_ms - int(made_at) > LEFT_AFTER_MS:
-            folder.sibling(f"/{name}").delete()
-
-
 def _try(
     stream: StreamHandle,
     plan: RecoveryPlan,
@@ -157,14 +142,14 @@ def _try(
         return Trial(None), "there is no state yet, so every version can start"
     live = LiveDirectory(plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory or "")
     if plan.snapshot is None:
-        with _scratch(stream) as scratch:
+        with scratch_directory(stream) as scratch:
             if copy_for_trial(live, scratch, before_last_batch=True):
                 report("the newest committed batch is replayed on a copy of the live directory, without output")
                 trial = run(scratch, replays=True)
                 if not trial.data_is_gone:
                     return trial, f"batch {trial.batch_id} was replayed on a copy of the state"
                 report(f"the input of that batch is no longer available, so new input is tried: {trial.error}")
-    with _scratch(stream) as scratch, holding(stream.catalog, [plan.snapshot], "preflight"):
+    with scratch_directory(stream) as scratch, holding(stream.catalog, [plan.snapshot], "preflight"):
         if plan.snapshot is not None:
             report(f"the live directory is lost, so {describe_snapshot(plan.snapshot)} is tried")
             restore_into(
@@ -183,13 +168,3 @@ def _try(
 def _is_empty(stream: StreamHandle) -> bool:
     record = stream.catalog.streams.get(stream.stream_id)
     return record.live_directory is None or LiveDirectory(record.live_directory).positions().commit is None
-
-
-@contextmanager
-def _scratch(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
-    scratch = LiveDirectory(f"{stream.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{stream.stream_id}/{name}")
-    try:
-        yield scratch
-    finally:
-        scratch.delete()

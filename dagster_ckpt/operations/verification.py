@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from dagster_ckpt.errors import (
     UnsupportedSparkError,
 )
 from dagster_ckpt.recovery.prepare import restore_into
+from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import SnapshotStore
@@ -25,7 +25,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
-from dagster_ckpt.spark.query.state_rows import StateRows, count_state_rows
+from dagster_ckpt.spark.state.reading import StateReader, StateRows
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import holding_location, is_named
 from dagster_ckpt.stream.start_from import is_location
@@ -275,11 +275,7 @@ def _writer(root: Path) -> Any:
 
 
 def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
-    # Next to the live directories, which every executor can reach.
-    copy = LiveDirectory(f"{stream.live_folder}/verify-{uuid.uuid4()}")
-    try:
+    with scratch_directory(stream) as copy:
         # Without a donor: the snapshot must be proven, not the live directory.
         restore_into(stream, location, copy, is_scratch=True)
-        return tuple(count_state_rows(spark, copy, batch_id))
-    finally:
-        copy.delete()
+        return tuple(StateReader(spark, copy, batch_id).count())

@@ -20,6 +20,7 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_savepoint_schedule,
     build_verification_schedule,
 )
+from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.reports import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
@@ -80,6 +81,7 @@ def stream_definitions(
             build_retention_jobs,
             build_rewind_jobs,
             build_inspection_jobs,
+            build_state_jobs,
         )
         for job in build(streams)
     }

@@ -268,4 +268,4 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     rows = deployment.rows()
     assert rows
     assert rows == deployment.uninterrupted()
-    assert not list((deployment.root / "live" / ".preflight" / "orders").iterdir())
+    assert not list((deployment.root / "live" / ".scratch" / "orders").iterdir())

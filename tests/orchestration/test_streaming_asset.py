@@ -41,6 +41,8 @@ OPERATOR_JOBS = [
     "doctor_job",
     "verify_snapshots_job",
     "verify_state_job",
+    "browse_state_job",
+    "diff_state_job",
     "preview_rewind_job",
     "fork_stream_job",
     "import_stream_job",

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,16 +114,16 @@ def test_a_verification_with_spark_reads_no_file_of_the_live_directory(
     ours: list[Path] = []
     read: list[Path] = []
 
-    def count(_spark: Any, copy: LiveDirectory, _batch: int) -> list[Any]:
+    def reader(_spark: Any, copy: LiveDirectory, _batch: int) -> Any:
         path = copy.local_path
         assert path is not None
         for file in path.rglob("*"):
             other = golden.live / file.relative_to(path)
             read.append(file)
             ours.extend([other] if other.is_file() and other.samefile(file) else [])
-        return []
+        return SimpleNamespace(count=list)
 
-    monkeypatch.setattr(snapshot_verification, "count_state_rows", count)
+    monkeypatch.setattr(snapshot_verification, "StateReader", reader)
     session: Any = object()
 
     assert verify_snapshot(golden.stream, snapshot.location or "", spark=session).passed

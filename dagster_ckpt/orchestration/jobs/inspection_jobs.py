@@ -18,6 +18,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
     StreamOps,
     errors_as_failure,
     markdown_table,
+    table,
 )
 from dagster_ckpt.stream.lease import has_living_holder
 
@@ -234,12 +235,10 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
     latest = executions[0] if executions else None
     page = (latest.application or {}).get("page") if latest is not None else None
     metadata = {
-        "dagster_ckpt/snapshots": _table(
-            _SNAPSHOT_COLUMNS, [_snapshot_row(snapshot) for snapshot in snapshots[:limit]]
-        ),
+        "dagster_ckpt/snapshots": table(_SNAPSHOT_COLUMNS, [_snapshot_row(snapshot) for snapshot in snapshots[:limit]]),
         "dagster_ckpt/snapshot_count": len(snapshots),
         "dagster_ckpt/snapshot_bytes_written": sum(snapshot.incremental_bytes or 0 for snapshot in snapshots),
-        "dagster_ckpt/executions": _table(_EXECUTION_COLUMNS, [_execution_row(each) for each in executions]),
+        "dagster_ckpt/executions": table(_EXECUTION_COLUMNS, [_execution_row(each) for each in executions]),
         "dagster_ckpt/runs": runs,
         "dagster_ckpt/started_from": started_from(latest) if latest is not None else None,
         "dagster_ckpt/live_directory": dg.MetadataValue.path(handle.live_directory) if handle.live_directory else None,
@@ -283,13 +282,6 @@ def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
         execution.run_id,
     )
     return dict(zip(_EXECUTION_COLUMNS, values, strict=True))
-
-
-def _table(columns: dict[str, str], rows: Sequence[dict[str, str | int | None]]) -> dg.TableMetadataValue:
-    # A cell in Dagster's tables must not be empty.
-    records = [dg.TableRecord({name: "-" if value is None else value for name, value in row.items()}) for row in rows]
-    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-    return dg.MetadataValue.table(records=records, schema=schema)
 
 
 def _time(ms: int | None) -> str | None:

@@ -1,6 +1,6 @@
 """What the ops of all operator jobs share: the stream they operate, their errors, and tables for their pages."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -143,6 +143,20 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, a
     lines = map(_row, [header, ["---"] * len(header), *shown])
     more = len(every) - len(shown)
     return "\n".join(lines) + (f"\n\nand {more} more" if more else "")
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
+    """A table on a page of Dagster, which can be sorted.
+
+    Args:
+        columns: Types of the columns, by name.
+        rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
+    """
+    records = [
+        dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
+    ]
+    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+    return dg.MetadataValue.table(records=records, schema=schema)
 
 
 def _row(cells: Sequence[object]) -> str:

@@ -1,0 +1,135 @@
+"""Commands on the state of streams: state show, state diff."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dagster_ckpt.cli.main import cli, command, progress
+from dagster_ckpt.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_ckpt.client import Client
+
+_THREADS = 2
+
+
+@cli.group("state")
+def state() -> None:
+    """Look into the state of a stream, and compare it.
+
+    Spark reads the state: PySpark must be installed, and an application is started on this machine unless
+    PYSPARK_SUBMIT_ARGS names a master.
+    """
+
+
+operator = click.option("--operator", metavar="NUMBER|NAME", help="Only this operator.")
+of_state = click.option("--state", "of_state", metavar="NAME", help="Only this state; left or right for a join.")
+limit = click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(min=0), help="Rows to show of each state."
+)
+write_to = click.option("--write-to", metavar="PATH", help="Write all rows as Parquet below this folder.")
+
+
+@command("show", group=state, epilog='\b\nExample:\n  dagster-ckpt state show orders chk-7 --where "user_id = 7"')
+@click.argument("stream")
+@click.argument("snapshot", default="latest")
+@operator
+@of_state
+@click.option("--where", metavar="SQL", help="Only rows that meet this condition on fields of the key.")
+@limit
+@write_to
+def show(
+    client: Client,
+    *,
+    stream: str,
+    snapshot: str,
+    operator: str | None,
+    of_state: str | None,
+    where: str | None,
+    limit: int,
+    write_to: str | None,
+    as_json: bool,
+) -> None:
+    """Show the rows of a stream's state.
+
+    SNAPSHOT is a label, a number such as chk-7, an id, a location, latest, or live for the newest
+    committed batch.
+    """
+    from dagster_ckpt.operations.state_report import show_state, write_rows
+
+    with client.state(stream, snapshot, operator=operator, state=of_state, spark=_spark()) as found:
+        progress(f"{stream}: {found}")
+        shown = show_state(found, where=where, limit=limit)
+        frames = (found.frame(name) for name in found.states)
+        tables = ((each.name, each.where(where) if where else each.rows) for each in frames)
+        written = write_rows(tables, write_to) if write_to is not None else []
+    if as_json:
+        print_json(shown)
+        return
+    if not shown:
+        click.echo("The query keeps no state.")
+    for each in shown:
+        click.echo(f"\n{each.state} of operator {each.operator_id} ({each.operator}): {each.rows} rows")
+        print_table(each.columns, each.first, empty="None.")
+        if each.rows > len(each.first):
+            click.echo(f"{each.rows - len(each.first)} more.")
+    for url in written:
+        progress(f"wrote {url}")
+
+
+@command("diff", group=state, epilog="\b\nExample:\n  dagster-ckpt state diff orders chk-7 live")
+@click.argument("stream")
+@click.argument("before")
+@click.argument("after")
+@operator
+@of_state
+@limit
+@write_to
+def diff(
+    client: Client,
+    *,
+    stream: str,
+    before: str,
+    after: str,
+    operator: str | None,
+    of_state: str | None,
+    limit: int,
+    write_to: str | None,
+    as_json: bool,
+) -> None:
+    """Show which rows of state were added, removed and changed between two snapshots.
+
+    BEFORE and AFTER are labels, numbers such as chk-7, ids, locations, latest, or live.
+    """
+    from dagster_ckpt.operations.state_report import show_differences, write_rows
+
+    with client.state_diff(stream, before, after, operator=operator, state=of_state, spark=_spark()) as found:
+        progress(f"{stream}: {found.before} compared with {found.after}")
+        shown = show_differences(found, limit=limit)
+        tables = ((each.name, each.rows) for each in found.states)
+        written = write_rows(tables, write_to) if write_to is not None else []
+    if as_json:
+        print_json(shown)
+        return
+    print_table(
+        ["operator", "state", "added", "removed", "changed", "note"],
+        [(f"{each.operator_id} {each.operator}", each.state, *each.counts.values(), each.note) for each in shown],
+        empty="The query keeps no state.",
+    )
+    for each in shown:
+        if each.first:
+            click.echo(f"\n{each.state} of operator {each.operator_id} ({each.operator})")
+            print_table(each.columns, each.first, empty="None.")
+    for url in written:
+        progress(f"wrote {url}")
+
+
+def _spark() -> SparkSession:
+    from dagster_ckpt.spark.query.session import start_application
+
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    return start_application(_THREADS, settings)

@@ -1,0 +1,143 @@
+"""Ops and jobs that look into the state of a stream, and compare it at two points."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.operations.state_report import (
+    DEFAULT_LIMIT,
+    ShownDifference,
+    ShownState,
+    show_differences,
+    show_state,
+    write_rows,
+)
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure, table
+
+_POINT = "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
+_POINT += "location of a snapshot."
+_OPERATOR = "Number or name of an operator. Default: all."
+_STATE = "Name of a state: a store, left or right for a join, or a variable of transformWithState. Default: all."
+_LIMIT = "Rows of each state to show on the page."
+_NAME = {"operator": "string", "state": "string"}
+_Row = dict[str, str | int | None]
+_WRITE_TO = "Write all rows as Parquet below this folder, given as an absolute path or URL. It must be empty."
+
+
+class BrowseStateConfigSchema(dg.Config):
+    """Look into the state of a stream."""
+
+    stream_id: str = Field(description=STREAM_ID)
+    snapshot: str = Field(default="latest", description=_POINT)
+    operator: str | None = Field(default=None, description=_OPERATOR)
+    state: str | None = Field(default=None, description=_STATE)
+    where: str | None = Field(
+        default=None, description="Only rows that meet this SQL condition on fields of the key, such as user_id = 7."
+    )
+    limit: int = Field(default=DEFAULT_LIMIT, ge=0, le=1000, description=_LIMIT)
+    write_to: str | None = Field(default=None, description=_WRITE_TO)
+
+
+class DiffStateConfigSchema(dg.Config):
+    """Compare the state of a stream at two points."""
+
+    stream_id: str = Field(description=STREAM_ID)
+    before: str = Field(description=_POINT)
+    after: str = Field(default="live", description=_POINT)
+    operator: str | None = Field(default=None, description=_OPERATOR)
+    state: str | None = Field(default=None, description=_STATE)
+    limit: int = Field(default=DEFAULT_LIMIT, ge=0, le=1000, description=_LIMIT)
+    write_to: str | None = Field(default=None, description=_WRITE_TO)
+
+
+def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """Build the jobs that read these streams' state; each of their runs starts Spark.
+
+    Returns:
+        `browse_state_job` and `diff_state_job`.
+    """
+    ops = StreamOps(streams)
+
+    @ops.op_with_spark
+    def browse_state(context: dg.OpExecutionContext, config: BrowseStateConfigSchema) -> list[str]:
+        """Show the state of a stream: first rows, counts and largest keys of every operator."""
+        with errors_as_failure():
+            client = ops.client(context, config.stream_id)
+            spark = ops.resources(context).spark_session
+            selected = {"operator": config.operator, "state": config.state}
+            with client.state(config.stream_id, config.snapshot, **selected, spark=spark) as found:
+                context.log.info(f"read {found}")
+                shown = show_state(found, where=config.where, limit=config.limit)
+                frames = (found.frame(name) for name in found.states)
+                rows = ((each.name, each.rows if config.where is None else each.where(config.where)) for each in frames)
+                written = write_rows(rows, config.write_to) if config.write_to is not None else []
+                batch_id = found.batch_id
+        context.add_output_metadata({"dagster_ckpt/batch_id": batch_id, **state_metadata(shown), **_places(written)})
+        return written
+
+    @ops.op_with_spark
+    def diff_state(context: dg.OpExecutionContext, config: DiffStateConfigSchema) -> dict[str, int]:
+        """Show which rows of state were added, removed and changed between two points of a stream."""
+        with errors_as_failure():
+            client = ops.client(context, config.stream_id)
+            spark = ops.resources(context).spark_session
+            selected = {"operator": config.operator, "state": config.state}
+            with client.state_diff(config.stream_id, config.before, config.after, **selected, spark=spark) as found:
+                context.log.info(f"compare {found.before} with {found.after}")
+                shown = show_differences(found, limit=config.limit)
+                rows = ((each.name, each.rows) for each in found.states)
+                written = write_rows(rows, config.write_to) if config.write_to is not None else []
+        context.add_output_metadata({**difference_metadata(shown), **_places(written)})
+        return _totals(shown)
+
+    return [ops.job(browse_state), ops.job(diff_state)]
+
+
+def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
+    """State as Dagster metadata."""
+    states: list[_Row] = [{**_name(each), "rows": each.rows} for each in shown]
+    largest: list[_Row] = [{**_name(each), **vars(key)} for each in shown for key in each.largest]
+    metadata: dict[str, Any] = {
+        "dagster_ckpt/states": table({"operator": "string", "state": "string", "rows": "int"}, states)
+    }
+    if largest:
+        columns = {"operator": "int", "state": "string", "key": "string", "rows": "int", "bytes": "int"}
+        metadata["dagster_ckpt/largest_keys"] = table(columns, largest)
+    return metadata | _first_rows(shown)
+
+
+def difference_metadata(shown: Sequence[ShownDifference]) -> dict[str, Any]:
+    """Differences of state as Dagster metadata."""
+    changes = {"added": "ADDED", "removed": "REMOVED", "changed": "CHANGED"}
+    states: list[_Row] = [
+        {**_name(each), **{name: each.counts[change] for name, change in changes.items()}, "note": each.note}
+        for each in shown
+    ]
+    columns = {**_NAME, **dict.fromkeys(changes, "int"), "note": "string"}
+    totals = {f"dagster_ckpt/{name}": _totals(shown)[change] for name, change in changes.items()}
+    return {"dagster_ckpt/states": table(columns, states), **totals, **_first_rows(shown)}
+
+
+def _totals(shown: Sequence[ShownDifference]) -> dict[str, int]:
+    return {change: sum(each.counts[change] for each in shown) for change in ("ADDED", "REMOVED", "CHANGED")}
+
+
+def _first_rows(shown: Sequence[ShownState | ShownDifference]) -> dict[str, Any]:
+    return {
+        f"dagster_ckpt/operator_{each.operator_id}_{each.state}": table(
+            dict.fromkeys(each.columns, "string"), [dict(zip(each.columns, row, strict=True)) for row in each.first]
+        )
+        for each in shown
+        if each.first
+    }
+
+
+def _name(each: ShownState | ShownDifference) -> dict[str, str]:
+    return {"operator": f"{each.operator_id} {each.operator}", "state": each.state}
+
+
+def _places(written: Sequence[str]) -> dict[str, Any]:
+    return {"dagster_ckpt/written": dg.MetadataValue.json(list(written))} if written else {}

@@ -1,0 +1,357 @@
+"""Read the state of every operator as Spark DataFrames.
+
+Sources: `state-metadata` and `statestore`
+(https://spark.apache.org/docs/latest/streaming/structured-streaming-state-data-source.html).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_ckpt.errors import LiveDirectoryError, OptionError
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+KEY = "key"
+MAP_KEY = "map_key"
+VALUE = "value"
+PARTITION = "partition"
+
+_FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_JOIN = "symmetricHashJoin"
+_SIDES = ("left", "right")
+_T = TypeVar("_T")
+
+
+class StateKind(StrEnum):
+    """What the rows of a state are.
+
+    `VALUE` has one row for each key, `LIST` one row for each key with all elements in order, `MAP` one
+    row for each key and key of the map. `JOIN_SIDE` has a row for each row that a join keeps, and
+    `TIMERS` a row for each timer, so a key may have several.
+    """
+
+    VALUE = "VALUE"
+    LIST = "LIST"
+    MAP = "MAP"
+    JOIN_SIDE = "JOIN_SIDE"
+    TIMERS = "TIMERS"
+
+
+@dataclass(frozen=True)
+class StateName:
+    """One readable state of an operator.
+
+    Attributes:
+        operator_id: Number of the operator in the plan.
+        operator: Spark's name for it.
+        state: Name of the store; the side for a join, the variable for transformWithState, or `timers`.
+        partitions: Number of partitions.
+        options: Options of Spark's reader that select it.
+    """
+
+    operator_id: int
+    operator: str
+    state: str
+    partitions: int
+    options: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.state} of operator {self.operator_id} ({self.operator})"
+
+
+@dataclass(frozen=True)
+class StateFrame:
+    """The rows of one state.
+
+    Attributes:
+        name: The state.
+        kind: What the rows are.
+        rows: Columns `key`, `value` and `partition`, and `map_key` for a map.
+    """
+
+    name: StateName
+    kind: StateKind
+    rows: DataFrame
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that tell rows apart; for a join side and timers these are all but the partition."""
+        if self.kind in (StateKind.JOIN_SIDE, StateKind.TIMERS):
+            return (KEY, VALUE)
+        return (KEY, MAP_KEY) if self.kind is StateKind.MAP else (KEY,)
+
+    @property
+    def content(self) -> DataFrame:
+        """The rows without their partition, which says nothing about the state."""
+        return self.rows.drop(PARTITION)
+
+    def where(self, condition: str) -> DataFrame:
+        """The rows that meet a condition.
+
+        Args:
+            condition: A condition in SQL on fields of the key by name, or on the columns of `rows`.
+
+        Raises:
+            OptionError: It names a column that the state does not have, or is not SQL.
+        """
+        from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - see attempt
+        from pyspark.sql import functions as F  # noqa: PLC0415
+
+        fields = self.key_fields
+        named = [F.col(KEY).getField(each).alias(each) for each in fields if each not in self.rows.columns]
+        try:
+            return self.rows.select("*", *named).where(condition).select(*self.rows.columns)
+        except (AnalysisException, ParseException) as error:
+            first = str(error).strip().partition("\n")[0]
+            known = ", ".join([*fields, *self.rows.columns])
+            raise OptionError(
+                f"The condition {condition!r} does not fit the state {self.name}: {first} Its columns are: {known}."
+            ) from error
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
+        from pyspark.sql.types import StructType  # noqa: PLC0415 - see attempt
+
+        kind = self.rows.schema[KEY].dataType
+        return tuple(kind.names) if isinstance(kind, StructType) else ()
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """One state of an operator, and its number of rows.
+
+    Attributes:
+        operator_id: Number of the operator in the plan.
+        operator: Spark's name for it.
+        state: Name of the state, as in `StateName`.
+        partitions: Number of partitions.
+        rows: Number of rows after the batch.
+    """
+
+    operator_id: int
+    operator: str
+    state: str
+    partitions: int
+    rows: int
+
+
+class StateReader:
+    """The state of a query after a committed batch, in a directory in which no query runs.
+
+    Frames are lazy: the directory must exist, where the executors reach it, until they were computed.
+
+    Attributes:
+        live: The directory.
+        batch_id: The batch.
+        format_version: Checkpoint format of the state.
+
+    Args:
+        spark: The session that the frames belong to; state of another checkpoint format gets a session of
+            its own.
+        live: The directory.
+        batch_id: The committed batch after which to read the state.
+
+    Raises:
+        UnsupportedSparkError: This version of Spark has no reader for the state.
+        LiveDirectoryError: The commit cannot be read.
+    """
+
+    def __init__(self, spark: SparkSession, live: LiveDirectory, batch_id: int) -> None:
+        self._spark = spark
+        self.live = live
+        self.batch_id = batch_id
+        # Spark fails for a query without state.
+        self._has_state = bool(live.folder.list(STATE))
+        self.format_version = 1
+        if self._has_state:
+            release = require_state_reader(spark)
+            commit = f"{COMMITS}/{batch_id}"
+            entry = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
+            if entry.state_ids is not None:
+                release.require(Feature.STATE_READER_FORMAT_2, "Reading this state")
+                self.format_version = 2
+            if release.has(Feature.CHECKPOINT_FORMAT_2):
+                self._spark = _session_for(spark, str(self.format_version))
+
+    @cached_property
+    def states(self) -> tuple[StateName, ...]:
+        """Every state of every operator, by the operators' numbers; empty for a stateless query.
+
+        Raises:
+            LiveDirectoryError: Spark cannot read the operators.
+        """
+        return tuple(name for operator, stores in self._operators for name in _states(operator, stores))
+
+    def select(self, operator: int | str | None = None, state: str | None = None) -> list[StateName]:
+        """The states of an operator, or those of a name.
+
+        Args:
+            operator: Number or name of the operator; None for all.
+            state: Name of the state; None for all.
+
+        Raises:
+            OptionError: There is none.
+        """
+        wanted = None if operator is None else str(operator)
+        found = [
+            name
+            for name in self.states
+            if wanted in (None, str(name.operator_id), name.operator) and state in (None, name.state)
+        ]
+        if not found and (operator is not None or state is not None):
+            known = "; ".join(map(str, self.states)) or "none, because it keeps no state"
+            given = {"operator": operator, "state": state}
+            what = " and ".join(f"{option} {value!r}" for option, value in given.items() if value is not None)
+            raise OptionError(f"The query has no state with {what}. It has: {known}. Name one of these.")
+        return found
+
+    def frame(self, name: StateName) -> StateFrame:
+        """The rows of a state.
+
+        Args:
+            name: One of `states`.
+
+        Raises:
+            LiveDirectoryError: Spark cannot read the state.
+        """
+        rows = self._load(name.operator_id, name.options, str(name))
+        if "list_element" in rows.columns:
+            # With one row for each element, their order would be lost.
+            rows = self._load(name.operator_id, {**name.options, "flattenCollectionTypes": "false"}, str(name))
+            return _frame(name, StateKind.LIST, rows, {KEY: "key", VALUE: "list_value"})
+        if "user_map_key" in rows.columns:
+            columns = {KEY: "key", MAP_KEY: "user_map_key", VALUE: "user_map_value"}
+            return _frame(name, StateKind.MAP, rows, columns)
+        if "expiration_timestamp_ms" in rows.columns:
+            return _frame(name, StateKind.TIMERS, rows, {KEY: "key", VALUE: "expiration_timestamp_ms"})
+        kind = StateKind.JOIN_SIDE if "joinSide" in name.options else StateKind.VALUE
+        return _frame(name, kind, rows, {KEY: "key", VALUE: "value"})
+
+    def count(self) -> list[StateRows]:
+        """Read every state, and count its rows.
+
+        Raises:
+            LiveDirectoryError: Spark cannot read a state.
+        """
+        counted = []
+        for name in self.states:
+            rows = attempt(self.frame(name).rows.count, self.live, str(name))
+            counted.append(StateRows(name.operator_id, name.operator, name.state, name.partitions, rows))
+        return counted
+
+    @cached_property
+    def _operators(self) -> list[tuple[Row, list[str]]]:
+        """Spark's metadata of each operator, and the names of its stores."""
+        if not self._has_state:
+            return []
+        rows = attempt(
+            lambda: self._spark.read.format("state-metadata").load(self.live.spark_location).collect(),
+            self.live,
+            "the operators",
+        )
+        newest = {row.operatorId: row for row in sorted(rows, key=lambda row: row.operatorId)}
+        return [
+            (operator, [row.stateStoreName for row in rows if row.operatorId == number])
+            for number, operator in newest.items()
+        ]
+
+    def _load(self, operator_id: int, options: Mapping[str, str], what: str) -> DataFrame:
+        reader = self._spark.read.format("statestore").option("batchId", self.batch_id)
+        reader = reader.option("operatorId", operator_id).options(**options)
+        return attempt(partial(reader.load, self.live.spark_location), self.live, what)
+
+
+def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
+    """A session that reads state of this checkpoint format.
+
+    A query takes the format from its commit log, but the readers take it from the session, also when
+    rows are computed.
+    """
+    if spark.conf.get(_FORMAT_VERSION, "1") == format_version:
+        return spark
+    session = spark.newSession()
+    session.conf.set(_FORMAT_VERSION, format_version)
+    return session
+
+
+def require_state_reader(spark: SparkSession) -> SparkRelease:
+    """The release of a session, if it can read state; prepares its application for it.
+
+    Raises:
+        UnsupportedSparkError: It cannot.
+    """
+    release = release_of(spark.version)
+    release.require(Feature.STATE_READER, "Reading state")
+    # Stores report to a coordinator, which Spark starts with the manager of queries. Without it, in an
+    # application that has started no query, no store can be loaded.
+    _ = spark.streams.active
+    return release
+
+
+def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
+    """The readable states of an operator."""
+
+    def name(state: str, **options: str) -> StateName:
+        return StateName(operator.operatorId, operator.operatorName, state, operator.numPartitions, options)
+
+    if operator.operatorName.startswith(_JOIN):
+        # A join stores each row several times; the reader combines them to the rows of a side.
+        yield from (name(side, joinSide=side) for side in _SIDES)
+        return
+    properties = json.loads(operator.operatorProperties or "{}")
+    variables = properties.get("stateVariables")
+    if variables is None:
+        yield from (name(store, storeName=store) for store in stores)
+        return
+    for variable in variables if isinstance(variables, list) else json.loads(variables):
+        state = variable["stateName"]
+        # Spark's internal variables, such as its timers, cannot be read by name.
+        if not state.startswith("$"):
+            yield name(state, stateVarName=state)
+    if properties.get("timeMode", "NoTime") not in ("NoTime", "None"):
+        yield name("timers", readRegisteredTimers="true")
+
+
+def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[str, str]) -> StateFrame:
+    from pyspark.sql import functions as F  # noqa: PLC0415 - see attempt
+
+    selected = [F.col(source).alias(column) for column, source in columns.items()]
+    return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
+
+
+def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
+    """Read with Spark, and report a failure as that of the directory.
+
+    Args:
+        read: Reads.
+        live: The directory.
+        what: What is read, for the message.
+
+    Raises:
+        LiveDirectoryError: Spark cannot read it.
+    """
+    # Imported here, because it takes a second and only callers with a session need it.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        return read()
+    except (PySparkException, Py4JError) as error:
+        # For an error in the JVM, py4j only says on the first line that there is one.
+        lines = [line.removeprefix(": ") for line in str(error).strip().splitlines()]
+        first = next((line for line in lines if not line.startswith("An error occurred while calling")), lines[0])
+        raise LiveDirectoryError(
+            f"{live.url}: Spark cannot read the state, {what}: {first} Use another snapshot; if all fail in the same "
+            "way, the session differs from the query's (Spark version, state store provider)."
+        ) from error

@@ -6,8 +6,8 @@ launched elsewhere), `StreamResource` with `declare_stream` (in an asset or op o
 the jobs, sensors and checks.
 
 Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradePolicy`,
-`PeriodicSavepoints`, the resources, and `register_sink` for a sink of your own. Operate it: `Client`,
-from any process.
+`PeriodicSavepoints`, the resources, `to_table` for a table of a catalog, `spark_packages` for its jars,
+and `register_sink` for a sink of your own. Operate it: `Client`, from any process.
 
 `dagster_ckpt.flink` has PyFlink's programming interface, with its state backends and storages;
 `dagster_ckpt.orchestration` has the parts that `stream_definitions` is made of; and
@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.translator import StreamTranslator
     from dagster_ckpt.policies.restart_strategies import RestartStrategies
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+    from dagster_ckpt.sinks.delta_merge import delta_transaction
     from dagster_ckpt.sinks.registry import register_sink
+    from dagster_ckpt.spark.query.table_names import to_table
+    from dagster_ckpt.spark.versions import spark_packages
 
 # The module of each public name. Names are imported on first use, so that reading a catalog needs
 # neither Dagster nor Spark.
@@ -83,6 +86,9 @@ _MODULES = {
     "UpgradeMode": "policies.upgrade",
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",
+    "delta_transaction": "sinks.delta_merge",
+    "to_table": "spark.query.table_names",
+    "spark_packages": "spark.versions",
 }
 
 __all__ = [
@@ -109,13 +115,16 @@ __all__ = [
     "UpgradePolicy",
     "UpgradeSettings",
     "declare_stream",
+    "delta_transaction",
     "external_streaming_asset",
     "reading_checkpoint",
     "register_sink",
     "run_stream",
+    "spark_packages",
     "stream_definitions",
     "streaming_asset",
     "streaming_multi_asset",
+    "to_table",
 ]
 
 

@@ -41,6 +41,7 @@ METHODS = {
     "count_savepoints": "count_savepoints",
     "prefer_checkpoint_for_recovery": "prefer_checkpoint",
     "recovery_depth": "recovery_depth",
+    "roll_back_tables": "roll_back_tables",
     "storage": "checkpoint_storage",
     "retention": "retention_policy",
     "trigger": "trigger_policy",
@@ -60,6 +61,7 @@ RANGES: dict[str, Any] = {
     "count_savepoints": ranges.COUNT_SAVEPOINTS,
     "prefer_checkpoint_for_recovery": ranges.PREFER_CHECKPOINT,
     "recovery_depth": ranges.RECOVERY_DEPTH,
+    "roll_back_tables": ranges.ROLL_BACK_TABLES,
 }
 OBJECTS = {
     "storage": "a `CheckpointStorage`, or the URL of a directory",
@@ -101,6 +103,7 @@ CONFIGURATIONS = (
         count_savepoints=True,
         prefer_checkpoint_for_recovery=True,
         recovery_depth=3,
+        roll_back_tables=False,
         storage="file:///data/checkpoints",
     ),
     options.CheckpointConfig(interval=60_000, unaligned=True),

@@ -54,6 +54,8 @@ class CheckpointConfig:
             checkpoint.
         recovery_depth: Maximum number of snapshots that an automatic recovery tries after the live
             directory, from 1. None tries all of them.
+        roll_back_tables: Whether a start that goes back rolls Delta and Iceberg tables back itself.
+            False refuses such a start with the commands for a person to type.
         storage: A CheckpointStorage, or the absolute path or URL of a directory.
         retention: Which completed checkpoints to keep, instead of `num_retained`, such as
             `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`; or the
@@ -99,6 +101,7 @@ class CheckpointConfig:
         count_savepoints: bool = CheckpointOptions.count_savepoints,
         prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
         recovery_depth: int | None = CheckpointOptions.recovery_depth,
+        roll_back_tables: bool = CheckpointOptions.roll_back_tables,
         storage: CheckpointStorage | str | None = None,
         retention: RetentionPolicy | Written | None = None,
         trigger: TriggerPolicy | Written | None = None,
@@ -118,6 +121,7 @@ class CheckpointConfig:
             count_savepoints=count_savepoints,
             prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
             recovery_depth=recovery_depth,
+            roll_back_tables=roll_back_tables,
             storage=None if storage is None else _storage(storage),
             retention=read_retention(retention) if isinstance(retention, Mapping) else retention,
             trigger=read_trigger(trigger) if isinstance(trigger, Mapping) else trigger,

@@ -32,6 +32,7 @@ ALIGNMENT_TIMEOUT = Milliseconds("alignment timeout", minimum=0, maximum=TIMEDEL
 FORCE_UNALIGNED = Switch("force unaligned checkpoints")
 COUNT_SAVEPOINTS = Switch("count savepoints")
 PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
+ROLL_BACK_TABLES = Switch("roll back tables")
 RECOVERY_DEPTH = WholeNumber("recovery depth", minimum=1)
 # A longer minimum pause has the effect of this one, as in Flink: one year.
 MAX_PAUSE_MS = 365 * 24 * 3_600_000
@@ -51,6 +52,7 @@ _ALLOWED: dict[str, _Allowed] = {
     "num_retained": NUM_RETAINED,
     "count_savepoints": COUNT_SAVEPOINTS,
     "prefer_checkpoint_for_recovery": PREFER_CHECKPOINT,
+    "roll_back_tables": ROLL_BACK_TABLES,
 }
 
 
@@ -79,6 +81,8 @@ class CheckpointOptions:
             newer.
         recovery_depth: Maximum number of snapshots that an automatic recovery tries if the live
             directory is unusable, from 1; None tries all retained ones.
+        roll_back_tables: A start that goes back rolls Delta and Iceberg tables back itself; False
+            refuses it with the commands for a person to type.
         storage: Where snapshots are stored; None means the deployment decides.
         retention: Which completed checkpoints to keep while the stream runs, instead of
             `num_retained`: a policy of `dagster_ckpt.policies.retention` or your own.
@@ -104,6 +108,7 @@ class CheckpointOptions:
     count_savepoints: bool = False
     prefer_checkpoint_for_recovery: bool = False
     recovery_depth: int | None = None
+    roll_back_tables: bool = True
     storage: CheckpointStorage | None = None
     retention: RetentionPolicy | None = None
     trigger: TriggerPolicy | None = None
@@ -325,6 +330,14 @@ def _recovery_depth(asked: CheckpointOptions) -> _Described:
     return asked.recovery_depth, Effect.REAL, explanation
 
 
+def _roll_back_tables(asked: CheckpointOptions) -> _Described:
+    if asked.roll_back_tables:
+        explanation = "A start that goes back rolls Delta and Iceberg tables back to the batch that it restores."
+    else:
+        explanation = "A start that has to roll a Delta or Iceberg table back is refused with the commands to type."
+    return asked.roll_back_tables, Effect.REAL, explanation
+
+
 def _storage(asked: CheckpointOptions) -> _Described:
     if asked.storage is None:
         return asked.storage, Effect.REAL, "Snapshots are kept where the deployment says."
@@ -362,6 +375,7 @@ _DESCRIBERS: dict[str, Callable[[CheckpointOptions], _Described]] = {
     "count_savepoints": _count_savepoints,
     "prefer_checkpoint_for_recovery": _prefer_checkpoint,
     "recovery_depth": _recovery_depth,
+    "roll_back_tables": _roll_back_tables,
     "storage": _storage,
     "retention": _retention,
     "trigger": _trigger,

@@ -91,7 +91,7 @@ def prepare(
     sinks.refuse(stream.stream_id)
     record = stream.catalog.streams.get(stream.stream_id)
     if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
-        return _resume(LiveDirectory(record.live_directory), sinks, lease)
+        return _resume(stream, LiveDirectory(record.live_directory), sinks, lease)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         return _finish_restore(stream, _out_of_the_fence(stream, record, lease), sinks, lease)
     claim_live_folder(stream)
@@ -110,7 +110,7 @@ def prepare(
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
         took_ms = monotonic_ms() - started_ms
         stream.catalog.streams.switch_live_directory(lease.record, live.url, origin=origin, duration_ms=took_ms)
-        return _resume(live, sinks, lease)
+        return _resume(stream, live, sinks, lease)
     return _start_empty(stream, record, live, sinks=sinks, lease=lease)
 
 
@@ -156,11 +156,16 @@ def restore_into(
     materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, marked=marked, watch=watch)
 
 
-def _resume(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
+def _resume(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
     """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
     live.note_in_use()
     _begin_logs(sinks, lease.step)
-    return PreparedStart(live, _places(settle_in_flight(live, sinks.to_settle, still_mine=lease.step)))
+    return PreparedStart(live, _places(_settle(stream, live, sinks, lease)))
+
+
+def _settle(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> list[Sink]:
+    allowed = stream.options.roll_back_tables
+    return settle_in_flight(live, sinks.to_settle, still_mine=lease.step, roll_back_tables=allowed)
 
 
 def _begin_logs(sinks: Survey, still_mine: StillMine) -> None:
@@ -231,7 +236,7 @@ def _rewind(
     undo = _undo(stream, query_id, may_repeat=fork)
     # Raises before anything is changed if a sink cannot be rolled back.
     for sink in _allowed(sinks_of(wrote_to), sinks):
-        sink.check_roll_back(_point(batch_id, undo))
+        sink.check_roll_back(_point(stream, batch_id, undo))
     started_ms = monotonic_ms()
     # For a sink that already has the next batch and cannot be rolled back.
     has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to))
@@ -260,9 +265,16 @@ def _undo(stream: StreamHandle, query_id: str | None, *, may_repeat: bool = Fals
     return {"query_id": query_id, "query_ids": query_ids_of(stream), "may_repeat": may_repeat}
 
 
-def _point(batch_id: int, undo: Mapping[str, Any], entries: Sequence[SinkEntry] | None = None) -> RollBack:
+def _point(
+    stream: StreamHandle, batch_id: int, undo: Mapping[str, Any], entries: Sequence[SinkEntry] | None = None
+) -> RollBack:
     return RollBack(
-        batch_id, entries, undo.get("query_id"), undo.get("query_ids", ()), may_repeat=bool(undo.get("may_repeat"))
+        batch_id,
+        entries,
+        undo.get("query_id"),
+        undo.get("query_ids", ()),
+        may_repeat=bool(undo.get("may_repeat")),
+        roll_back_tables=stream.options.roll_back_tables,
     )
 
 
@@ -302,7 +314,7 @@ def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, l
         stream.catalog.streams.restore_finished(lease.record)
     else:
         # It may have been killed in its first batch.
-        settle_in_flight(LiveDirectory(record.live_directory), sinks.to_settle, still_mine=lease.step)
+        _settle(stream, LiveDirectory(record.live_directory), sinks, lease)
     return PreparedStart(LiveDirectory(record.live_directory), rolled_back, may_repeat)
 
 
@@ -371,7 +383,7 @@ def _roll_back_pending(
     allowed = _allowed(sinks, survey)
     for sink in allowed:
         entries = logs.get(sink.place) if sink.place is not None else None
-        roll_back(sink, _point(batch_id, pending, entries), still_mine)
+        roll_back(sink, _point(stream, batch_id, pending, entries), still_mine)
     return _places(allowed), tuple(sink.name for sink in sinks if not sink.rolls_back)
 
 

@@ -80,8 +80,8 @@ class RewindPreview:
 
     @property
     def losing(self) -> tuple[SinkForecast, ...]:
-        """Sinks that lose rows, or cannot be proven not to."""
-        return tuple(sink for sink in self.sinks if sink.effect in (SinkEffect.LOSE, SinkEffect.UNPROVEN))
+        """Sinks that may lose rows."""
+        return tuple(sink for sink in self.sinks if sink.effect is SinkEffect.LOSE)
 
     @property
     def downstream(self) -> str:
@@ -128,7 +128,7 @@ def preview_rewind(
     survey = survey_sinks(stream, plan, output)
     judged = survey.forecasts()
     if plan.kind not in _REWINDS:
-        going_on = (*judged, *_sinks_in_flight(facts, plan, survey))
+        going_on = (*judged, *_sinks_in_flight(stream, facts, plan, survey))
         return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
@@ -142,6 +142,7 @@ def preview_rewind(
         in_flight=_in_flight(plan, to_batch),
         log_entries=entries,
         query_ids=query_ids_of(stream),
+        roll_back_tables=stream.options.roll_back_tables,
     )
     left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
     return RewindPreview(
@@ -197,12 +198,15 @@ def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
     return distinct(sinks_of([*then, *sinks_written(stream)]))
 
 
-def _sinks_in_flight(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
+def _sinks_in_flight(
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey
+) -> tuple[SinkForecast, ...]:
     """Forecasts for sinks that already have a batch which the query has not committed."""
     live = facts.stream.live_directory
     if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.CLONE):
         return ()
-    return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle))
+    allowed = stream.options.roll_back_tables
+    return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle, roll_back_tables=allowed))
 
 
 def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, object]:

@@ -1,9 +1,7 @@
-"""Iceberg tables: what one remembers of a query, read from its newest metadata, and what that means for a replay.
+"""Iceberg tables: what one remembers of a stream, asked from its catalog, and how it is rolled back.
 
-A streaming write stores query id and epoch in its snapshot's summary, and skips an epoch that is
-not greater than that of the nearest such ancestor of the current snapshot
-(`SparkWrite.BaseStreamingWrite`). A table that is rolled back therefore forgets the epochs that
-were undone.
+Only a Spark session with the table's catalog can say what the table is now. A process without one, such
+as a command line, forecasts by the newest metadata file in the table's folder; it changes nothing.
 """
 
 from __future__ import annotations
@@ -11,128 +9,241 @@ from __future__ import annotations
 import re
 from typing import Self
 
-from pydantic import BaseModel, Field
+from dagster_ckpt.errors import CkptError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.location import open_file_io, same_folder
+from dagster_ckpt.sinks.iceberg_history import (
+    EMPTIED,
+    FENCE,
+    IcebergHistory,
+    TableRollBack,
+    history_in,
+    history_in_folder,
+)
+from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_A_PERSON, cannot_look
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
+from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
+from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.spark.query.table_names import iceberg_name
 
-from dagster_ckpt.errors import CkptError, LiveDirectoryError
-from dagster_ckpt.foreign import inflated, number_in, reading
-from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.sinks.tables import cannot_look, forecast_named, forecast_remembered
-
-_WRITE = re.compile(r"IcebergWrite\(table=(?P<path>[^,)]+).*\)")
-# A folder, as a path or a URL.
-_LOCATION = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
-METADATA_FOLDER = "metadata"
-_QUERY = "spark.sql.streaming.queryId"
-_EPOCH = "spark.sql.streaming.epochId"
-# The zlib `wbits` value for a gzip header.
-_GZIP = 31
-# HadoopTableOperations writes v7.metadata.json, catalogs write 00007-<uuid>.metadata.json; both may
-# be compressed.
-_METADATA_NAME = re.compile(r"v?(\d+)(-[^.]+)?(\.gz)?\.metadata\.json(\.gz)?")
-
-
-class IcebergMemory(BaseModel):
-    """What a table remembers of one query.
-
-    Attributes:
-        last_batch: Newest batch among the ancestors of the current snapshot, or None.
-        snapshot_id: The table snapshot to roll back to, so that the table forgets the batches after
-            the requested one; None if there are none, or no snapshot precedes them.
-    """
-
-    last_batch: int | None
-    snapshot_id: int | None
-
-
-class _Snapshot(BaseModel):
-    id: int = Field(alias="snapshot-id")
-    parent: int | None = Field(default=None, alias="parent-snapshot-id")
-    summary: dict[str, str] = {}
-
-
-class _Metadata(BaseModel):
-    current: int | None = Field(default=None, alias="current-snapshot-id")
-    snapshots: list[_Snapshot] = []
-
-
-def read_iceberg_memory(table: FileIO, query_id: str, batch_id: int) -> IcebergMemory:
-    """Read what a table remembers of a query.
-
-    Args:
-        table: The table's folder.
-        query_id: Id of the query.
-        batch_id: The batch to go back to.
-
-    Raises:
-        FileNotFoundError: The folder contains no Iceberg metadata.
-        LiveDirectoryError: The newest metadata cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
-    metadata = _newest(table)
-    snapshots = {snapshot.id: snapshot for snapshot in metadata.snapshots}
-    snapshot = snapshots.get(metadata.current) if metadata.current is not None else None
-    last: int | None = None
-    target: int | None = None
-    while snapshot is not None:
-        epoch = number_in(snapshot.summary.get(_EPOCH, ""))
-        if snapshot.summary.get(_QUERY) == query_id and epoch is not None:
-            last = epoch if last is None else last
-            if epoch <= batch_id:
-                break
-            target = snapshot.parent
-        # Visit each snapshot once: a damaged one may be its own ancestor.
-        del snapshots[snapshot.id]
-        snapshot = snapshots.get(snapshot.parent) if snapshot.parent is not None else None
-    return IcebergMemory(last_batch=last, snapshot_id=target)
-
-
-def _newest(table: FileIO) -> _Metadata:
-    matches = [match for match in map(_METADATA_NAME.fullmatch, table.list(METADATA_FOLDER)) if match]
-    if not matches:
-        raise FileNotFoundError(f"{table.url}/{METADATA_FOLDER}")
-    name = max(matches, key=lambda match: int(match[1]))[0]
-    data = table.read(f"{METADATA_FOLDER}/{name}")
-    with reading(
-        lambda why: LiveDirectoryError(f"{table.url}/{METADATA_FOLDER}/{name} is not Iceberg metadata: {why}.")
-    ):
-        return _Metadata.model_validate_json(inflated(data, _GZIP) if ".gz" in name else data)
+_NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
+# A folder, as a path or a URL: what Spark calls such a table where its query cannot be inspected.
+_FOLDER = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
+# Each time, another commit came in between: who writes there so often is not this stream.
+_TRIES = 5
 
 
 class IcebergTable(Sink):
-    """An Iceberg table known by its folder."""
+    """An Iceberg table, by its name in a catalog or by its folder."""
 
     on_repeat = OnRepeat.RUNS
-    is_proven = False
+    rolls_back = True
     knows_queries = True
+    is_table = True
+    # A new query id for each timeline makes a query id and a batch the name of one snapshot.
+    remembers_undone = True
+
+    def __init__(self, name: str, table: str, location: str | None) -> None:
+        super().__init__(name, table)
+        self.table = table
+        self.location = location
 
     @classmethod
     def of(cls, name: str) -> Self | None:
         """See `Sink.of`."""
-        match = _WRITE.fullmatch(name)
+        match = _NAME.fullmatch(name)
         if match is not None:
-            return cls(name, match["path"])
-        return cls(name, name) if _LOCATION.fullmatch(name) else None
+            return cls(name, match["table"], match["location"])
+        return cls(name, name, name) if _FOLDER.fullmatch(name) else None
+
+    @classmethod
+    def name_of(cls, output_format: str, place: str) -> str | None:
+        """See `Sink.name_of`."""
+        return iceberg_name(place) if output_format == "iceberg" else None
+
+    def is_same(self, other: Sink) -> bool:
+        """See `Sink.is_same`."""
+        if not isinstance(other, IcebergTable):
+            return False
+        if self.table == other.table:
+            return True
+        mine, others = self._folder, other._folder
+        return mine is not None and others is not None and same_folder(mine, others)
+
+    def last_batch(self, query_id: str | None) -> int | None:
+        """See `Sink.last_batch`. The newest batch on any timeline of the table."""
+        try:
+            return self._history().last_batch(query_id) if query_id is not None else None
+        except FileNotFoundError:
+            return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
         """See `Sink.forecast`."""
-        place = self.place or self.name
-        if not _LOCATION.fullmatch(place):
-            return forecast_named(self, replay)
+        if active_session() is None and self._folder is None:
+            return self._told(SinkEffect.UNKNOWN, "Only a Spark session with its catalog knows it: the start will ask.")
         try:
-            memory = read_iceberg_memory(open_file_io(place), replay.query_id or "", replay.to_batch)
+            return self._forecast(self._history(), replay)
         except FileNotFoundError:
-            return forecast_named(self, replay)
+            if replay.to_batch < 0:
+                return self._told(SinkEffect.EXACT, "There is no such table yet.")
+            return self._told(
+                SinkEffect.LOSE,
+                f"There is no such table here: the rows of batches up to {replay.to_batch} would be missing.",
+                "Bring the table back, or start with accept_loss to begin a new one.",
+            )
+        except StorageAccessError as error:
+            return self._told(SinkEffect.UNREACHABLE, str(error))
         except CkptError as error:
             return cannot_look(self, "Iceberg", error)
-        back = f"Roll it back to snapshot {memory.snapshot_id} first."
-        advice = back if memory.snapshot_id is not None else ""
-        if memory.last_batch is not None and memory.last_batch > replay.to_batch and not replay.keeps_query_id:
-            return SinkForecast(
-                self.name,
+
+    def _forecast(self, history: IcebergHistory, replay: Replay) -> SinkForecast:
+        found = history.plan_roll_back(replay.query_ids, replay.query_id, replay.to_batch)
+        if not found.reaches_back:
+            return self._told(
+                SinkEffect.LOSE,
+                f"The table {BATCH_MEMORY} and query id, but its older snapshots have expired: it cannot be told which "
+                "one holds the rows of the batch.",
+                "Make the snapshot of the batch the current one by hand, or start with new_query_id and accept "
+                "repeated rows.",
+            )
+        if found.others:
+            return self._with_others(found, replay)
+        if not found.moves:
+            return self._told(SinkEffect.EXACT, f"The table holds no batch of this stream after {replay.to_batch}.")
+        if not replay.roll_back_tables:
+            reason = f"It has to be rolled back to batch {replay.to_batch}, {LEFT_TO_A_PERSON}."
+            return self._told(SinkEffect.IRREVERSIBLE, reason, f"Type: {self._command(found)}. Then start again.")
+        return self._told(
+            SinkEffect.EXACT,
+            f"{self._how(found)}: it then holds exactly the batches of this stream up to {replay.to_batch}. The query "
+            "continues under a new id.",
+        )
+
+    def check_roll_back(self, to: RollBack) -> None:
+        """See `Sink.check_roll_back`."""
+        try:
+            self._decided(self._history(), to)
+        except FileNotFoundError:
+            return
+
+    def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
+        """See `Sink.roll_back`. One commit of the table, which its catalog refuses after any other commit.
+
+        If nothing is to be undone, an empty snapshot is committed instead: a predecessor that was stopped before
+        its own commit can then no longer make it.
+        """
+        session = active_session()
+        for _ in range(_TRIES):
+            if session is None:
+                raise self._without_session(to)
+            opened = OpenIcebergTable.find(session, self.table)
+            if opened is None:
+                # Nothing was ever written.
+                return
+            found = self._decided(history_in(opened.metadata, opened.name), to)
+            # Asked after the table was read: a successor's commit is either seen there or makes this one fail.
+            with still_mine():
+                pass
+            if found is None or not found.moves:
+                if to.roll_back_tables:
+                    opened.add_fence(FENCE)
+                return
+            target = found.snapshot_id
+            if opened.delete_rows(EMPTIED) if target is None else opened.make_current(target):
+                return
+        raise SinkRollbackError(
+            f"The Iceberg table {self.table} could not be brought back to batch {to.batch_id}: at each of {_TRIES} "
+            "attempts another commit came in between. Stop whatever else writes there, and start again."
+        )
+
+    def _decided(self, history: IcebergHistory, to: RollBack) -> TableRollBack | None:
+        """What to do; None if the table is left as it is.
+
+        Raises:
+            SinkRollbackError: It must not be done, or not from here.
+        """
+        found = history.plan_roll_back(to.query_ids, to.query_id, to.batch_id)
+        if found.others and to.may_repeat:
+            return None
+        what = f"The Iceberg table {self.table} has to be brought back to batch {to.batch_id}"
+        if not found.reaches_back:
+            raise SinkRollbackError(
+                f"{what}, and its older snapshots have expired: it cannot be told which one holds the rows of the "
+                "batch. Make that one current by hand, or start with new_query_id and accept repeated rows."
+            )
+        if found.others:
+            listed = ", ".join(map(str, found.others))
+            raise SinkRollbackError(
+                f"{what}, and others have written snapshots {listed} since. To undo theirs as well, type: "
+                f"{self._command(found)}"
+            )
+        if found.moves and not to.roll_back_tables:
+            raise SinkRollbackError(f"{what}, {LEFT_TO_A_PERSON}. Type: {self._command(found)}. Then start again.")
+        return found
+
+    def _history(self) -> IcebergHistory:
+        """The table as its catalog has it; where that cannot be asked, as its newest metadata file has it.
+
+        Raises:
+            FileNotFoundError: There is no such table.
+            StorageAccessError: It cannot be reached.
+            LiveDirectoryError: Its metadata cannot be parsed.
+        """
+        session = active_session()
+        try:
+            opened = OpenIcebergTable.find(session, self.table) if session is not None else None
+        except StorageAccessError:
+            # A session of another stream may lack the catalog; a roll-back needs the catalog itself.
+            if self._folder is None:
+                raise
+            return history_in_folder(open_file_io(self._folder))
+        if opened is not None:
+            return history_in(opened.metadata, opened.name)
+        if session is not None or self._folder is None:
+            raise FileNotFoundError(self.table)
+        return history_in_folder(open_file_io(self._folder))
+
+    def _with_others(self, found: TableRollBack, replay: Replay) -> SinkForecast:
+        listed = ", ".join(map(str, found.others))
+        advice = f"To undo theirs as well, type: {self._command(found)}"
+        if not replay.keeps_query_id and replay.to_batch >= 0:
+            return self._told(
                 SinkEffect.DUPLICATE,
-                "The table does not know the new query id: it takes the batches again.",
+                f"Others have written snapshots {listed} since, so the table is not rolled back. It does not know the "
+                "new query id, so it takes the rewound batches once more.",
                 advice,
             )
-        return forecast_remembered(self, memory.last_batch, replay, advice=advice)
+        return self._told(
+            SinkEffect.IRREVERSIBLE,
+            f"It has to be rolled back to batch {replay.to_batch}, and others have written snapshots {listed} since: "
+            "their rows would be undone as well.",
+            f"{advice}. To leave them and write the batches again, start with new_query_id.",
+        )
+
+    def _without_session(self, to: RollBack) -> SinkRollbackError:
+        return SinkRollbackError(
+            f"The Iceberg table {self.table} has to be brought back to batch {to.batch_id}, and this process has no "
+            "Spark session. Start the stream, which does it."
+        )
+
+    def _told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
+        return SinkForecast(self.name, effect, reason, advice)
+
+    def _how(self, found: TableRollBack) -> str:
+        if found.snapshot_id is None:
+            return "All rows of the table are deleted"
+        return f"Snapshot {found.snapshot_id} of the table becomes the current one"
+
+    def _command(self, found: TableRollBack) -> str:
+        if "/" in self.table:
+            # Any catalog of Iceberg finds a table by its folder.
+            catalog, table = "<catalog>", f"`{self.table}`"
+        else:
+            catalog, _, table = self.table.partition(".")
+        if found.snapshot_id is None:
+            return f"DELETE FROM {catalog}.{table}"
+        return f"CALL {catalog}.system.set_current_snapshot('{table}', {found.snapshot_id})"
+
+    @property
+    def _folder(self) -> str | None:
+        return self.location or (self.table if _FOLDER.fullmatch(self.table) else None)

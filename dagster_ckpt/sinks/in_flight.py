@@ -149,22 +149,27 @@ def keeps_state(live: LiveDirectory) -> bool:
     return any(name.isdecimal() for name in live.folder.listing(STATE).names)
 
 
-def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkForecast]:
+def forecast_in_flight(
+    live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool = True
+) -> list[SinkForecast]:
     """Forecast what each sink does with the batch after the committed one, if it already has that batch.
 
     Args:
         live: The directory in which the query continues, or that is cloned for it.
         sinks: The query's sinks.
+        roll_back_tables: Whether the start may roll a table back.
 
     Raises:
         LiveDirectoryError: A log cannot be parsed.
         StorageAccessError: The directory or a sink cannot be reached.
     """
-    found = _decided(live, sinks)
+    found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     return [forecast for sink, at, what in found if (forecast := _forecast(sink.name, at, what)) is not None]
 
 
-def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine) -> list[Sink]:
+def settle_in_flight(
+    live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine, roll_back_tables: bool = True
+) -> list[Sink]:
     """Before a query starts in a directory, roll back the sinks that would skip a batch whose state is missing.
 
     Can be interrupted at any point and repeated.
@@ -173,6 +178,7 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: S
         live: The directory, ready for Spark.
         sinks: The query's sinks, all owned by it.
         still_mine: Entered around each change; raises if this process is no longer the writer.
+        roll_back_tables: Whether this process may roll a table back.
 
     Returns:
         The sinks that were rolled back.
@@ -183,7 +189,7 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: S
         LiveDirectoryError: A log cannot be parsed.
         StorageAccessError: The directory or a sink cannot be reached.
     """
-    found = _decided(live, sinks)
+    found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
     told = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
     refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in told if each is not None)
@@ -199,7 +205,7 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: S
     return [sink for sink, _ in rolled_back]
 
 
-def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[Sink, int, InFlight]]:
+def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[tuple[Sink, int, InFlight]]:
     """Each sink with the batch after which the query continues, and what happens to the next one."""
     memories = [sink for sink in sinks_of(sinks) if sink.on_repeat is OnRepeat.SKIPS]
     if not memories:
@@ -213,7 +219,8 @@ def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[Sink, int,
         if not sink.knows_queries and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
             found.append((sink, at.batch_id, InFlight.FOREIGN))
             continue
-        facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=sink.rolls_back)
+        can_go_back = sink.rolls_back and (roll_back_tables or not sink.is_table)
+        facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
         found.append((sink, at.batch_id, decide_in_flight(facts)))
     return found
 

@@ -45,8 +45,6 @@ class SinkEffect(StrEnum):
     EXACT: Each row is written exactly once, as a test with the real sink shows.
     SKIP: The sink skips batches that it has, and these contain the same rows: each row is written
         exactly once.
-    UNPROVEN: According to the sink's own log each row is written exactly once; no test with the
-        real sink shows it.
     DUPLICATE: Rows of the rewound batches are written twice.
     LOSE: Rows may be lost.
     UNKNOWN: The effect depends on facts that are not visible here.
@@ -60,7 +58,6 @@ class SinkEffect(StrEnum):
 
     EXACT = "EXACT"
     SKIP = "SKIP"
-    UNPROVEN = "UNPROVEN"
     DUPLICATE = "DUPLICATE"
     LOSE = "LOSE"
     UNKNOWN = "UNKNOWN"
@@ -100,6 +97,7 @@ class Replay:
         log_entries: Log entries of each file sink from a snapshot, by its folder. None reads the
             sink's own log.
         query_ids: The ids that the stream's query has had.
+        roll_back_tables: Whether the start may roll a table back; otherwise a person does.
     """
 
     to_batch: int
@@ -108,6 +106,7 @@ class Replay:
     in_flight: int | None = None
     log_entries: Mapping[str, Sequence[SinkEntry]] | None = None
     query_ids: Collection[str] = ()
+    roll_back_tables: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,7 @@ class RollBack:
         query_ids: The ids that the stream's query has had.
         may_repeat: Whether a new query id was requested: a sink in which others have written since may then
             be left as it is, and gets the batches again.
+        roll_back_tables: Whether this process may roll a table back; otherwise a person does.
     """
 
     batch_id: int
@@ -128,6 +128,7 @@ class RollBack:
     query_id: str | None = None
     query_ids: Collection[str] = ()
     may_repeat: bool = False
+    roll_back_tables: bool = True
 
 
 class Sink:
@@ -142,6 +143,7 @@ class Sink:
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream
             must not write there.
+        is_table: Whether the option `roll_back_tables` decides if it is rolled back.
         remembers_undone: Whether it still skips an undone batch of the same query id, so that the query
             continues under a new one after a roll-back.
         effect: Effect of a replay, for a sink that does not roll back.
@@ -153,6 +155,7 @@ class Sink:
     is_proven: ClassVar[bool] = True
     rolls_back: ClassVar[bool] = False
     knows_queries: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
     remembers_undone: ClassVar[bool] = False
     effect: ClassVar[SinkEffect] = SinkEffect.UNKNOWN
     reason: ClassVar[str] = (

@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import MappingProxyType
 
-from dagster_ckpt.errors import SparkNotFoundError, UnknownLayoutError, UnsupportedSparkError
+from dagster_ckpt.errors import OptionError, SparkNotFoundError, UnknownLayoutError, UnsupportedSparkError
 
 SUPPORTED = ">=3.5,<4.4"
 _MINOR = re.compile(r"(\d+)\.(\d+)(?!\d)")
@@ -45,6 +45,13 @@ class Feature(StrEnum):
     NAMED_SINKS = "named sinks"
     OFFSET_LOG_2 = "offset log v2"
     ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink"
+
+
+class TableFormat(StrEnum):
+    """A table format whose sink is rolled back; its jar is built for one minor release of Spark."""
+
+    DELTA = "delta"
+    ICEBERG = "iceberg"
 
 
 _OF_4_0 = frozenset(
@@ -81,6 +88,7 @@ class SparkRelease:
         newest_python: Newest Python that it supports, of those that this package supports.
         features: Its features, of those that not every supported release has.
         requirements: Packages that it needs in another version than pip would choose.
+        jars: Maven coordinates of the newest jar of each table format that runs on it.
     """
 
     minor: str
@@ -88,6 +96,7 @@ class SparkRelease:
     newest_python: tuple[int, int]
     features: frozenset[Feature]
     requirements: tuple[str, ...] = ()
+    jars: Mapping[TableFormat, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"Spark {self.minor}"
@@ -113,12 +122,27 @@ class SparkRelease:
         raise UnsupportedSparkError(f"{what} needs {feature}, which {self} does not have: {advice}.")
 
 
+def _jars(*, delta: str, iceberg: str | None = None) -> Mapping[TableFormat, str]:
+    jars = {TableFormat.DELTA: f"io.delta:delta-spark_{delta}"}
+    if iceberg is not None:
+        jars[TableFormat.ICEBERG] = f"org.apache.iceberg:iceberg-spark-runtime-{iceberg}"
+    return MappingProxyType(jars)
+
+
 RELEASES = (
-    # Its pyarrow must be as old as its numpy.
-    SparkRelease("3.5", 8, (3, 11), frozenset(), ("numpy<2", "pandas<3", "pyarrow<20")),
-    SparkRelease("4.0", 17, (3, 13), _OF_4_0),
-    SparkRelease("4.1", 17, (3, 13), _OF_4_1),
-    SparkRelease("4.2", 17, (3, 13), _OF_4_2),
+    SparkRelease(
+        "3.5",
+        8,
+        (3, 11),
+        frozenset(),
+        # Its pyarrow must be as old as its numpy.
+        ("numpy<2", "pandas<3", "pyarrow<20"),
+        # PyPI's Spark 3.5 is built with Scala 2.12.
+        _jars(delta="2.12:3.3.3", iceberg="3.5_2.12:1.12.0"),
+    ),
+    SparkRelease("4.0", 17, (3, 13), _OF_4_0, jars=_jars(delta="4.0_2.13:4.4.0", iceberg="4.0_2.13:1.11.0")),
+    SparkRelease("4.1", 17, (3, 13), _OF_4_1, jars=_jars(delta="4.1_2.13:4.4.0", iceberg="4.1_2.13:1.12.0")),
+    SparkRelease("4.2", 17, (3, 13), _OF_4_2, jars=_jars(delta="4.2_2.13:4.4.0")),
     SparkRelease("4.3", 17, (3, 13), _OF_4_3),
 )
 
@@ -203,6 +227,37 @@ def installed_release() -> SparkRelease:
             f'pip install "dagster-ckpt[spark]" (pyspark{SUPPORTED}).'
         ) from error
     return release_of(str(__version__))
+
+
+def spark_packages(*formats: TableFormat | str) -> str:
+    """The value of `spark.jars.packages` for table formats on the installed Spark.
+
+    Args:
+        formats: `delta`, `iceberg`, or both.
+
+    Raises:
+        OptionError: There is no such format.
+        SparkNotFoundError: PySpark is not installed.
+        UnsupportedSparkError: No release of a format runs on the installed Spark.
+
+    Example:
+        >>> from pyspark.sql import SparkSession
+        >>> builder = SparkSession.builder.config("spark.jars.packages", spark_packages("delta"))
+    """
+    release = installed_release()
+    coordinates = []
+    for name in formats:
+        if name not in list(TableFormat):
+            raise OptionError(f"{name!r} is no table format: use {' or '.join(map(repr, map(str, TableFormat)))}.")
+        jar = release.jars.get(TableFormat(name))
+        if jar is None:
+            newest = [str(each) for each in RELEASES if TableFormat(name) in each.jars][-1]
+            raise UnsupportedSparkError(
+                f"No release of {TableFormat(name).name.title()} runs on {release}: {newest} is the newest that has "
+                "one."
+            )
+        coordinates.append(jar)
+    return ",".join(coordinates)
 
 
 def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:

@@ -47,6 +47,7 @@ ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "count_savepoints": True,
     "prefer_checkpoint_for_recovery": True,
     "recovery_depth": 5,
+    "roll_back_tables": False,
     "storage": "file:///data/checkpoints",
 }
 # Instead of num_retained and interval.

@@ -194,7 +194,8 @@ def test_a_sink_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) 
     [
         ("FileSink[file:/out]", True),
         ("DeltaSink[file:/out]", True),
-        ("IcebergWrite(table=/out, format=PARQUET)", False),
+        ("IcebergTable[lake.db.shops at file:/out]", True),
+        ("lake.db.shops", False),
         ("ForeachBatchSink", False),
         ("org.apache.spark.sql.kafka010.KafkaSourceProvider$KafkaTable@1", False),
     ],

@@ -11,7 +11,8 @@ from dagster_ckpt.spark.query.execution_mode import ExecutionMode, mode_of_execu
 
 FILE_SINK = "FileSink[file:/out]"
 DELTA = "DeltaSink[/table]"
-ICEBERG = "IcebergWrite(table=/table, format=PARQUET)"
+ICEBERG = "IcebergTable[lake.db.shops at file:/table]"
+HUDI = "org.apache.hudi.HoodieStreamingSink@1"
 CONSOLE = "org.apache.spark.sql.execution.streaming.ConsoleTable$@1f"
 EXACTLY, AT_LEAST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
 
@@ -19,14 +20,19 @@ EXACTLY, AT_LEAST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
 @pytest.mark.parametrize(
     ("mode", "sinks", "expected", "because"),
     [
-        (ExecutionMode.MICRO_BATCH, [FILE_SINK], (EXACTLY, EXACTLY, True), "recognizes batches that it has written"),
         (
             ExecutionMode.MICRO_BATCH,
             [FILE_SINK, ICEBERG],
-            (EXACTLY, AT_LEAST, True),
-            "no test.*IcebergWrite",
+            (EXACTLY, EXACTLY, True),
+            "recognizes batches that it has written",
         ),
-        (ExecutionMode.MICRO_BATCH, [FILE_SINK, CONSOLE], (EXACTLY, AT_LEAST, True), "ConsoleTable.* does not know"),
+        (
+            ExecutionMode.MICRO_BATCH,
+            [ICEBERG, HUDI],
+            (EXACTLY, AT_LEAST, True),
+            "no test.*Hoodie",
+        ),
+        (ExecutionMode.MICRO_BATCH, [FILE_SINK, CONSOLE], (EXACTLY, AT_LEAST, True), "ConsoleTable.* not recognize"),
         (ExecutionMode.MICRO_BATCH, [], (EXACTLY, AT_LEAST, True), "its sinks are unknown"),
         (ExecutionMode.ASYNC_PROGRESS, [FILE_SINK], (AT_LEAST, AT_LEAST, False), "Only aligned snapshots"),
         (ExecutionMode.CONTINUOUS, [DELTA], (AT_LEAST, AT_LEAST, False), "Only aligned snapshots"),

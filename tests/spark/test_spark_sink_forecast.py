@@ -95,32 +95,45 @@ def write_iceberg(table: Path, epochs: Sequence[tuple[str, int] | None], *, name
 
 
 @pytest.mark.parametrize("name", ["v3.metadata.json", "00003-6af8.metadata.json", "00003-6af8.gz.metadata.json"])
-@pytest.mark.parametrize("sink", ["{}", "file:{}", "IcebergWrite(table={}, format=PARQUET)"])
-def test_an_iceberg_table_is_known_by_its_newest_metadata(tmp_path: Path, name: str, sink: str) -> None:
+@pytest.mark.parametrize("sink", ["{}", "file:{}", "IcebergTable[{}]", "IcebergTable[lake.db.shops at {}]"])
+def test_without_its_catalog_an_iceberg_table_is_known_by_its_newest_metadata(
+    tmp_path: Path, name: str, sink: str
+) -> None:
     write_iceberg(tmp_path, [(QUERY, 0)], name="v2.metadata.json", current=0)
     write_iceberg(tmp_path, [None, (QUERY, 0), None, (QUERY, 1), (QUERY, 2)], name=name, current=4)
 
     told = forecast(sink.format(tmp_path), Replay(0, QUERY))
 
-    assert (told.effect, "batches 1 to 2" in told.reason) == (SinkEffect.LOSE, True)
-    assert "snapshot 2 first" in told.advice
+    assert (told.effect, "Snapshot 2 of the table becomes the current one" in told.reason) == (SinkEffect.EXACT, True)
 
 
 @pytest.mark.parametrize(
-    ("says", "current", "replay", "effect"),
+    ("says", "current", "replay", "effect", "because"),
     [
-        ("rolled back, it has forgotten what came after", 2, Replay(0, QUERY), "UNPROVEN"),
-        ("it has no newer batch", 4, Replay(2, QUERY), "UNPROVEN"),
-        ("exactly the last batch comes again", 4, Replay(1, QUERY, in_flight=2), "UNPROVEN"),
-        ("another query repeats", 4, Replay(0, QUERY, keeps_query_id=False), "DUPLICATE"),
-        ("another query after a roll-back", 2, Replay(0, QUERY, keeps_query_id=False), "UNPROVEN"),
-        ("it is empty", None, Replay(0, QUERY), "UNPROVEN"),
+        ("rolled back, it has forgotten what came after", 2, Replay(0, QUERY), "EXACT", "holds no batch"),
+        ("it has no newer batch", 4, Replay(2, QUERY), "EXACT", "holds no batch"),
+        ("others have written since", 5, Replay(0, QUERY), "IRREVERSIBLE", "others have written snapshots 5 since"),
+        ("others stay", 5, Replay(0, QUERY, keeps_query_id=False), "DUPLICATE", "not rolled back"),
+        ("a person does it", 4, Replay(0, QUERY, roll_back_tables=False), "IRREVERSIBLE", "leaves to a person"),
+        ("it is empty", None, Replay(0, QUERY), "EXACT", "Snapshot 1 of the table"),
     ],
 )
-def test_iceberg(tmp_path: Path, says: str, current: int | None, replay: Replay, effect: str) -> None:
-    write_iceberg(tmp_path, [None, (QUERY, 0), None, (QUERY, 1), (QUERY, 2)], name="v1.metadata.json", current=current)
+def test_iceberg(tmp_path: Path, says: str, current: int | None, replay: Replay, effect: str, because: str) -> None:
+    written = [None, (QUERY, 0), None, (QUERY, 1), (QUERY, 2), None, (QUERY, 3)]
+    write_iceberg(tmp_path, written, name="v1.metadata.json", current=current)
 
-    assert forecast(str(tmp_path), replay).effect is SinkEffect(effect), says
+    told = forecast(str(tmp_path), replay)
+
+    assert (told.effect, because in told.reason) == (SinkEffect(effect), True), says
+    assert effect != "IRREVERSIBLE" or "set_current_snapshot" in told.advice
+
+
+@pytest.mark.parametrize(
+    ("sink", "effect"),
+    [("IcebergTable[lake.db.shops]", "UNKNOWN"), ("IcebergTable[lake.db.shops at /nowhere]", "LOSE")],
+)
+def test_an_iceberg_table_that_cannot_be_found_is_not_promised_anything_of(sink: str, effect: str) -> None:
+    assert forecast(sink, Replay(0, QUERY)).effect is SinkEffect(effect)
 
 
 @pytest.mark.parametrize("case", CASES["named"], ids=lambda case: case["sink"])

@@ -8,19 +8,31 @@ from typing import Any
 
 import pytest
 from live_files import LiveFiles, schema
+from packaging.requirements import Requirement
 
-from dagster_ckpt.errors import IncompleteCutError, SparkNotFoundError, UnsupportedSparkError
+from dagster_ckpt.errors import IncompleteCutError, OptionError, SparkNotFoundError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.versions import (
     RELEASES,
     SUPPORTED,
     Feature,
+    SparkRelease,
     installed_release,
     refuse_unknown_settings,
     release_of,
+    spark_packages,
 )
 
+NO_DELTA = "No release of Delta runs on Spark 4.3: Spark 4.2 is the newest that has one."
+NO_ICEBERG = "No release of Iceberg runs on Spark {}: Spark 4.1 is the newest that has one."
+JARS = {
+    "3.5": ["io.delta:delta-spark_2.12:3.3.3", "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.12.0"],
+    "4.0": ["io.delta:delta-spark_4.0_2.13:4.4.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0"],
+    "4.1": ["io.delta:delta-spark_4.1_2.13:4.4.0", "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"],
+    "4.2": ["io.delta:delta-spark_4.2_2.13:4.4.0", NO_ICEBERG.format("4.2")],
+    "4.3": [NO_DELTA, NO_ICEBERG.format("4.3")],
+}
 SHARE = "spark.sql.streaming.stateStore.snapshotToCleanupThreadRatio"
 
 
@@ -150,3 +162,36 @@ def test_a_directory_of_spark_4_without_operator_metadata_is_refused(tmp_path: P
 
     with pytest.raises(IncompleteCutError, match="state/0/_metadata/metadata is missing"):
         cut(files.live, carry_in_flight=False)
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=str)
+def test_jars_of_table_formats_are_built_for_their_release(
+    release: SparkRelease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.version.__version__", f"{release.minor}.0")
+
+    told = []
+    for name in ("delta", "iceberg"):
+        try:
+            told.append(spark_packages(name))
+        except UnsupportedSparkError as error:
+            told.append(str(error))
+
+    assert told == JARS[release.minor]
+
+
+def test_jars_of_several_table_formats_are_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.version.__version__", "4.1.4")
+
+    assert spark_packages("delta", "iceberg") == ",".join(JARS["4.1"])
+    with pytest.raises(OptionError, match="'hudi' is no table format: use 'delta' or 'iceberg'"):
+        spark_packages("hudi")
+
+
+def test_pip_never_combines_delta_with_a_spark_that_it_does_not_run_on() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (delta,) = [Requirement(each) for each in project["optional-dependencies"]["delta"] if "delta-spark" in each]
+
+    # These claim to run on every later Spark.
+    assert not [version for version in ("4.0.0", "4.0.1", "4.1.0") if version in delta.specifier]
+    assert [version for version in ("3.3.3", "4.2.0", "4.4.1") if version in delta.specifier] != []

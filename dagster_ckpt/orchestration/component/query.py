@@ -10,6 +10,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model
 
 from dagster_ckpt.config.modes import Semantic, kafka_delivery
 from dagster_ckpt.orchestration.component.yaml_fields import Scalar, imported, with_env_vars, with_values
+from dagster_ckpt.spark.query.table_names import to_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,8 +91,11 @@ class Sink(dg.Model):
 
     format: str | None = Field(default=None, description="Format, such as parquet, delta or kafka. Default: Spark's.")
     output_mode: Literal["append", "update", "complete"] = Field(default="append", description="Spark's output mode.")
-    path: str | None = Field(
-        default=None, description="Folder to write, for formats that have one; for Iceberg the name of the table."
+    path: str | None = Field(default=None, description="Folder to write, for formats that have one.")
+    table: str | None = Field(
+        default=None,
+        description="Table of a catalog to write, such as lake.db.orders, in place of path. If it does not exist, it "
+        "is created in the format.",
     )
     options: dict[str, Scalar] = Field(default_factory=dict, description="Options of the sink, by Spark's names.")
     semantic: Literal["EXACTLY_ONCE", "AT_LEAST_ONCE", "NONE"] | None = Field(
@@ -113,12 +117,15 @@ class Sink(dg.Model):
     def _one_way(self) -> Self:
         if "checkpointLocation" in self.options:
             raise ValueError("sink: checkpointLocation is given by the state_backend resource. Remove it from options.")
-        if self.foreach_batch is not None and (self.format is not None or self.path is not None):
-            raise ValueError("sink: foreach_batch writes by itself. Remove format and path, or foreach_batch.")
+        places = [self.format, self.path, self.table]
+        if self.foreach_batch is not None and any(place is not None for place in places):
+            raise ValueError("sink: foreach_batch writes by itself. Remove format, path and table, or foreach_batch.")
         if self.semantic is not None and self.format != "kafka":
             raise ValueError(f"sink: semantic is for format kafka, and the format is {self.format}. Remove semantic.")
-        if self.foreach_batch is None and self.format is None and self.path is None:
-            raise ValueError("sink: it has no place to write to. Give format, path or foreach_batch.")
+        if self.table is not None and self.path is not None:
+            raise ValueError("sink: a table of a catalog has its own folder. Remove path, or table.")
+        if self.foreach_batch is None and all(place is None for place in places):
+            raise ValueError("sink: it has no place to write to. Give table, format, path or foreach_batch.")
         return self
 
 
@@ -183,6 +190,8 @@ def described(
             writer = writer.format(sink.format)
         if sink.path is not None:
             writer = writer.option("path", sink.path)
+        if sink.table is not None:
+            writer = to_table(writer, sink.table)
         if sink.partition_by:
             writer = writer.partitionBy(*sink.partition_by)
         if write is not None:

@@ -141,6 +141,11 @@ class CheckpointSettings(dg.Config):
         description="Maximum number of restore points that a recovery tries if the live directory is damaged, at "
         "least 1. Default: all.",
     )
+    roll_back_tables: bool = Field(
+        default=CheckpointOptions.roll_back_tables,
+        description="Roll Delta and Iceberg tables back to the batch that a start goes back to. If false, such a start "
+        "is refused with the commands for a person to type.",
+    )
     storage: str | None = Field(
         default=None,
         description="Directory for the snapshots of this stream, as a URL or an absolute path. Default: the "

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.modes import TimeCharacteristic
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.query.kafka_output import kafka_place
+from dagster_ckpt.spark.query.table_names import iceberg_name, sink_of, sink_of_name, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
@@ -141,6 +143,7 @@ def described_field(described: Any, name: str) -> Any:
 # Spark's format for `foreachBatch`, and its name for every such sink.
 FOREACH_BATCH = "foreachbatch"
 _FOREACH_BATCH_SINK = "ForeachBatchSink"
+_ICEBERG = "iceberg"
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ class NamedOutput:
 def named_output(writer: DataStreamWriter) -> NamedOutput | None:
     """The output location of a described query.
 
-    `foreachBatch` has no location of its own; the option `path` or `table` names it.
+    `foreachBatch` has no location of its own; the option `path` or `table` names it. A table of a
+    catalog is looked up in the session of the query.
 
     Returns:
         None for Spark Connect, whose writer cannot be inspected.
@@ -183,10 +187,31 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
     if topic is not None:
         return NamedOutput(FOREACH_BATCH, str(topic))
     places = (options.get(name) for name in ("path", "topic", "table"))
-    return NamedOutput(
-        str(described_field(described, "source")).lower(),
-        next((place for place in places if place is not None), None),
-    )
+    place = next((place for place in places if place is not None), None)
+    output_format, table = str(described_field(described, "source")).lower(), table_of(writer)
+    if table is None and output_format == _ICEBERG and place is not None and "/" not in place:
+        table = place
+    if table is None:
+        return NamedOutput(output_format, place)
+    sink = sink_of_name(session_of(writer), table)
+    if sink is None and output_format == _ICEBERG:
+        # The start creates it.
+        sink = iceberg_name(table)
+    return NamedOutput(output_format, table if sink is not None else None, sink)
+
+
+def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:
+    """The output of a started query, whose start may have created its table.
+
+    Args:
+        query: The query.
+        described: Its output before it was started.
+    """
+    execution: Any = getattr(query, "_jsq", None) and query._jsq.streamingQuery()
+    sink = sink_of(execution.sink()) if execution is not None else None
+    if sink is None or described is None:
+        return described
+    return replace(described, sink=sink)
 
 
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
@@ -211,6 +236,8 @@ def qualified(sink: str, output: NamedOutput | None) -> str:
         sink: `sink.description` of the query's progress.
         output: Where the query writes; None if unknown.
     """
+    if output is not None and output.sink is not None:
+        return output.sink
     if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
         return sink
     return foreach_batch_name(output.place)

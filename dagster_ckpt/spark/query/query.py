@@ -16,7 +16,13 @@ from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
+from dagster_ckpt.spark.query.description import (
+    NamedOutput,
+    is_described_query,
+    named_output,
+    output_of_started,
+    session_of,
+)
 from dagster_ckpt.spark.query.execution_mode import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.query.plan import plan_of_query
 from dagster_ckpt.spark.query.plan_description import PlanDescription
@@ -29,6 +35,7 @@ from dagster_ckpt.spark.query.progress import (
     stack_of,
     tasks_of,
 )
+from dagster_ckpt.spark.query.table_names import table_of
 from dagster_ckpt.spark.versions import release_of
 
 if TYPE_CHECKING:
@@ -87,7 +94,9 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
     if is_described_query(writer):
         refuse_unknown_state(live_directory, release_of(session_of(writer).version))
     named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
-    return SupervisedQuery(named.start(), named_output(writer))
+    table, output = table_of(writer), named_output(writer)
+    query = named.start() if table is None else named.toTable(table)
+    return SupervisedQuery(query, output_of_started(query, output))
 
 
 def trace_of(error: Exception) -> str:

@@ -1,0 +1,228 @@
+"""The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only, changes nothing.
+
+A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch
+that is not greater than that of the nearest such ancestor of the current snapshot
+(`SparkWrite.BaseStreamingWrite`). After a roll-back the query continues under a new id, so one query
+id and batch name one snapshot, also if the table has left its timeline.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from pydantic import BaseModel, Field
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import inflated, number_in, reading
+from dagster_ckpt.io.file_io import FileIO
+
+METADATA_FOLDER = "metadata"
+# In the summaries of the snapshots that this package writes itself.
+FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
+_QUERY = "spark.sql.streaming.queryId"
+_EPOCH = "spark.sql.streaming.epochId"
+# The zlib `wbits` value for a gzip header.
+_GZIP = 31
+# HadoopTableOperations writes v7.metadata.json, catalogs write 00007-<uuid>.metadata.json; both may
+# be compressed.
+_METADATA_NAME = re.compile(r"v?(\d+)(-[^.]+)?(\.gz)?\.metadata\.json(\.gz)?")
+
+
+class IcebergSnapshot(BaseModel):
+    """One snapshot of a table.
+
+    Attributes:
+        id: Its id.
+        parent: The snapshot that it was made from; None for the first.
+        at_ms: When it was committed.
+        summary: What its writer says of it.
+    """
+
+    id: int = Field(alias="snapshot-id")
+    parent: int | None = Field(default=None, alias="parent-snapshot-id")
+    at_ms: int = Field(default=0, alias="timestamp-ms")
+    summary: dict[str, str] = {}
+
+    def batch_of(self, query_ids: Collection[str]) -> int | None:
+        """The batch of one of these queries that it contains, or None."""
+        return number_in(self.summary.get(_EPOCH, "")) if self.summary.get(_QUERY) in query_ids else None
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether readers may see other rows since; a rewritten file or an empty commit changes none."""
+        if EMPTIED in self.summary or FENCE in self.summary:
+            return False
+        return self.summary.get("operation") != "replace" and self.summary.get("changed-partition-count") != "0"
+
+
+@dataclass(frozen=True)
+class TableRollBack:
+    """What a roll-back to a batch would do to a table.
+
+    Attributes:
+        moves: Whether anything has to be undone, or done again.
+        snapshot_id: The snapshot to make current; None if all rows are deleted.
+        others: Snapshots written by others that this would undo too.
+        reaches_back: Whether the snapshots that the table still has are sufficient to tell.
+    """
+
+    moves: bool = False
+    snapshot_id: int | None = None
+    others: tuple[int, ...] = ()
+    reaches_back: bool = True
+
+
+class _Metadata(BaseModel):
+    current: int | None = Field(default=None, alias="current-snapshot-id")
+    snapshots: list[IcebergSnapshot] = []
+
+
+class IcebergHistory:
+    """The snapshots of a table that have not expired.
+
+    Args:
+        current: Id of the current snapshot; None if the table has none.
+        snapshots: All of them, on whichever timeline.
+    """
+
+    def __init__(self, current: int | None, snapshots: Collection[IcebergSnapshot]) -> None:
+        self._snapshots = {snapshot.id: snapshot for snapshot in snapshots}
+        # Java writes -1 where there is none.
+        self._current = self._snapshots.get(current) if current is not None else None
+
+    @property
+    def current_id(self) -> int | None:
+        """Id of the current snapshot."""
+        return self._current.id if self._current is not None else None
+
+    def last_batch(self, query_id: str) -> int | None:
+        """The newest batch of a query on any timeline, even if it was undone since."""
+        batches = (snapshot.batch_of([query_id]) for snapshot in self._snapshots.values())
+        return max((batch for batch in batches if batch is not None), default=None)
+
+    def plan_roll_back(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> TableRollBack:
+        """Determine what a roll-back to a batch would do.
+
+        Args:
+            query_ids: The ids that the stream's query has had.
+            query_id: The id under which the batch was committed; None if unknown.
+            batch_id: The last batch that stays; -1 keeps none.
+        """
+        own = {*query_ids, *([query_id] if query_id is not None else [])}
+        wanted = self._holding(own, query_id, batch_id)
+        if wanted is not None and wanted.id not in {each.id for each in self._from(self._current)}:
+            return self._to_another_timeline(wanted, own)
+        return self._back(wanted, own, batch_id)
+
+    def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
+        """The snapshot that holds the rows up to a batch; None if no snapshot of the stream does."""
+        if batch_id < 0:
+            return None
+        ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
+        kept = [each for each in ofquery if (each.batch_of(own) or 0) <= batch_id]
+        if kept:
+            here = {each.id for each in self._from(self._current)}
+            # Undone by hand and run again under the same id, a batch is there twice.
+            return max(kept, key=lambda each: (each.batch_of(own) or 0, each.id in here, each.at_ms))
+        # The query was restored under a new id, and its own first batch came later.
+        first = min(ofquery, key=lambda each: (each.batch_of(own) or 0, each.at_ms), default=None)
+        start = self._current if first is None else self._parent(first)
+        for each in self._from(start):
+            batch = each.batch_of(own)
+            if batch is not None and batch <= batch_id:
+                return each
+        return None
+
+    def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> TableRollBack:
+        """Undo what the stream has written after a snapshot; only the batches above one, if there is none."""
+        oldest: IcebergSnapshot | None = None
+        foreign: list[int] = []
+        others: list[int] = []
+        last: IcebergSnapshot | None = None
+        for each in self._from(self._current):
+            if (wanted is not None and each.id == wanted.id) or (wanted is None and EMPTIED in each.summary):
+                last = None
+                break
+            last, batch = each, each.batch_of(own)
+            if EMPTIED in each.summary or (batch is not None and (wanted is not None or batch > batch_id)):
+                oldest, others, foreign = each, [*others, *foreign], []
+            elif batch is not None:
+                # Of a query that the snapshot does not name: its rows stay.
+                last = None
+                break
+            elif each.changes_rows:
+                foreign.append(each.id)
+        if last is not None and last.parent is not None and self._parent(last) is None:
+            # Older snapshots have expired.
+            return TableRollBack(reaches_back=False)
+        if oldest is None:
+            return TableRollBack()
+        return TableRollBack(True, oldest.parent, tuple(sorted(others)))
+
+    def _to_another_timeline(self, wanted: IcebergSnapshot, own: Collection[str]) -> TableRollBack:
+        ahead = {each.id for each in self._from(wanted)}
+        others: list[int] = []
+        for each in self._from(self._current):
+            if each.id in ahead:
+                break
+            if each.changes_rows and each.batch_of(own) is None:
+                others.append(each.id)
+        return TableRollBack(True, wanted.id, tuple(sorted(others)))
+
+    def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
+        """A snapshot and its ancestors, newest first."""
+        seen: set[int] = set()
+        # A damaged snapshot may be its own ancestor.
+        while snapshot is not None and snapshot.id not in seen:
+            seen.add(snapshot.id)
+            yield snapshot
+            snapshot = self._parent(snapshot)
+
+    def _parent(self, snapshot: IcebergSnapshot) -> IcebergSnapshot | None:
+        return self._snapshots.get(snapshot.parent) if snapshot.parent is not None else None
+
+
+def _is_batch_of(snapshot: IcebergSnapshot, query_id: str) -> bool:
+    batch = snapshot.batch_of([query_id])
+    return batch is not None and batch >= 0
+
+
+def history_in(text: str | bytes, where: str) -> IcebergHistory:
+    """Parse the metadata of a table.
+
+    Args:
+        text: The metadata, as JSON.
+        where: What contains it, for messages.
+
+    Raises:
+        LiveDirectoryError: It cannot be parsed.
+    """
+    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}.")):
+        metadata = _Metadata.model_validate_json(text)
+        return IcebergHistory(metadata.current, metadata.snapshots)
+
+
+def history_in_folder(table: FileIO) -> IcebergHistory:
+    """Read the newest metadata file of a table.
+
+    Only in a Hadoop table is that certain to be the current one: elsewhere the catalog says which is.
+
+    Args:
+        table: The table's folder.
+
+    Raises:
+        FileNotFoundError: The folder contains no Iceberg metadata.
+        LiveDirectoryError: The newest metadata cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    matches = [match for match in map(_METADATA_NAME.fullmatch, table.list(METADATA_FOLDER)) if match]
+    if not matches:
+        raise FileNotFoundError(f"{table.url}/{METADATA_FOLDER}")
+    name = max(matches, key=lambda match: int(match[1]))[0]
+    data = table.read(f"{METADATA_FOLDER}/{name}")
+    where = f"{table.url}/{METADATA_FOLDER}/{name}"
+    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}.")):
+        text = inflated(data, _GZIP) if ".gz" in name else data
+    return history_in(text, where)

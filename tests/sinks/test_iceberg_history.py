@@ -1,0 +1,60 @@
+"""To which snapshot an Iceberg table is rolled back: a pure function of its snapshots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.sinks.iceberg_history import EMPTIED, FENCE, IcebergHistory, TableRollBack, history_in
+
+CASES = yaml.safe_load(Path(__file__).with_name("iceberg_roll_backs.yaml").read_text())
+WRITERS: dict[str, dict[str, str]] = {
+    "other": {"operation": "append", "changed-partition-count": "1"},
+    "compacted": {"operation": "replace", "changed-partition-count": "1"},
+    "fence": {"operation": "append", FENCE: "token"},
+    "emptied": {"operation": "delete", EMPTIED: "token"},
+}
+
+
+def history(case: dict[str, Any]) -> IcebergHistory:
+    snapshots = []
+    for at, (number, parent, writer, *batch) in enumerate(case["log"]):
+        summary = WRITERS.get(writer) or {
+            "operation": "append",
+            "spark.sql.streaming.queryId": writer,
+            "spark.sql.streaming.epochId": str(batch[0]),
+        }
+        snapshots.append({"snapshot-id": number, "parent-snapshot-id": parent, "timestamp-ms": at, "summary": summary})
+    current = case.get("current", snapshots[-1]["snapshot-id"] if snapshots else -1)
+    return history_in(json.dumps({"current-snapshot-id": current, "snapshots": snapshots}), "the table")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
+def test_a_table_goes_back_exactly_as_far_as_the_stream_has_written(case: dict[str, Any]) -> None:
+    query_id, batch_id = case["back"]
+
+    found = history(case).plan_roll_back(["a", "b"], query_id, batch_id)
+
+    target = case.get("moves_to")
+    assert found == TableRollBack(
+        moves=target is not None,
+        snapshot_id=None if target == "nothing" else target,
+        others=tuple(case.get("others", ())),
+        reaches_back=case.get("reaches_back", True),
+    )
+
+
+def test_the_newest_batch_counts_on_each_timeline() -> None:
+    left = history({"log": [[1, None, "a", 0], [2, 1, "a", 1], [3, 1, "b", 1]]})
+
+    assert [left.last_batch(query) for query in ("a", "b", "c")] == [1, 1, None]
+
+
+def test_metadata_that_cannot_be_parsed_is_told_with_its_place() -> None:
+    with pytest.raises(LiveDirectoryError, match="v1 is not Iceberg metadata"):
+        history_in("{", "v1")

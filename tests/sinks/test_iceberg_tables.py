@@ -1,0 +1,100 @@
+"""Real Iceberg tables in real catalogs: a stream that goes back, is killed or loses its files shows each row once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.spark.versions import TableFormat, installed_release
+from tests.support.maven import from_maven
+
+ROOT = Path(__file__).parents[2]
+SQLITE = ("org.xerial", "sqlite-jdbc", "3.50.3.0")
+SHOWN = {
+    "lost directory": range(6),
+    "lost directory, by folder": range(6),
+    "lost directory, to a table": range(6),
+    "lost directory, by REST": range(6),
+    "back and forth": range(5),
+    "from nothing": range(3),
+    "from nothing, by REST": range(3),
+    "in flight": range(4),
+    "killed before the roll-back": range(3),
+    "killed after the roll-back": range(3),
+    "compacted": range(3),
+    "left to a person": range(3),
+    "paused, and the successor goes on": range(3),
+    "paused, and the successor goes back": range(4),
+    "paused, and the successor goes on, by REST": range(3),
+    "paused, and the successor goes back, by REST": range(4),
+}
+
+REFUSALS = {
+    "others wrote": "To undo theirs as well, type: CALL lake.system.set_current_snapshot(",
+    "expired": "older snapshots have expired",
+}
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        TableFormat.ICEBERG not in installed_release().jars, reason=f"no Iceberg runs on {installed_release()}"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each scenario of the program has left in its table."""
+    folder = tmp_path_factory.mktemp("iceberg")
+    group, name, version = installed_release().jars[TableFormat.ICEBERG].split(":")
+    for module in ((group, name, version), SQLITE):
+        from_maven(folder / "jars", module, "master")
+    jars = ",".join(sorted(str(path) for path in (folder / "jars").glob("*.jar")))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sinks.iceberg_program", str(folder / "streams"), jars],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = [json.loads(line.removeprefix("TOLD ")) for line in done.stdout.splitlines() if line.startswith("TOLD ")]
+    return {line["scenario"]: line for line in lines}
+
+
+@pytest.mark.parametrize("scenario", SHOWN)
+def test_a_stream_into_an_iceberg_table_shows_each_row_once_wherever_it_goes_back_to(
+    told: dict[str, dict[str, Any]], scenario: str
+) -> None:
+    assert (told[scenario]["rows"], told[scenario]["refused"]) == (list(SHOWN[scenario]), None)
+
+
+@pytest.mark.parametrize("scenario", ["others wrote", "expired"])
+def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(
+    told: dict[str, dict[str, Any]], scenario: str
+) -> None:
+    shown = told[scenario]
+
+    assert REFUSALS[scenario] in shown["refused"]
+    assert shown["rows"] == ([0, 1, 2, 100] if scenario == "others wrote" else [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "name"),
+    [
+        ("lost directory", "IcebergTable[lake.db.lost_directory at "),
+        ("lost directory, by folder", "IcebergTable[/"),
+        ("lost directory, to a table", "IcebergTable[books.db.lost_directory_to_a_table at "),
+    ],
+)
+def test_a_table_of_a_catalog_is_known_as_what_it_is(told: dict[str, dict[str, Any]], scenario: str, name: str) -> None:
+    assert told[scenario]["sink"].startswith(name)
+    assert told[scenario]["guarantees"] == ["EXACTLY_ONCE"]

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import FloatRect, Locator, Page, expect, sync_playwright
 
 from dagster_ckpt.errors import CkptError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # The machine may be busy, and the page waits for everything else that runs on it.
 PATIENCE_MS = 240_000
+WIDTH = 1440
+# Of Dagster's menu.
+LEFT_OF_PAGE = 240
 RUN_URL = re.compile(r"/runs/([0-9a-f-]{36})")
 
 
@@ -49,14 +52,18 @@ class DagsterPage:
         self._page.get_by_text("View", exact=True).click()
         return self._await_run()
 
-    def launch(self, job: str, config: dict[str, object]) -> str:
-        """Type a config into the launchpad of a job and launch it; returns the id of the run whose page opens."""
+    def type_config(self, job: str, config: dict[str, object]) -> None:
+        """Type a config into the launchpad of a job."""
         self._open_stream(job)
         self._page.get_by_role("tab", name="Launchpad").click()
         self._page.locator(".CodeMirror").first.click()
         self._page.keyboard.press("ControlOrMeta+A")
         self._page.keyboard.insert_text(yaml.safe_dump(config))
         expect(self._page.get_by_text("No errors")).to_be_visible()
+
+    def launch(self, job: str, config: dict[str, object]) -> str:
+        """Type a config into the launchpad of a job and launch it; returns the id of the run whose page opens."""
+        self.type_config(job, config)
         button = self._button("Launch Run")
         expect(button).to_be_enabled()
         button.click()
@@ -93,6 +100,46 @@ class DagsterPage:
         """Wait until the run that is shown has a status, such as Success."""
         expect(self._page.get_by_text(status, exact=True).first).to_be_visible()
 
+    def open_plots(self, key: str) -> None:
+        """Show the plots of an asset, and wait until they are drawn."""
+        self._page.goto(f"{self._url}/assets/{key}")
+        expect(self._page.get_by_text("Latest check results")).to_be_visible()
+        self._button("^Plots$").click()
+        expect(self._page.locator("canvas").nth(1)).to_be_visible()
+        expect(self._page.get_by_text("Loading")).to_have_count(0)
+
+    def open_sensor(self, name: str) -> None:
+        """Show a sensor with its ticks."""
+        self._page.goto(f"{self._url}/locations/definitions.py/sensors/{name}")
+        expect(self._page.get_by_text("View logs").first).to_be_visible()
+
+    def take_picture_of_message(self, name: str) -> Path:
+        """Take a picture of the output of the run that is shown, with its metadata, in the dialog for long messages."""
+        path = self._pictures / f"{name}.png"
+        self._page.get_by_text("View full message").first.click()
+        dialog = self._page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        dialog.screenshot(path=path, animations="disabled")
+        self._button("^Done$").click()
+        return path
+
+    def take_picture_of_log(self, name: str) -> Path:
+        """Take a picture of the log of the run that is shown."""
+        path = self._pictures / f"{name}.png"
+        expect(self._page.get_by_text("STEP_OUTPUT")).to_be_visible()
+        header = self._page.get_by_text(re.compile("^event type$", re.IGNORECASE)).first.bounding_box()
+        size = self._page.viewport_size
+        assert header is not None
+        assert size is not None
+        left, top = LEFT_OF_PAGE, int(header["y"]) - 12
+        clip = FloatRect(x=left, y=top, width=size["width"] - left, height=size["height"] - top)
+        self._page.screenshot(path=path, clip=clip)
+        return path
+
+    def resize(self, height: int) -> None:
+        """Give the page another height."""
+        self._page.set_viewport_size({"width": WIDTH, "height": height})
+
     def take_picture(self, name: str) -> Path:
         """Take a picture of what is to be seen."""
         path = self._pictures / f"{name}.png"
@@ -112,7 +159,7 @@ def dagster_page(url: str, pictures: Path) -> Iterator[DagsterPage]:
     with sync_playwright() as playwright:
         # Root, which CI is, has no sandbox.
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900})
         page.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)
         try:

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/images: `make screenshots` runs the flights example and clicks through Dagster's page.
+"""Takes the pictures in `docs/images`: `make screenshots` runs the flights example and clicks through Dagster's page.
 
 Look at each picture before you commit it: an empty plot is a picture too.
 """

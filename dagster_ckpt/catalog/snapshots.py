@@ -24,6 +24,7 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.streams import raise_counter
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
+from dagster_ckpt.catalog.transitions import log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
@@ -60,7 +61,7 @@ class SnapshotRecords:
         """
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number + 1)
-            return self._start(
+            started = self._start(
                 connection,
                 snapshot_id=snapshot_id,
                 stream_id=lease.stream_id,
@@ -73,6 +74,8 @@ class SnapshotRecords:
                 request_id=request_id,
                 schedule=schedule,
             )
+        log_triggered(started)
+        return started
 
     def complete(self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
         """Record that a snapshot of an execution is complete in storage.
@@ -84,14 +87,30 @@ class SnapshotRecords:
         with self._database.writing_under(lease) as connection:
             return self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
 
-    def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str) -> None:
+    def fail(
+        self,
+        lease: LeaseRecord,
+        snapshot_id: str,
+        reason: str,
+        *,
+        failures: int | None = None,
+        tolerable: int | None = None,
+    ) -> None:
         """Record that a snapshot of an execution failed; a completed one is unchanged.
+
+        Args:
+            lease: The lease of the stream.
+            snapshot_id: The snapshot.
+            reason: Why it failed.
+            failures: Consecutive failures including this one, for the log; None if it does not count.
+            tolerable: Consecutive failures that are tolerated.
 
         Raises:
             LeaseLostError: The lease is no longer held.
         """
+        streak = {} if failures is None else {"failures": failures, "tolerable": tolerable}
         with self._database.writing_under(lease) as connection:
-            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason)
+            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason, streak)
 
     def start_of_stopped(
         self,
@@ -106,7 +125,7 @@ class SnapshotRecords:
     ) -> SnapshotRecord:
         """Record that a savepoint of a stopped stream is being taken. This needs no lease."""
         with self._database.writing() as connection:
-            return self._start(
+            started = self._start(
                 connection,
                 snapshot_id=snapshot_id,
                 stream_id=stream_id,
@@ -119,6 +138,8 @@ class SnapshotRecords:
                 request_id=None,
                 schedule=schedule,
             )
+        log_triggered(started)
+        return started
 
     def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
         """Record that a savepoint of a stopped stream is complete in storage.
@@ -132,7 +153,7 @@ class SnapshotRecords:
     def fail_of_stopped(self, snapshot_id: str, reason: str) -> None:
         """Record that a savepoint of a stopped stream failed; a completed one is unchanged."""
         with self._database.writing() as connection:
-            self._fail(connection, snapshot_id, _OF_STOPPED, reason)
+            self._fail(connection, snapshot_id, _OF_STOPPED, reason, {})
 
     def verified(self, snapshot_id: str, problem: str | None) -> None:
         """Record that a snapshot was verified.
@@ -359,7 +380,14 @@ class SnapshotRecords:
         self._record_event(connection, snapshot, "COMPLETED", {name: getattr(snapshot, name) for name in figures})
         return snapshot
 
-    def _fail(self, connection: Connection, snapshot_id: str, whose: ColumnElement[bool], reason: str) -> None:
+    def _fail(
+        self,
+        connection: Connection,
+        snapshot_id: str,
+        whose: ColumnElement[bool],
+        reason: str,
+        streak: Mapping[str, int | None],
+    ) -> None:
         pending = (
             (snapshots.c.snapshot_id == snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
         )
@@ -367,7 +395,7 @@ class SnapshotRecords:
         if connection.execute(failed).rowcount:
             snapshot = _get(connection, snapshot_id)
             took_ms = self._database.now_ms(connection) - snapshot.created_at_ms
-            self._record_event(connection, snapshot, "FAILED", {"reason": reason, "duration_ms": took_ms})
+            self._record_event(connection, snapshot, "FAILED", {"reason": reason, "duration_ms": took_ms, **streak})
 
     def _all(self, query: Select[Any]) -> list[SnapshotRecord]:
         with self._database.reading() as connection:

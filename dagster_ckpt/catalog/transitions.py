@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
-from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord
 from dagster_ckpt.config.redaction import without_secrets
 
 PACKAGE_LOGGER = "dagster_ckpt"
@@ -52,6 +52,13 @@ def log_transition(
 def log_message(stream_id: str, message: str) -> None:
     """Log what a step of a stream found or did, where that is not an event."""
     log_transition(stream_id, f"Stream {stream_id}: {message}")
+
+
+def log_triggered(snapshot: SnapshotRecord) -> None:
+    """Log that an attempt was recorded, which is not an event: its end is."""
+    what = f"{snapshot.kind.lower()} {snapshot.number}"
+    message = f"Triggering {what} (type={snapshot.trigger.value}) of stream {snapshot.stream_id}"
+    log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)
 
 
 def log_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> None:
@@ -99,7 +106,18 @@ def _completed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) ->
 
 
 def _failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
-    return f"Failed {_snapshot(payload)} of stream {stream_id}{_took(payload, ' after ')}: {payload.get('reason')}"
+    streak = failure_streak(payload.get("failures"), payload.get("tolerable"))
+    took = _took(payload, " after ")
+    return f"Failed {_snapshot(payload)} of stream {stream_id}{took}: {payload.get('reason')}{streak}"
+
+
+def failure_streak(failures: int | None, tolerable: int | None) -> str:
+    """How many failures in a row there are, of how many that are tolerated; empty if the failure does not count."""
+    if failures is None or tolerable is None:
+        return ""
+    if failures <= tolerable:
+        return f" ({failures} of {tolerable} tolerated failures)"
+    return f" (failure {failures} in a row, {tolerable} {'is' if tolerable == 1 else 'are'} tolerated)"
 
 
 def _discarded(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:

@@ -6,12 +6,15 @@ snapshot, the coordinator learns about it, and only then are older checkpoints s
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.transitions import failure_streak, log_transition
 from dagster_ckpt.checkpointing.completion import NotRecorded, asked, provenance, record_snapshot
+from dagster_ckpt.checkpointing.coordinator.coordinator import FailureTally
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Alignment,
@@ -56,6 +59,7 @@ class AttemptRunner:
         facts: Returns properties of the running query. Called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
         wall_clock: Clock for the timestamps of snapshots.
+        tally: How a failure that is about to be recorded counts; None if it does not.
     """
 
     def __init__(
@@ -70,7 +74,9 @@ class AttemptRunner:
         facts: Callable[[], QueryFacts],
         predecessor_ended: bool,
         wall_clock: Clock,
+        tally: Callable[[Attempt, CheckpointFailureReason], FailureTally | None] = lambda _attempt, _reason: None,
     ) -> None:
+        self._tally = tally
         self._stream = stream
         self._catalog = stream.catalog
         self._execution_id = execution_id
@@ -120,7 +126,8 @@ class AttemptRunner:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
         except (CatalogError, StorageAccessError, OptionError) as error:
             reason = CheckpointFailureReason.IO_EXCEPTION
-            self._record_failure(snapshot_id, attempt.request_id, f"{reason.name}: {error}")
+            self._not_triggered(attempt, reason, error)
+            self._record_failure(snapshot_id, attempt, f"{reason.name}: {error}", reason)
             return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
         return []
 
@@ -140,6 +147,9 @@ class AttemptRunner:
             label=arguments.get("label"),
             properties=provenance(self._stream, self.sinks, facts) | asked(trigger, arguments.get("schedule")),
         )
+        aligned_only = facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned
+        commit = self._positions.look().commit
+        # Last: whatever fails before it has recorded nothing.
         self._catalog.snapshots.start(
             self._lease.record,
             snapshot_id=snapshot_id,
@@ -152,14 +162,16 @@ class AttemptRunner:
             request_id=attempt.request_id,
             schedule=arguments.get("schedule"),
         )
-        commit = self._positions.look().commit
         return RunningAttempt(
-            attempt,
-            order,
-            -1 if commit is None else commit,
-            monotonic_ms(),
-            aligned_only=facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned,
+            attempt, order, -1 if commit is None else commit, monotonic_ms(), aligned_only=aligned_only
         )
+
+    def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
+        kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"
+        stream_id, tally = self._stream.stream_id, self._tally(attempt, reason)
+        streak = failure_streak(tally.consecutive, tally.tolerable) if tally is not None else ""
+        message = f"Could not trigger {kind} {attempt.number} of stream {stream_id}: {reason.name}: {error}{streak}"
+        log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
         """Abort an attempt. If its thread has not started, the failure event is returned immediately."""
@@ -167,7 +179,7 @@ class AttemptRunner:
         if running is None:
             return []
         running.aborted.set()
-        self._record_failure_of(running, f"{action.reason.name}: {action.reason.message}")
+        self._record_failure_of(running, f"{action.reason.name}: {action.reason.message}", action.reason)
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
         self._aborted[action.number] = action
@@ -248,7 +260,7 @@ class AttemptRunner:
         """
         for running in self._running.values():
             running.aborted.set()
-            self._record_failure_of(running, f"the query ended: {why}")
+            self._record_failure_of(running, f"the query ended: {why}", None)
         self._running.clear()
         self._threads.close()
         for result in self._threads.results():
@@ -326,16 +338,21 @@ class AttemptRunner:
     def _failed(self, running: RunningAttempt, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number
         self._running.pop(number, None)
-        self._record_failure_of(running, f"{reason.name}: {detail}")
+        self._record_failure_of(running, f"{reason.name}: {detail}", reason)
         return AttemptFailed(monotonic_ms(), number, reason, detail)
 
-    def _record_failure_of(self, running: RunningAttempt, why: str) -> None:
-        self._record_failure(running.order.snapshot_id, running.attempt.request_id, why)
+    def _record_failure_of(self, running: RunningAttempt, why: str, reason: CheckpointFailureReason | None) -> None:
+        self._record_failure(running.order.snapshot_id, running.attempt, why, reason)
 
-    def _record_failure(self, snapshot_id: str, request_id: str | None, why: str) -> None:
+    def _record_failure(
+        self, snapshot_id: str, attempt: Attempt, why: str, reason: CheckpointFailureReason | None
+    ) -> None:
         lease = self._lease.record
-        self._retry_queue.run(lambda: self._catalog.snapshots.fail(lease, snapshot_id, why))
-        self._answer(request_id, RequestStatus.FAILED, error=why)
+        tally = self._tally(attempt, reason) if reason is not None else None
+        failures, tolerable = (tally.consecutive, tally.tolerable) if tally is not None else (None, None)
+        snapshots = self._catalog.snapshots
+        self._retry_queue.run(lambda: snapshots.fail(lease, snapshot_id, why, failures=failures, tolerable=tolerable))
+        self._answer(attempt.request_id, RequestStatus.FAILED, error=why)
 
     def _answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None

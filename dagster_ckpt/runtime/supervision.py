@@ -108,6 +108,9 @@ class Supervisor:
         self._stall_detector = StallDetector(monotonic_ms())
         self._still = QueryInactivity(STARTING, is_idle=False, stalled_for_ms=0)
         self._retry_queue = RetryQueue()
+        self._coordinator = CheckpointCoordinator(
+            stream.options, first_number=self._catalog.streams.get(stream.stream_id).next_number, random=Random()
+        )
         self._attempts = AttemptRunner(
             stream,
             execution_id,
@@ -118,9 +121,7 @@ class Supervisor:
             facts=query.facts,
             predecessor_ended=predecessor_ended,
             wall_clock=wall_clock,
-        )
-        self._coordinator = CheckpointCoordinator(
-            stream.options, first_number=self._catalog.streams.get(stream.stream_id).next_number, random=Random()
+            tally=self._coordinator.failure_tally,
         )
         self._end: QueryEnd | None = None
         self._is_ready = False

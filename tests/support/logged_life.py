@@ -19,9 +19,13 @@ Stream orders is FAILED after N ms: its process had ended when execution ID star
 Starting stream orders: started by a user, run RUN
 Stream orders: the live directory is intact and its last writer has ended: resume after batch 0
 Stream orders is running: resumes after batch 0
+Triggering checkpoint 1 (type=MANUAL) of stream orders
 Completed checkpoint 1 of stream orders: SIZE (SIZE new), batch 0, N ms
+Triggering savepoint 2 (type=MANUAL) of stream orders
 Completed savepoint 2 of stream orders: SIZE (SIZE new), batch 0, N ms, label 'mine', PLACE
-Failed checkpoint 3 of stream orders after N ms: IO_EXCEPTION: the disk is full
+Triggering checkpoint 3 (type=MANUAL) of stream orders
+Failed checkpoint 3 of stream orders after N ms: IO_EXCEPTION: the disk is full (1 of 1 tolerated failures)
+Triggering checkpoint 4 (type=MANUAL) of stream orders
 Completed checkpoint 4 of stream orders: SIZE (SIZE new), batch 0, N ms
 Deleted checkpoint 1 of stream orders (SIZE, batch 0): subsumed, not kept by Latest(count=1)
 Stream orders is CANCELED after N ms: cancel requested by a test

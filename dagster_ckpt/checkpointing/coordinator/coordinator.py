@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from random import Random
 
@@ -51,6 +52,19 @@ UNLIMITED = 2**31 - 1
 """From this number on, failures are not counted at all (Java's `Integer.MAX_VALUE`, as in Flink)."""
 
 
+@dataclass(frozen=True)
+class FailureTally:
+    """Where a failure stands in its streak, for messages.
+
+    Attributes:
+        consecutive: Failures since the last success, including this one.
+        tolerable: Consecutive failures that are tolerated.
+    """
+
+    consecutive: int
+    tolerable: int
+
+
 class FailureCounter:
     """Counts consecutive failures against the tolerated number.
 
@@ -88,6 +102,14 @@ class FailureCounter:
             return False
         self._counted.clear()
         return True
+
+    def tally(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> FailureTally | None:
+        """The streak with a failure that is about to be recorded; None if that does not count."""
+        if self._tolerable >= UNLIMITED or not _counts(kind, reason):
+            return None
+        if self._last_success is not None and number <= self._last_success:
+            return None
+        return FailureTally(len(self._counted | {number}), self._tolerable)
 
     def succeeded(self, number: int) -> None:
         """Record a success. It resets the counter unless a later attempt already succeeded."""
@@ -164,6 +186,10 @@ class CheckpointCoordinator:
     def waiting(self) -> tuple[TriggerRequest, ...]:
         """The queued requests, the next one first."""
         return self._decider.waiting
+
+    def failure_tally(self, attempt: Attempt, reason: CheckpointFailureReason) -> FailureTally | None:
+        """How the failure of an attempt counts, before it is reported here; None if it does not count."""
+        return self._failures.tally(attempt.number, attempt.kind, reason)
 
     @property
     def consecutive_failures(self) -> int:

@@ -23,7 +23,7 @@ class JavaNotFoundError(CkptError, OSError):
 
 
 class SparkNotFoundError(CkptError, ImportError):
-    """PySpark cannot be imported; this package does not install it by itself."""
+    """PySpark cannot be imported; this package does not install it."""
 
 
 class UnsupportedSparkError(CkptError):

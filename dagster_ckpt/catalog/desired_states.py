@@ -127,7 +127,7 @@ class DesiredRecord:
         upgrade: The last upgrade, even if it is over.
         preflight: The last preflight.
         alert: A message that requires attention, until it is resolved.
-        alert_until: What ends the alert by itself; None: another decision about the stream does.
+        alert_until: What ends the alert automatically; None: another decision about the stream does.
         origin: Who last changed it.
         changed_at_ms: When the desired state last changed.
         broken: Why the row could not be fully read, or None; such a stream is not reconciled.
@@ -228,7 +228,7 @@ class DesiredStateRecords:
             upgrade: The current upgrade.
             alert: A message that requires attention, or None.
             request_id: The sensor's last request.
-            alert_until: What ends the alert by itself.
+            alert_until: What ends the alert automatically.
             reached: The desired state is reached.
             begins: An upgrade begins: the generation increases.
             lease: The lease of the stream, if this is the result of work done under it.

@@ -98,7 +98,7 @@ class HoldRecords:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
                 raise SnapshotNotFoundError(
-                    gone(connection, row.stream_id, snapshot_id) if row else _unknown(snapshot_id)
+                    deleted_message(connection, row.stream_id, snapshot_id) if row else _unknown(snapshot_id)
                 )
             connection.execute(holds.delete().where(_tags(snapshot_id)))
             if label is not None:
@@ -167,7 +167,7 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
         yield "an unfinished upgrade may be rolled back to it"
 
 
-def gone(connection: Connection, stream_id: str, snapshot_id: str) -> str:
+def deleted_message(connection: Connection, stream_id: str, snapshot_id: str) -> str:
     """The message for a reader whose snapshot was deleted before it got a hold."""
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
     name = f"chk-{row.number}" if row.kind == _CHECKPOINT else f"savepoint {row.label or snapshot_id}"
@@ -187,7 +187,7 @@ def gone(connection: Connection, stream_id: str, snapshot_id: str) -> str:
 
 def _refuse_if_gone(connection: Connection, row: Row[Any]) -> None:
     if row.status not in _THERE:
-        raise SnapshotNotFoundError(gone(connection, row.stream_id, row.snapshot_id))
+        raise SnapshotNotFoundError(deleted_message(connection, row.stream_id, row.snapshot_id))
 
 
 def _insert(

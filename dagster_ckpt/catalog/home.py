@@ -1,6 +1,6 @@
-"""Where the database of a catalog is, so that a copy of it is not taken for the catalog itself.
+"""Where the database of a catalog is, so that a copy of it is not mistaken for the catalog itself.
 
-A copy has a lease of its own for each stream: with the same streams, two processes would be "the only
+A copy has separate leases for its streams: with the same streams, two processes would be "the only
 writer", and each would delete what the other needs. The catalog therefore records where its database
 is, and a copy is refused when it is opened. A catalog that was moved, or restored in its place, is not.
 """
@@ -79,7 +79,7 @@ def _parsed(recorded: object) -> CatalogHome | None:
 
 
 def _home_of(database: Database) -> CatalogHome | None:
-    """None if this cannot be told: the database is not a plain file, or hides its cluster from this user."""
+    """None if this cannot be determined: the database is not a plain file, or hides its cluster from this user."""
     if database.url.get_backend_name() == "sqlite":
         path = database.url.database or ""
         if path.startswith("file:"):

@@ -303,12 +303,12 @@ class SnapshotRecords:
             windows: For each stream, the start of the window for comparing snapshot sizes, ms since
                 the epoch. A stream that never started has an empty history.
         """
-        told: list[Row[Any]] = []
+        listed: list[Row[Any]] = []
         with self._database.reading() as connection:
             for since_ms in set(windows.values()):
                 alike = [stream_id for stream_id, begin_ms in windows.items() if begin_ms == since_ms]
-                told += connection.execute(queries.histories(alike, since_ms))
-        named = self.by_id([snapshot_id for row in told for snapshot_id in (row.newest, row.verified) if snapshot_id])
+                listed += connection.execute(queries.histories(alike, since_ms))
+        named = self.by_id([snapshot_id for row in listed for snapshot_id in (row.newest, row.verified) if snapshot_id])
         return {stream_id: SnapshotHistory() for stream_id in windows} | {
             row.stream_id: SnapshotHistory(
                 newest=named.get(row.newest),
@@ -318,7 +318,7 @@ class SnapshotRecords:
                 bytes_before=row.bytes_before,
                 slowest_ms=row.slowest_ms,
             )
-            for row in told
+            for row in listed
         }
 
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:

@@ -50,7 +50,7 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
     return {name: value for name, value in known.items() if value is not None}
 
 
-def asked(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
+def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
     """Properties that record why a snapshot is taken, for a catalog that is rebuilt."""
     return {"trigger": trigger.value, **({"schedule": schedule} if schedule is not None else {})}
 

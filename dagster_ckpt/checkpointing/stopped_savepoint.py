@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.checkpointing.completion import NotRecorded, asked, provenance, record_snapshot
+from dagster_ckpt.checkpointing.completion import NotRecorded, provenance, record_snapshot, trigger_properties
 from dagster_ckpt.checkpointing.progress import BatchFigures
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.errors import CatalogError, NothingCommittedError
@@ -52,7 +52,7 @@ def savepoint_of_stopped_stream(
         schedule: Name of the schedule that requests it, if any.
         trigger: Why it is taken, if no schedule requests it.
         lease: The lease of the stream, if its run takes the savepoint before it starts the query.
-        adopting: A directory of plain Spark that the stream is about to adopt, instead of its own.
+        adopting: A directory of plain Spark that the stream is about to adopt, instead of its live directory.
 
     Raises:
         LeaseLostError: The lease is no longer held.
@@ -81,7 +81,7 @@ def savepoint_of_stopped_stream(
         target_directory=target_directory,
         sinks=sinks,
         label=label,
-        properties=provenance(stream, sinks) | asked(why, schedule),
+        properties=provenance(stream, sinks) | trigger_properties(why, schedule),
     )
     snapshots = stream.catalog.snapshots
     if lease is None:

@@ -129,7 +129,7 @@ class CheckpointConfig:
         self._is_tolerance_set = tolerable_failures != CheckpointOptions.tolerable_failures
 
     @property
-    def asked(self) -> CheckpointOptions:
+    def requested(self) -> CheckpointOptions:
         """The options as set, frozen; each is validated separately."""
         return self._asked
 

@@ -197,139 +197,140 @@ class CheckpointOptions:
 _Described = tuple[object, Effect, str]
 
 
-def describe_options(asked: CheckpointOptions) -> list[OptionDescription]:
+def describe_options(requested: CheckpointOptions) -> list[OptionDescription]:
     """Return each option with its value and its effect on Spark, in the order of the documentation."""
-    return [OptionDescription(option, *describe_option(asked)) for option, describe_option in _DESCRIBERS.items()]
+    return [OptionDescription(option, *describe_option(requested)) for option, describe_option in _DESCRIBERS.items()]
 
 
-def _mode(asked: CheckpointOptions) -> _Described:
-    if asked.mode is CheckpointingMode.EXACTLY_ONCE:
-        return asked.mode, Effect.REAL, "Snapshots are cut at a committed micro-batch."
+def _mode(requested: CheckpointOptions) -> _Described:
+    if requested.mode is CheckpointingMode.EXACTLY_ONCE:
+        return requested.mode, Effect.REAL, "Snapshots are cut at a committed micro-batch."
     return (
-        asked.mode,
+        requested.mode,
         Effect.MAPPED,
         "Snapshots do not wait for a batch boundary; the running batch may be planned again and its rows repeated.",
     )
 
 
-def _interval(asked: CheckpointOptions) -> _Described:
-    if asked.trigger is not None:
-        return asked.interval_ms, Effect.NONE, "A trigger policy decides."
-    if asked.interval_ms is None:
+def _interval(requested: CheckpointOptions) -> _Described:
+    if requested.trigger is not None:
+        return requested.interval_ms, Effect.NONE, "A trigger policy decides."
+    if requested.interval_ms is None:
         explanation = "No periodic checkpoints; manual checkpoints and savepoints work."
     else:
         explanation = "The coordinator's period, independent of the micro-batch trigger."
-    return asked.interval_ms, Effect.REAL, explanation
+    return requested.interval_ms, Effect.REAL, explanation
 
 
-def _timeout(asked: CheckpointOptions) -> _Described:
-    return asked.timeout_ms, Effect.REAL, "An attempt that takes longer is aborted, and its files are deleted."
+def _timeout(requested: CheckpointOptions) -> _Described:
+    return requested.timeout_ms, Effect.REAL, "An attempt that takes longer is aborted, and its files are deleted."
 
 
-def _min_pause(asked: CheckpointOptions) -> _Described:
-    if not asked.is_checkpointing_enabled:
+def _min_pause(requested: CheckpointOptions) -> _Described:
+    if not requested.is_checkpointing_enabled:
         return (
-            asked.min_pause_ms,
+            requested.min_pause_ms,
             Effect.NONE,
             "Not applicable: the pause applies to periodic checkpoints, which are off.",
         )
     return (
-        asked.min_pause_ms,
+        requested.min_pause_ms,
         Effect.REAL,
         "Counted from the last completed snapshot to the next periodic attempt.",
     )
 
 
-def _max_concurrent(asked: CheckpointOptions) -> _Described:
-    return asked.max_concurrent, Effect.REAL, "Maximum number of checkpoints uploaded concurrently."
+def _max_concurrent(requested: CheckpointOptions) -> _Described:
+    return requested.max_concurrent, Effect.REAL, "Maximum number of checkpoints uploaded concurrently."
 
 
-def _tolerable_failures(asked: CheckpointOptions) -> _Described:
-    if asked.tolerable_failures == INT_MAX:
+def _tolerable_failures(requested: CheckpointOptions) -> _Described:
+    if requested.tolerable_failures == INT_MAX:
         explanation = "Failed checkpoints never fail the query."
     else:
         explanation = "More consecutive failures than this fail the query, and the restart strategy takes over."
-    return asked.tolerable_failures, Effect.REAL, explanation
+    return requested.tolerable_failures, Effect.REAL, explanation
 
 
-def _cleanup(asked: CheckpointOptions) -> _Described:
-    return asked.cleanup, Effect.REAL, "Decides, by how the stream ended, whether its checkpoints are kept."
+def _cleanup(requested: CheckpointOptions) -> _Described:
+    return requested.cleanup, Effect.REAL, "Decides, by how the stream ended, whether its checkpoints are kept."
 
 
-def _unaligned(asked: CheckpointOptions) -> _Described:
-    if asked.unaligned and asked.mode is CheckpointingMode.AT_LEAST_ONCE:
+def _unaligned(requested: CheckpointOptions) -> _Described:
+    if requested.unaligned and requested.mode is CheckpointingMode.AT_LEAST_ONCE:
         return (
-            asked.unaligned,
+            requested.unaligned,
             Effect.NONE,
             "Off under AT_LEAST_ONCE, as in Flink: that mode never waits anyway.",
         )
-    if asked.unaligned:
+    if requested.unaligned:
         return (
-            asked.unaligned,
+            requested.unaligned,
             Effect.REAL,
             "A snapshot carries the running batch's planned offsets, and a restore replays exactly that batch.",
         )
-    return asked.unaligned, Effect.REAL, "A snapshot waits for the running batch to commit."
+    return requested.unaligned, Effect.REAL, "A snapshot waits for the running batch to commit."
 
 
-def _goes_unaligned(asked: CheckpointOptions) -> bool:
-    return asked.unaligned and asked.mode is CheckpointingMode.EXACTLY_ONCE
+def _goes_unaligned(requested: CheckpointOptions) -> bool:
+    return requested.unaligned and requested.mode is CheckpointingMode.EXACTLY_ONCE
 
 
-def _alignment_timeout(asked: CheckpointOptions) -> _Described:
-    if not _goes_unaligned(asked):
-        return asked.alignment_timeout_ms, Effect.NONE, "Not applicable while unaligned checkpoints are off."
+def _alignment_timeout(requested: CheckpointOptions) -> _Described:
+    if not _goes_unaligned(requested):
+        return requested.alignment_timeout_ms, Effect.NONE, "Not applicable while unaligned checkpoints are off."
     return (
-        asked.alignment_timeout_ms,
+        requested.alignment_timeout_ms,
         Effect.REAL,
         "An attempt waits for the batch boundary this long, then goes unaligned.",
     )
 
 
-def _force_unaligned(asked: CheckpointOptions) -> _Described:
-    if not _goes_unaligned(asked):
-        return asked.force_unaligned, Effect.NONE, "Not applicable while unaligned checkpoints are off."
-    if asked.force_unaligned:
+def _force_unaligned(requested: CheckpointOptions) -> _Described:
+    if not _goes_unaligned(requested):
+        return requested.force_unaligned, Effect.NONE, "Not applicable while unaligned checkpoints are off."
+    if requested.force_unaligned:
         explanation = "Unaligned with any sink; one that is not idempotent may see the replayed batch twice."
     else:
         explanation = "Unaligned only if the sink is idempotent for a replayed batch."
-    return asked.force_unaligned, Effect.REAL, explanation
+    return requested.force_unaligned, Effect.REAL, explanation
 
 
-def _num_retained(asked: CheckpointOptions) -> _Described:
-    if asked.retention is not None:
-        return asked.num_retained, Effect.NONE, "A retention policy decides."
-    return asked.num_retained, Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
+def _num_retained(requested: CheckpointOptions) -> _Described:
+    if requested.retention is not None:
+        return requested.num_retained, Effect.NONE, "A retention policy decides."
+    return requested.num_retained, Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
 
 
-def _count_savepoints(asked: CheckpointOptions) -> _Described:
-    if asked.count_savepoints:
+def _count_savepoints(requested: CheckpointOptions) -> _Described:
+    if requested.count_savepoints:
         explanation = "A savepoint counts as one of the retained checkpoints, as in Flink; its files are kept."
     else:
         explanation = "Savepoints do not count among the retained checkpoints."
-    return asked.count_savepoints, Effect.REAL, explanation
+    return requested.count_savepoints, Effect.REAL, explanation
 
 
-def _prefer_checkpoint(asked: CheckpointOptions) -> _Described:
-    if asked.prefer_checkpoint_for_recovery:
+def _prefer_checkpoint(requested: CheckpointOptions) -> _Described:
+    if requested.prefer_checkpoint_for_recovery:
         explanation = (
             "Recovery takes the newest checkpoint even if a savepoint is newer, and reports how far back it goes."
         )
     else:
         explanation = "Recovery takes the newest snapshot, checkpoint or savepoint."
-    return asked.prefer_checkpoint_for_recovery, Effect.REAL, explanation
+    return requested.prefer_checkpoint_for_recovery, Effect.REAL, explanation
 
 
-def _recovery_depth(asked: CheckpointOptions) -> _Described:
-    if asked.recovery_depth is None:
+def _recovery_depth(requested: CheckpointOptions) -> _Described:
+    if requested.recovery_depth is None:
         explanation = "A recovery that finds damage tries every retained snapshot, the newest first."
     else:
         explanation = (
             "After the live directory, a recovery that finds damage tries this many points, then fails for good."
         )
-    return asked.recovery_depth, Effect.REAL, explanation
+    return requested.recovery_depth, Effect.REAL, explanation
 
 
+<<<<<<< HEAD
 def _roll_back_tables(asked: CheckpointOptions) -> _Described:
     if asked.roll_back_tables:
         explanation = "A start that goes back rolls Delta and Iceberg tables back to the batch that it restores."
@@ -342,22 +343,30 @@ def _storage(asked: CheckpointOptions) -> _Described:
     if asked.storage is None:
         return asked.storage, Effect.REAL, "Snapshots are kept where the deployment says."
     return asked.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
+=======
+def _storage(requested: CheckpointOptions) -> _Described:
+    if requested.storage is None:
+        return requested.storage, Effect.REAL, "Snapshots are kept where the deployment says."
+    return requested.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
+>>>>>>> 86bddaa (Docstrings and variables in code use the words of the field)
 
 
-def _retention(asked: CheckpointOptions) -> _Described:
+def _retention(requested: CheckpointOptions) -> _Described:
     explanation = (
         "num_retained decides."
-        if asked.retention is None
+        if requested.retention is None
         else "Once a checkpoint has completed, those that the policy does not keep are deleted."
     )
-    return asked.retention, Effect.REAL, explanation
+    return requested.retention, Effect.REAL, explanation
 
 
-def _trigger(asked: CheckpointOptions) -> _Described:
+def _trigger(requested: CheckpointOptions) -> _Described:
     explanation = (
-        "interval decides." if asked.trigger is None else "A checkpoint is taken when the policy says that it is due."
+        "interval decides."
+        if requested.trigger is None
+        else "A checkpoint is taken when the policy says that it is due."
     )
-    return asked.trigger, Effect.REAL, explanation
+    return requested.trigger, Effect.REAL, explanation
 
 
 _DESCRIBERS: dict[str, Callable[[CheckpointOptions], _Described]] = {

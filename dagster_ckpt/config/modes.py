@@ -206,19 +206,19 @@ def kafka_delivery(
         >>> kafka_delivery("AT_LEAST_ONCE").writer_options
         {'kafka.acks': 'all', 'kafka.enable.idempotence': 'true'}
     """
-    asked = _SEMANTIC.named(semantic)
-    if asked is Semantic.NONE:
+    requested = _SEMANTIC.named(semantic)
+    if requested is Semantic.NONE:
         sent = {"kafka.acks": "0", "kafka.enable.idempotence": "false", "kafka.retries": "0"}
         return KafkaDelivery(
-            asked,
+            requested,
             Effect.REAL,
             sent,
             "Rows are sent without waiting for an acknowledgment: they may be lost or repeated.",
         )
     acknowledged = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
-    if asked is Semantic.AT_LEAST_ONCE:
+    if requested is Semantic.AT_LEAST_ONCE:
         statement = f"All in-sync replicas have every row before the batch commits; none is lost. {_NO_TRANSACTIONS}"
-        return KafkaDelivery(asked, Effect.REAL, acknowledged, statement)
+        return KafkaDelivery(requested, Effect.REAL, acknowledged, statement)
     if not _ID.fullmatch(transactional_id):
         raise OptionError(f"transactional_id is {transactional_id!r}. Use letters, digits, '.', '_' and '-'.")
     if not 1 <= writers <= MOST_KAFKA_WRITERS:
@@ -231,4 +231,4 @@ def kafka_delivery(
         "same rows, so that no column is random. A rewind cannot cut the topic: it is refused, or writes the rows "
         "again with `new_query_id`."
     )
-    return KafkaDelivery(asked, Effect.REAL, transactional, statement)
+    return KafkaDelivery(requested, Effect.REAL, transactional, statement)

@@ -369,13 +369,13 @@ def _asynchronous(value: bool | None) -> bool | None:
 
 def _describe_storage(storage: CheckpointStorage, options: Sequence[str], **names: str) -> list[OptionDescription]:
     """Describe a storage's options under the names that the backend uses for them."""
-    told = {line.option: line for line in storage.describe()}
-    return [told[option]._replace(option=names.get(option, option)) for option in options]
+    described = {line.option: line for line in storage.describe()}
+    return [described[option]._replace(option=names.get(option, option)) for option in options]
 
 
-def _describe_asynchronous(asked: bool | None) -> OptionDescription:
-    if asked is False:
+def _describe_asynchronous(requested: bool | None) -> OptionDescription:
+    if requested is False:
         effect, explanation = Effect.NONE, "Snapshots are always asynchronous, as in Flink since 1.13."
     else:
         effect, explanation = Effect.REAL, "The query continues while its snapshot is stored."
-    return OptionDescription("using_asynchronous_snapshots", asked, effect, explanation)
+    return OptionDescription("using_asynchronous_snapshots", requested, effect, explanation)

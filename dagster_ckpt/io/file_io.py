@@ -32,7 +32,7 @@ class FileVersion(NamedTuple):
 
 
 class FileStatus(NamedTuple):
-    """What storage tells of a file.
+    """The status of a file, as storage reports it.
 
     Attributes:
         version: Its version.
@@ -223,7 +223,7 @@ class FileIO(ABC):
         """
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree that nobody reads yet: after a failure, part of it may exist.
+        """Write a new file in a tree that has no readers yet: after a failure, part of it may exist.
 
         It is durable after `flush_all`.
         """

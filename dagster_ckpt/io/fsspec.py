@@ -164,7 +164,7 @@ class FsspecFileIO(FileIO):
                 raise
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree that nobody reads yet."""
+        """Write a new file in a tree that has no readers yet."""
         with self._spooled(chunks) as spool, self._accessing("write", path):
             self._make_folder(self._at(path))
             self._put(self._at(path), spool)
@@ -234,7 +234,7 @@ class FsspecFileIO(FileIO):
         return cast("bytes", self._fs.cat_file(where))
 
     def _is_there(self, where: str) -> bool:
-        # Not fsspec's `exists`: it answers no to every error, so a store that is away for a moment
+        # Not fsspec's `exists`: it answers no to every error, so a store that is unavailable for a moment
         # would look as if its data were lost.
         try:
             self._fs.info(where)

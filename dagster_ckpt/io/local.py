@@ -208,7 +208,7 @@ class LocalFileIO(FileIO):
             flush(target.parent)
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree that nobody reads yet."""
+        """Write a new file in a tree that has no readers yet."""
         target = self._prefix + path
         with self._accessing("write", path):
             try:

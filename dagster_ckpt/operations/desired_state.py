@@ -126,7 +126,7 @@ def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen
         return stay(row, "a user has started it").with_changes(Adopt(DesiredState.RUNNING))
     first, again = _STOP_BY[desired]
     request = seen.request
-    asked = ask_to_stop(
+    next_step = ask_to_stop(
         row,
         seen,
         first,
@@ -135,13 +135,13 @@ def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen
         timeout_ms=policy.stop_timeout_ms,
         reason=f"to be {desired.value}",
     )
-    has_failed = request is not None and request.status is RequestStatus.FAILED and bool(asked.actions)
+    has_failed = request is not None and request.status is RequestStatus.FAILED and bool(next_step.actions)
     if request is not None and has_failed and request.kind is RequestKind.STOP_WITH_SAVEPOINT:
         alert = (
             f"the savepoint failed ({request.error}): the stream is stopped without one and its live directory is kept"
         )
-        return asked.with_changes(alert=alert)
-    return asked
+        return next_step.with_changes(alert=alert)
+    return next_step
 
 
 def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
@@ -188,8 +188,8 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> D
     if failed is not None and seen.now_ms < (failed.resolved_at_ms or 0) + upgrades.RETRY_MS:
         return stay(row, f"the start failed and is requested again: {failed.error}")
     step = f"start after {failed.request_id}" if failed is not None else "start"
-    asked = ask(row, "start from latest", step, RequestKind.START, start_from="latest")
-    return asked.with_changes(alert=f"it could not be started: {failed.error}") if failed is not None else asked
+    next_step = ask(row, "start from latest", step, RequestKind.START, start_from="latest")
+    return next_step.with_changes(alert=f"it could not be started: {failed.error}") if failed is not None else next_step
 
 
 _FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUNNING, ExecutionStatus.BROKEN)

@@ -154,7 +154,7 @@ class Decision:
         upgrade: The resulting upgrade record.
         alert: What a user must know, or None.
         request_id: The last request made here.
-        alert_until: What ends the alert by itself.
+        alert_until: What ends the alert automatically.
         actions: The actions, in order; each can be repeated.
         reached: The desired state has been reached.
         begins: An upgrade begins.
@@ -172,7 +172,7 @@ class Decision:
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """The same decision with further actions and changed values. Nothing ends a new alert by itself."""
+        """The same decision with further actions and changed values. A new alert never ends automatically."""
         if "alert" in changes:
             changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)

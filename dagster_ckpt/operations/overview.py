@@ -80,7 +80,7 @@ class StreamDescription:
         desired: Its desired state and upgrade; None if it is not managed.
         executions: Its executions, newest first, up to the limit.
         snapshots: Its completed snapshots, newest first, up to the limit.
-        requests: Requests that nobody has accepted yet, oldest first.
+        requests: Requests that no process has accepted yet, oldest first.
     """
 
     summary: StreamSummary

@@ -71,10 +71,10 @@ def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: fl
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
 
-    def nobody_left() -> str | None:
+    def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
 
-    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=nobody_left)
+    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=run_ended)
 
 
 def await_answer(

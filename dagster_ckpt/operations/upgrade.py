@@ -115,7 +115,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         assert request is not None
         reason = f"the savepoint failed ({request.error or 'it was withdrawn'}), so the stream continues unchanged"
         return move(row, upgrade, UpgradePhase.REFUSED, reason)
-    asked = ask_to_stop(
+    next_step = ask_to_stop(
         row,
         seen,
         first,
@@ -124,7 +124,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         timeout_ms=policy.stop_timeout_ms,
         reason=why,
     )
-    return asked.with_changes(holds_restart=True)
+    return next_step.with_changes(holds_restart=True)
 
 
 def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: ObservedStream) -> tuple[RequestKind, str]:
@@ -158,9 +158,9 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) 
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
     # The policy, which a user chose, is the confirmation.
     where = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
-    asked = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
+    next_step = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
     alert = f"the new code could not be started: {request.error}" if request is not None else row.alert
-    return asked.with_changes(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)
+    return next_step.with_changes(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)
 
 
 def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
@@ -188,7 +188,7 @@ def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
     if seen.is_alive:
         began_ms = upgrade.started_at_ms or upgrade.began_at_ms
         stop = RequestKind.SUSPEND
-        asked = ask_to_stop(
+        next_step = ask_to_stop(
             row,
             seen,
             stop,
@@ -198,7 +198,7 @@ def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
             reason="stop the new code",
             step="roll back",
         )
-        return asked.with_changes(holds_restart=True)
+        return next_step.with_changes(holds_restart=True)
     if upgrade.snapshot_id is None:
         reason = f"{upgrade.reason}; the stream was stopped, and no snapshot from before the upgrade exists"
         return move(row, upgrade, UpgradePhase.ROLLBACK_FAILED, reason).with_changes(*cancel_pending(seen))

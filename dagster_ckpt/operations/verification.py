@@ -133,7 +133,7 @@ def verify_snapshots(
         progress: Called after each snapshot with the number of verified snapshots and of all.
 
     Raises:
-        SnapshotNotFoundError: There is none of this name, or the catalog has deleted it meanwhile.
+        SnapshotNotFoundError: There is none of this name, or the catalog has deleted it in the meantime.
         StorageAccessError: The storage cannot be reached, which says nothing about the snapshots.
     """
     locations = locations_of(stream, reference)

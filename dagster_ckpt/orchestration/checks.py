@@ -102,11 +102,11 @@ def build_health_sensor(
         context: dg.SensorEvaluationContext,
     ) -> dg.SensorResult:
         begin = _cursor(context.cursor) % max(len(ordered), 1)
-        looked_at = ordered[begin : begin + STREAMS_PER_TICK]
+        evaluated = ordered[begin : begin + STREAMS_PER_TICK]
         catalog = catalog_of(context, catalog_key)
         findings = _findings(
             catalog,
-            [(stream, _settings_of(stream, settings)) for stream in looked_at],
+            [(stream, _settings_of(stream, settings)) for stream in evaluated],
             checks,
             facts_besides,
             now_ms=catalog.now_ms(),
@@ -120,11 +120,11 @@ def build_health_sensor(
             or known[each.asset_check_key].verdict(VERDICT_KEY) != each.metadata[VERDICT_KEY].value
             or known[each.asset_check_key].at_s + repeat_after_seconds <= wall_clock_ms() / 1000
         ]
-        after = begin + len(looked_at)
+        after = begin + len(evaluated)
         return dg.SensorResult(
             asset_events=news,
             cursor=json.dumps(after if after < len(ordered) else 0),
-            skip_reason=None if news else dg.SkipReason(f"the verdicts of {len(looked_at)} streams are unchanged"),
+            skip_reason=None if news else dg.SkipReason(f"the verdicts of {len(evaluated)} streams are unchanged"),
         )
 
     return checkpoint_health_sensor

@@ -113,8 +113,8 @@ def decide_retention(
         # One more than there are: an answer that never ends is refused as well.
         answers = list(islice(policy.keep(tuple(snapshots), context), len(snapshots) + 1))
         answer = frozenset(answers)
-        strangers = answer - frozenset(snapshots)
-        problem = f"it returned {next(iter(strangers))!r}, which is not one of the snapshots" if strangers else None
+        unknown = answer - frozenset(snapshots)
+        problem = f"it returned {next(iter(unknown))!r}, which is not one of the snapshots" if unknown else None
         if len(answers) > len(snapshots):
             problem = problem or f"it returned more than the {len(snapshots)} existing snapshots"
     except Exception as error:  # noqa: BLE001 - a user's code may raise anything: nothing is deleted then

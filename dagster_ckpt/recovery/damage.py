@@ -94,8 +94,10 @@ def damage_in(trace: str) -> Damage | None:
     """
     if _MAY_PASS.search(trace):
         return None
-    told = "; ".join(dict.fromkeys(line.strip() for line in trace.splitlines() if line.strip() and _is_message(line)))
-    detail = told[:1_000] or trace[:1_000]
+    messages = "; ".join(
+        dict.fromkeys(line.strip() for line in trace.splitlines() if line.strip() and _is_message(line))
+    )
+    detail = messages[:1_000] or trace[:1_000]
     condition = _CONDITION.search(trace)
     if condition is not None:
         is_certain = condition[1] != "CONCURRENT_STREAM_LOG_UPDATE" and (

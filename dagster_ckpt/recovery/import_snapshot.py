@@ -16,7 +16,7 @@ from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SnapshotCor
 from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.fork import Fork, ForkedState, assign_state, give_outputs
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
-from dagster_ckpt.sinks.file_sink import strange_file
+from dagster_ckpt.sinks.file_sink import unexpected_file
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, other_sinks
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
@@ -137,20 +137,20 @@ def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_
         SnapshotCorruptError: The snapshot does not name its sinks.
     """
     named = _sinks_of(snapshot)
-    asked = {old.strip(): new.strip() for old, new in outputs.items()}
-    known = named or {old: sink_of(old).place or old for old in asked}
+    mapped = {old.strip(): new.strip() for old, new in outputs.items()}
+    known = named or {old: sink_of(old).place or old for old in mapped}
     listed = ", ".join(known) or "none; name the place that its query writes to"
     moved = []
     for name, old in known.items():
-        matches = [key for key in asked if key == name or (old is not None and same_folder(key, old))]
-        if not matches or not asked[matches[0]]:
+        matches = [key for key in mapped if key == name or (old is not None and same_folder(key, old))]
+        if not matches or not mapped[matches[0]]:
             raise SharedSinkError(
                 f"{snapshot.location} is not imported, nothing was changed: its sink {name} is not mapped. Map it in "
                 f"outputs to the place where the imported stream writes instead. Sinks of the snapshot: {listed}."
             )
-        moved.append(_MovedSink(name, old, asked.pop(matches[0])))
-    if asked or not moved:
-        what = f"{', '.join(asked)} is not one of its sinks" if asked else "it names no sink, and outputs names none"
+        moved.append(_MovedSink(name, old, mapped.pop(matches[0])))
+    if mapped or not moved:
+        what = f"{', '.join(mapped)} is not one of its sinks" if mapped else "it names no sink, and outputs names none"
         raise SharedSinkError(
             f"{snapshot.location} is not imported, nothing was changed: {what}. Sinks of the snapshot: {listed}."
         )
@@ -181,9 +181,9 @@ def _refuse_taken(
     others = list(_places_of_others(stream))
     for before, sink in enumerate(sinks):
         why = _why_taken(sink, snapshot, originals, others, sinks[:before])
-        strange = strange_file(sink.new, originals[before], logs.get(sink.name, ())) if _is_folder(sink) else None
-        if why is None and strange is not None:
-            why = f"{strange} already exists there"
+        unexpected = unexpected_file(sink.new, originals[before], logs.get(sink.name, ())) if _is_folder(sink) else None
+        if why is None and unexpected is not None:
+            why = f"{unexpected} already exists there"
         if why is not None:
             raise SharedSinkError(
                 f"{snapshot.location} is not imported, nothing was changed: {sink.name} is mapped to {sink.new}, but "

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.catalog.transitions import failure_streak, log_transition
-from dagster_ckpt.checkpointing.completion import NotRecorded, asked, provenance, record_snapshot
+from dagster_ckpt.checkpointing.completion import NotRecorded, provenance, record_snapshot, trigger_properties
 from dagster_ckpt.checkpointing.coordinator.coordinator import FailureTally
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
@@ -145,11 +145,12 @@ class AttemptRunner:
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
             label=arguments.get("label"),
-            properties=provenance(self._stream, self.sinks, facts) | asked(trigger, arguments.get("schedule")),
+            properties=provenance(self._stream, self.sinks, facts)
+            | trigger_properties(trigger, arguments.get("schedule")),
         )
         aligned_only = facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned
         commit = self._positions.look().commit
-        # Last: whatever fails before it has recorded nothing.
+        # Last, so that a failure before it has recorded nothing.
         self._catalog.snapshots.start(
             self._lease.record,
             snapshot_id=snapshot_id,

@@ -64,11 +64,13 @@ def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
     Raises:
         RestartWithdrawnError: The request was withdrawn, or the execution to restart was canceled or suspended.
     """
-    asked = stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
-    if asked is not None and asked.status is RequestStatus.WITHDRAWN:
+    start_request = (
+        stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
+    )
+    if start_request is not None and start_request.status is RequestStatus.WITHDRAWN:
         raise RestartWithdrawnError(
-            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start requested by {asked.origin} "
-            "was withdrawn. Request it again."
+            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start requested by "
+            f"{start_request.origin} was withdrawn. Request it again."
         )
     before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
     if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):

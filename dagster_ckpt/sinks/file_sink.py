@@ -85,24 +85,26 @@ class FileSink(Sink):
             folder = open_file_io(self.folder)
             names = {number: name for name in folder.list(LOG) if (number := entry_id(name)) is not None}
             if replay.to_batch < 0:
-                return self._told(SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes.")
+                return self._forecast_of(
+                    SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes."
+                )
             if replay.log_entries is None:
                 own_past(self.folder, replay.to_batch)
             elif (entries := self._noted(replay.log_entries)) is None:
                 return self._not_in_the_snapshot(max(names, default=-1), replay)
             elif not folder.exists() and entries:
-                return self._told(
+                return self._forecast_of(
                     SinkEffect.LOSE,
                     f"The folder is missing, and with it the rows of all batches up to {replay.to_batch}.",
                     "Put the folder back.",
                 )
         except StorageAccessError as error:
-            return self._told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
+            return self._forecast_of(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         except CkptError as error:
-            return self._told(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
+            return self._forecast_of(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
         undone = sum(1 for number in names if number > replay.to_batch)
         reason = f"Its log is rolled back to batch {replay.to_batch} (entries removed: {undone})"
-        return self._told(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
+        return self._forecast_of(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
     def leftovers(self) -> Leftovers | None:
         """See `Sink.leftovers`."""
@@ -116,7 +118,7 @@ class FileSink(Sink):
         """See `Sink.examine`."""
         return examine_file_sink(subject, open_file_io(self.folder))
 
-    def _told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
+    def _forecast_of(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
         return SinkForecast(self.name, effect, reason, advice)
 
     def _noted(self, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
@@ -125,8 +127,8 @@ class FileSink(Sink):
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
         if last_batch <= replay.to_batch:
-            return self._told(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
-        return self._told(
+            return self._forecast_of(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
+        return self._forecast_of(
             SinkEffect.LOSE,
             "The snapshot was taken before the query wrote there, so the sink is not rolled back: it skips batches "
             f"up to {last_batch}, whatever they contain.",
@@ -260,7 +262,7 @@ def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[
     return frozenset(_place(new, _below(old, where)) for where in files_of(entries, old))
 
 
-def strange_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
+def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
     """A file in a folder that `fork_output` would not have created, or None if there is none.
 
     Args:

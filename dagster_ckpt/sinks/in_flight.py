@@ -191,8 +191,8 @@ def settle_in_flight(
     """
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
-    told = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
-    refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in told if each is not None)
+    forecasts = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
+    refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in forecasts if each is not None)
     if refused:
         raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
     rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]

@@ -56,7 +56,7 @@ class SinkLog:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The part files of a folder, and what tells which of them nothing needs.
+    """The part files of a folder, and the logs that decide which of them are needed.
 
     Attributes:
         files: All part files, listed before the log: a file committed in between is then in the log.

@@ -52,7 +52,7 @@ def logs_in_snapshot(store: SnapshotStore, location: str) -> dict[str, list[Sink
 
 
 def part_files_in_snapshot(store: SnapshotStore, location: str) -> set[str]:
-    """Bare names of all part files that the sink logs in a snapshot list, whatever else the snapshot says of its sinks.
+    """Bare names of all part files that the sink logs in a snapshot list, also if it does not name its sinks.
 
     Raises:
         SnapshotCorruptError: The snapshot cannot be read.

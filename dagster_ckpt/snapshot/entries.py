@@ -20,7 +20,7 @@ import msgspec
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotTooLargeError
 from dagster_ckpt.foreign import LARGEST_LONG
 
-# Limits of a block. They bound the memory of a reader, whatever the bytes are.
+# Limits of a block. They bound the memory of a reader for any input.
 BLOCK_FILES = 1024
 BLOCK_BYTES = 1024 * 1024
 # Decoded blocks that stay in memory, at most 0.6 MB each. Most lookups are in the order of the

@@ -4,7 +4,7 @@ Two environments that share a folder by mistake, or a copied catalog, would dele
 data, because a catalog only knows its own lease. Therefore the folder of a stream's live
 directories carries the id of the deployment that owns it, every snapshot does too, and a start
 never writes to locations outside the stream's folders, even if the catalog names them. The one
-exception is a directory that an operator adopted for the stream; it carries a claim of its own.
+exception is a directory that an operator adopted for the stream; it has a separate claim.
 """
 
 from __future__ import annotations

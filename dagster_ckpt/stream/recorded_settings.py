@@ -27,11 +27,11 @@ from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
 
-# For a stream whose options nobody knows: nothing is deleted that other options would keep.
+# For a stream whose options are unknown: nothing is deleted that other options would keep.
 KEEP_EVERYTHING = CheckpointOptions(cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION)
 _ENUMS: Mapping[str, type[Enum]] = {"mode": CheckpointingMode, "cleanup": ExternalizedCheckpointCleanup}
 _UNKNOWN_RESTART = "unknown"
-# Recorded in a form of their own, or not needed by operators.
+# Recorded in another form, or not needed by operators.
 _NOT_PLAIN = {"storage", "retention", "trigger"}
 
 
@@ -43,7 +43,7 @@ class RecordedSettings:
         options: Checkpointing options, without the storage and the trigger policy; None if none were
             recorded.
         restart: Description of the restart strategy.
-        storage: Where its snapshots are stored, without credentials; None if nobody has opened it.
+        storage: Where its snapshots are stored, without credentials; None if no process has opened it.
         is_own_storage: Whether the stream's own configuration names that storage, rather than the
             deployment's.
         live_root: Folder of live directories; None if unknown.
@@ -170,5 +170,5 @@ def _storage(record: Mapping[str, Any]) -> CheckpointStorage | None:
         return JobManagerCheckpointStorage(
             record.get("checkpoint_path"), record.get("max_state_size"), savepoint_path=record.get("savepoint_path")
         )
-    # What a catalog names is never imported: an operator gives a storage of their own.
+    # What a catalog names is never imported: an operator passes a custom storage.
     return None

@@ -15,7 +15,7 @@ from dagster_ckpt.errors import SnapshotAbortedError, SnapshotNotFoundError, Sna
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import Source, SourceFile
-from dagster_ckpt.testing.dying_writer import Deed, Moment
+from dagster_ckpt.testing.dying_writer import DyingWrite, Moment
 from dagster_ckpt.testing.trial_snapshots import FILES, TRIAL_STREAM, TrialStream
 
 
@@ -251,7 +251,7 @@ class CheckpointStorageContract:
         new = {**FILES, "1.zip": b"y" * 25_000}
         first = stream.checkpoint(1, FILES)
 
-        died = Deed(storage, 2, new, moment).did_it_die()
+        died = DyingWrite(storage, 2, new, moment).run_in_process()
 
         after = self.opened(storage) if self.outlives_the_process else stream
         assert after.restored(first) == FILES

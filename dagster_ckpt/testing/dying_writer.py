@@ -33,7 +33,7 @@ class Moment(StrEnum):
 
 
 @dataclass(frozen=True)
-class Deed:
+class DyingWrite:
     """The task of the process.
 
     Attributes:
@@ -57,7 +57,7 @@ class Deed:
         else:
             stream.stored(self.number, self.files, runner=_DiesWhenDone())
 
-    def did_it_die(self) -> bool:
+    def run_in_process(self) -> bool:
         """Run it in a separate process. False if that ended normally, with the checkpoint written."""
         done = subprocess.run(
             [sys.executable, "-m", __name__],

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator, FailureCounter
+from dagster_ckpt.checkpointing.coordinator.coordinator import UNLIMITED, CheckpointCoordinator, FailureCounter
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason, QueryStarted
 from dagster_ckpt.checkpointing.coordinator.triggers import (
     Load,
@@ -52,6 +52,30 @@ def test_the_same_number_counts_once_and_an_old_one_not_at_all() -> None:
     assert not counter.exceeded_by(5, TriggerKind.CHECKPOINT, declined)
     assert counter.consecutive == 1
     assert counter.exceeded_by(6, TriggerKind.CHECKPOINT, declined)
+
+
+@pytest.mark.parametrize("kind", TriggerKind)
+@pytest.mark.parametrize("reason", CheckpointFailureReason)
+def test_the_tally_of_a_failure_is_what_the_counter_then_holds(
+    kind: TriggerKind, reason: CheckpointFailureReason
+) -> None:
+    counter = FailureCounter(2)
+    counter.succeeded(4)
+    counter.exceeded_by(5, TriggerKind.CHECKPOINT, CheckpointFailureReason.CHECKPOINT_DECLINED)
+    counts = FailureCounter(0).exceeded_by(1, kind, reason)
+    for number, is_new in ((4, False), (5, True), (6, True)):
+        before = counter.consecutive
+        tally = counter.tally(number, kind, reason)
+        assert counter.consecutive == before
+        assert (tally is not None) is (is_new and counts)
+        counter.exceeded_by(number, kind, reason)
+        if tally is not None:
+            assert (tally.consecutive, tally.tolerable) == (counter.consecutive, 2)
+
+
+def test_a_failure_has_no_tally_where_every_failure_is_tolerated() -> None:
+    counter = FailureCounter(UNLIMITED)
+    assert counter.tally(1, TriggerKind.CHECKPOINT, CheckpointFailureReason.IO_EXCEPTION) is None
 
 
 @pytest.mark.parametrize("again", [3, 4])

@@ -235,6 +235,16 @@ def test_sizes(count: int | None, words: str) -> None:
             "Forked stream orders from sales at batch 8: /l",
         ),
         (EventType.RESTORED, {"origin": "EMPTY", "live_directory": "/l"}, "Reset stream orders to empty state: /l"),
+        (
+            EventType.CHECKPOINT_FAILED,
+            {"kind": "CHECKPOINT", "number": 7, "reason": "IO_EXCEPTION: no disk", "failures": 1, "tolerable": 3},
+            "Failed checkpoint 7 of stream orders: IO_EXCEPTION: no disk (1 of 3 tolerated failures)",
+        ),
+        (
+            EventType.CHECKPOINT_FAILED,
+            {"kind": "CHECKPOINT", "number": 9, "reason": "IO_EXCEPTION: no disk", "failures": 2, "tolerable": 1},
+            "Failed checkpoint 9 of stream orders: IO_EXCEPTION: no disk (failure 2 in a row, 1 is tolerated)",
+        ),
         (EventType.REQUEST_RESOLVED, {"status": "FAILED"}, "Request resolved of stream orders: status FAILED"),
     ],
 )

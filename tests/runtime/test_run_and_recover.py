@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
@@ -71,6 +72,50 @@ def test_checkpoints_are_taken_from_the_running_query_and_retained_in_order(benc
     assert kept[0].properties["parent_snapshot_id"] not in (None, kept[0].snapshot_id)
     bench.run_to_the_end()
     bench.assert_exact()
+
+
+def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_idle(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged = (
+        *(EventType.EXECUTION_STARTED, EventType.EXECUTION_RUNNING, EventType.EXECUTION_ENDED, EventType.RESTORED),
+        *(EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED, EventType.SNAPSHOT_DELETED),
+    )
+    caplog.set_level("INFO", "dagster_ckpt")
+    bench.feed(4)
+    bench.run(lambda: len(bench.snapshots()) >= 2 and bench.committed() >= 3)
+    first = min(bench.snapshots(), key=lambda snapshot: snapshot.number or 0)
+    options = replace(bench.stream.options, interval_ms=None)
+    bench.stream = replace(bench.stream, options=options)
+    quiet: list[tuple[float, int]] = []
+
+    def idle_for_a_while() -> bool:
+        if bench.committed() < 3 or not bench.idle():
+            quiet.clear()
+            return False
+        quiet.append((time.monotonic(), len(caplog.records)))
+        return quiet[-1][0] - quiet[0][0] > 2.5
+
+    bench.run(idle_for_a_while, start_from=StartFrom.parse(first.snapshot_id))
+
+    assert {lines for _, lines in quiet} == {quiet[0][1]}
+    records = [each for each in caplog.records if each.name.startswith("dagster_ckpt")]
+    events = [each for each in bench.stream.catalog.events.after(0) if each.type in logged]
+    lines = Counter(each.event for each in records if getattr(each, "event", None) is not None)  # type: ignore[attr-defined]
+    assert {each.value: lines[each.value] for each in logged} == {
+        each.value: sum(1 for event in events if event.type is each) for each in logged
+    }
+    assert lines[EventType.RESTORED.value] == 2
+    messages = [each.getMessage() for each in records]
+    # Both runs of this test have the same id.
+    repeated = [each for each in messages if messages.count(each) > 1 and not each.startswith("Starting stream")]
+    assert repeated == []
+    triggered = Counter(each.split()[2] for each in messages if each.startswith("Triggering "))
+    completed = Counter(each.split()[2] for each in messages if each.startswith(("Completed ", "Failed ")))
+    assert triggered == completed
+    assert set(triggered.values()) == {1}
+    for word in ("Acquired the lease", "Released the lease", "Starting stream", "took the savepoint"):
+        assert any(word in each for each in messages), word
 
 
 @pytest.mark.core

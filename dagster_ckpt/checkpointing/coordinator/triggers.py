@@ -219,7 +219,7 @@ class PeriodicTrigger:
 
     def due_at_ms(self, now_ms: int) -> int | None:
         """When it fires next, as far as is known; None while it is off."""
-        progress = self._told(now_ms)
+        progress = self._progress_at(now_ms)
         if self._policy is None or progress is None:
             return None
         due_ms = self._policy.due_at_ms(progress)
@@ -247,7 +247,7 @@ class PeriodicTrigger:
         progress = TriggerProgress(now_ms, now_ms, now_ms, last_completed_ms=self._last_completed_ms)
         return self._pause.due_at_ms(progress) or 0
 
-    def _told(self, now_ms: int) -> TriggerProgress | None:
+    def _progress_at(self, now_ms: int) -> TriggerProgress | None:
         if self._progress is None:
             return None
         return replace(

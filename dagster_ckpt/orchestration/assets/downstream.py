@@ -24,7 +24,7 @@ READ_EXACTLY_KEY = "dagster_ckpt/read_exactly"
 # began.
 _INPUT_DATA_VERSION = "dagster/input_data_version/"
 # Maximum number of materializations examined per asset, newest first.
-_LOOKED_AT = 1000
+_MAX_EVENTS = 1000
 _PAGE = 100
 _NO_BATCH = -1
 
@@ -201,7 +201,7 @@ def _of_asset(
 
 def _newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[dg.EventLogRecord]:
     cursor: str | None = None
-    for _ in range(_LOOKED_AT // _PAGE):
+    for _ in range(_MAX_EVENTS // _PAGE):
         page = instance.fetch_materializations(key, limit=_PAGE, cursor=cursor)
         yield from page.records
         if not page.has_more:

@@ -44,7 +44,7 @@ class StreamOps:
     """Makes the ops and jobs of some streams, and finds the stream that a run operates.
 
     Args:
-        streams: The streams. Only these are found, whatever else the code location has.
+        streams: The streams. Other streams of the code location are not found.
 
     Raises:
         OptionError: The streams have different translators.
@@ -73,7 +73,7 @@ class StreamOps:
             executor_def=dg.in_process_executor,
         )
         def operator_job() -> None:
-            # A run config names the op as the function, whatever a translator makes of it.
+            # A run config names the op like the function, even if a translator renames it.
             (op if op.name == name else op.alias(name))()
 
         return operator_job

@@ -199,7 +199,7 @@ def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> Checkpoi
         OptionTypeError: A value has the wrong type.
     """
     set_here = {name: value for name, value in given.items() if value is not None}
-    checked = CheckpointConfig(**set_here).asked
+    checked = CheckpointConfig(**set_here).requested
     fields = [name if hasattr(checked, name) else f"{name}_ms" for name in set_here]
     # A policy and the option that it replaces are never both set: a run's choice replaces either.
     unset = {replaced: getattr(CheckpointOptions, replaced) for name, replaced in _INSTEAD.items() if name in set_here}

@@ -237,7 +237,7 @@ def refuse_overridden_resources(context: StepContext) -> None:
     """Refuse a run config that changes the deployment: its catalog, storage or live directories.
 
     Sensors, operator jobs and the lease of a stream belong to the deployment of its code location. A
-    run with another catalog would start a second writer beside the first, and a run with another
+    run with another catalog would start a second writer next to the first, and a run with another
     storage would delete what the catalog lists elsewhere. Values equal to the deployment's pass: the
     launchpad can fill them in.
 

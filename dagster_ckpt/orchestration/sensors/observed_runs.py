@@ -47,7 +47,7 @@ class ObservedEnd:
 def observed_ends(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
 ) -> Iterator[ObservedEnd]:
-    """The ends of these streams' executions that nobody has dealt with yet.
+    """The ends of these streams' executions that have not been handled yet.
 
     Records the death of a process that could not record it itself.
 
@@ -188,7 +188,7 @@ def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: 
     # Another deployment may have a stream of the same id. Its runs show their life in its catalog.
     if run.tags.get(DEPLOYMENT_TAG, deployment_id) != deployment_id:
         return False
-    # An operator's run may take hours, and shows nothing meanwhile. Only one that the supervisor launched would
+    # An operator's run may take hours without showing anything. Only one that the supervisor launched would
     # block it.
     return OPERATION_TAG not in run.tags or RETENTION_OF_TAG in run.tags or STEP_TAG in run.tags
 

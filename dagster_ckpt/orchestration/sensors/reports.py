@@ -165,8 +165,8 @@ DECISIVE = (
 )
 # Number of them that are considered. One more is remembered, because the last checkpoint is judged
 # again when its execution ends.
-_LOOKED_AT = 3
-REMEMBERED = _LOOKED_AT + 1
+_CONSIDERED = 3
+REMEMBERED = _CONSIDERED + 1
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _last_unreported(
 
 def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
     """Whether no event of its kind came before it in its interval and its execution."""
-    previous = next((each for each in reversed(known[-_LOOKED_AT:]) if _decides(each, event)), None)
+    previous = next((each for each in reversed(known[-_CONSIDERED:]) if _decides(each, event)), None)
     if previous is None or previous.type is not event.type or not interval_ms:
         return True
     return previous.at_ms // interval_ms < event.at_ms // interval_ms

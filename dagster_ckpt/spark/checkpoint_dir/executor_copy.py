@@ -109,7 +109,7 @@ def executors_above(total_bytes: int) -> ExecutorCopy | None:
 def _copy(work: tuple[PackTask, Create]) -> Packed | CkptError:
     task, create = work
     try:
-        # An executor cannot call back: it compares with nothing, and is not aborted by itself.
+        # An executor cannot call back: it compares with nothing, and cannot be aborted alone.
         return write_packs(task, create, PackCallbacks(_no_op, _never, _no_op, _no_op))
     except CkptError as error:
         # Returned instead of raised: Spark would retry a hopeless task and lose the type of the

@@ -152,10 +152,10 @@ def check_pinned_provider(live: LiveDirectory) -> None:
         with suppress(FileNotFoundError):
             named[path] = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}").provider_class
     if len(set(named.values())) > 1:
-        told = ", ".join(f"{path} names {provider}" for path, provider in named.items())
+        conflicting = ", ".join(f"{path} names {provider}" for path, provider in named.items())
         raise LiveDirectoryError(
-            f"{live.url}: {told}. Spark never changes the state store provider of a query, so one of these entries is "
-            "damaged. Restore a snapshot."
+            f"{live.url}: {conflicting}. Spark never changes the state store provider of a query, so one of these "
+            "entries is damaged. Restore a snapshot."
         )
 
 
@@ -242,13 +242,11 @@ def _check_in_flight(live: LiveDirectory, batch_id: int, carried: int | None, *,
         return
     if now.offset > batch_id + 1 and stateful:
         raise LiveDirectoryError(
-            f"{live.url}/{OFFSETS} is at batch {now.offset}, but the newest commit is {batch_id}: the state "
-            "between is "
-            "missing. Restore a snapshot."
+            f"{live.url}/{OFFSETS} is at batch {now.offset}, but the newest commit is {batch_id}: the state between "
+            "is missing. Restore a snapshot."
         )
     if now.offset == batch_id + 1 and stateful and cut(live, carry_in_flight=True).in_flight is None:
         raise LiveDirectoryError(
-            f"{live.url}/{OFFSETS}/{now.offset} has another number of state partitions: an offline "
-            "repartition was cut "
-            "off. Finish it, or restore a snapshot."
+            f"{live.url}/{OFFSETS}/{now.offset} has another number of state partitions: an offline repartition was "
+            "cut off. Finish it, or restore a snapshot."
         )

@@ -93,7 +93,7 @@ def earliest_offsets(
             return {each: _earliest(jvm, client, each) for each in partitions}
         finally:
             client.close(jvm.java.time.Duration.ofSeconds(1))
-    except Exception as error:  # py4j raises whatever the client does
+    except Exception as error:  # py4j raises what the client raises
         raise StorageAccessError(
             f"Kafka at {source.servers} does not say which offsets it has: {without_secrets(_first_line(error))}"
         ) from error

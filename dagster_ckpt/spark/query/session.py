@@ -165,7 +165,7 @@ def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], sourc
         _apply(spark, settings, source)
         yield
     except BaseException:
-        # A JVM that is gone must not hide why.
+        # A JVM that has ended must not hide why.
         with suppress(Exception):
             _restore(spark, before)
         raise

@@ -330,25 +330,18 @@ def _recovery_depth(requested: CheckpointOptions) -> _Described:
     return requested.recovery_depth, Effect.REAL, explanation
 
 
-<<<<<<< HEAD
-def _roll_back_tables(asked: CheckpointOptions) -> _Described:
-    if asked.roll_back_tables:
+def _roll_back_tables(requested: CheckpointOptions) -> _Described:
+    if requested.roll_back_tables:
         explanation = "A start that goes back rolls Delta and Iceberg tables back to the batch that it restores."
     else:
         explanation = "A start that has to roll a Delta or Iceberg table back is refused with the commands to type."
-    return asked.roll_back_tables, Effect.REAL, explanation
+    return requested.roll_back_tables, Effect.REAL, explanation
 
 
-def _storage(asked: CheckpointOptions) -> _Described:
-    if asked.storage is None:
-        return asked.storage, Effect.REAL, "Snapshots are kept where the deployment says."
-    return asked.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
-=======
 def _storage(requested: CheckpointOptions) -> _Described:
     if requested.storage is None:
         return requested.storage, Effect.REAL, "Snapshots are kept where the deployment says."
     return requested.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
->>>>>>> 86bddaa (Docstrings and variables in code use the words of the field)
 
 
 def _retention(requested: CheckpointOptions) -> _Described:

@@ -23,7 +23,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -86,7 +86,7 @@ class Transactions:
     """Everything that a share needs to know of its sink and of the run that writes it.
 
     Attributes:
-        client: Properties of the client, as librdkafka names them.
+        client: Properties of the client, as librdkafka names them; they may contain secrets.
         topic: The topic. Its partition 0 names the markers.
         prefix: Beginning of the ids of transactions and groups; deployments that share a cluster have different ones.
         writers: Number of writers.
@@ -97,7 +97,7 @@ class Transactions:
         owner: Identifies this start of the query.
     """
 
-    client: Mapping[str, str]
+    client: Mapping[str, str] = field(repr=False)
     topic: str
     prefix: str
     writers: int

@@ -1,10 +1,65 @@
+from __future__ import annotations
+
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kafka_broker import Kafka, running_broker
+
+PAGE = Path(__file__).parents[2] / "docs" / "kafka-reliability.md"
+_MATRIX = pytest.StashKey[list[tuple[str, dict[str, str], bool]]]()
+_HEAD = """# Reliability of the transactional Kafka sink
+
+Written by `make test-kafka`; a slice of it runs with `make test`. A real broker, a topic with three
+partitions, and a consumer with `isolation.level=read_committed` that counts each row. A process is
+killed with SIGKILL right before or after one call of the Kafka client; then the stream is started
+again. A case holds if every row is there exactly once.
+
+"""
+_WHAT = {
+    "test_a_process_killed_at_every_step_leaves_each_row_once": "the writer, in a claim or a share",
+    "test_two_deaths_in_a_row_leave_each_row_once": "the writer, and its successor after a commit",
+    "test_each_row_is_seen_once_after_a_kill_at_each_step": "a query of Spark: all its processes, or one Python worker",
+}
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     with running_broker(tmp_path_factory.mktemp("kafka")) as kafka:
         yield kafka
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call" and item.get_closest_marker("kafka_matrix") is not None:
+        params = dict(getattr(getattr(item, "callspec", None), "params", {}))
+        facts = {name: str(value) for name, value in (*params.items(), *report.user_properties)}
+        name = getattr(item, "originalname", item.name)
+        item.config.stash.setdefault(_MATRIX, []).append((name, facts, bool(report.passed)))
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the table of kills and results, once the whole matrix has run."""
+    results = session.config.stash.get(_MATRIX, [])
+    if {name for name, _, _ in results} < {*_WHAT}:
+        return
+    lines = [_HEAD]
+    for test, what in _WHAT.items():
+        held, tried = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for name, facts, passed in results:
+            if name == test:
+                key = (facts.get("call") or facts["step"], facts["when"])
+                tried[key] += 1
+                held[key] += passed
+        lines += [f"## Killed: {what}\n", "| call | before it | after it |", "|---|---|---|"]
+        for call in dict.fromkeys(call for call, _ in tried):
+            cells = [f"{held[call, when]} of {tried[call, when]} hold" for when in ("before", "after")]
+            lines.append(f"| `{call}` | {' | '.join(cells)} |")
+        lines.append("")
+    for _name, facts, passed in results:
+        if "soak" in facts:
+            lines += ["## Soak\n", f"{facts['soak']}: {'0 lost, 0 twice' if passed else 'FAILED'}.", ""]
+    PAGE.write_text("\n".join(lines), encoding="utf-8")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -285,7 +285,9 @@ def test_a_broker_that_is_away_is_told_from_one_without_batches() -> None:
 
 
 @pytest.mark.kafka_matrix
-def test_a_soak_of_random_deaths_loses_and_repeats_nothing(kafka: Kafka, life: Life) -> None:
+def test_a_soak_of_random_deaths_loses_and_repeats_nothing(
+    kafka: Kafka, life: Life, record_property: Callable[[str, object], None]
+) -> None:
     minutes, seed = float(os.environ.get("KAFKA_SOAK_MINUTES", "3")), random.randrange(2**32)
     draw, outcomes = random.Random(seed), Counter[str]()
     print(f"\nsoak of {minutes} minutes, seed {seed}, topic {life.topic}")
@@ -313,5 +315,6 @@ def test_a_soak_of_random_deaths_loses_and_repeats_nothing(kafka: Kafka, life: L
     done = len(Path(life.ledger).read_text().splitlines())
     code, said = run(replace(life, batches=done + 1, owner="last", token=number + 1))
     assert code == 0, said
-    print(f"{number} lives, {dict(outcomes)}, {done + 1} batches")
+    ends = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    record_property("soak", f"{minutes:g} minutes, {number} lives ({ends}), {done + 1} batches, seed {seed}")
     assert_each_row_once(replace(life, batches=done + 1))

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.config.modes import Semantic, kafka_delivery
-from dagster_ckpt.sinks.kafka_writer import StreamOwner, with_transactions
+from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import start_query
 from tests.kafka.kafka_broker import running_broker

@@ -39,7 +39,7 @@ from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd, RunRequest
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
-from dagster_ckpt.sinks.kafka_writer import StreamOwner, with_transactions
+from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

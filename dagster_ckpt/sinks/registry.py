@@ -10,7 +10,7 @@ from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.delta_merge import DeltaMerge
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.iceberg import IcebergTable
-from dagster_ckpt.sinks.kafka import KafkaSink, TransactionalKafkaSink
+from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkForecast
 from dagster_ckpt.sinks.tables import HudiOrPaimonTable, NamedTable
 from dagster_ckpt.spark.query.description import NamedOutput

@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.sinks import kafka_transactions
-from dagster_ckpt.sinks.kafka_transactions import Epoch, Record, Transactions, claim, write_share
+from dagster_ckpt.sinks.kafka.claim import claim
+from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
+from dagster_ckpt.sinks.kafka.session import Record
+from dagster_ckpt.sinks.kafka.share import sessions, write_share
 
 ROWS = 6
 
@@ -121,7 +123,7 @@ def main(life: Life) -> None:
             write_share(target, writer, batch, share(batch, writer, life.writers))
         with ledger.open("a") as file:
             print(batch, file=file)
-    for session in kafka_transactions._sessions.values():
+    for session in sessions.values():
         session.close()
 
 

@@ -23,7 +23,10 @@ from kafka_rows import committed_rows, new_topic
 from share_program import Life, all_rows, share, transactions
 
 from dagster_ckpt.errors import CkptError, LeaseLostError, OptionError, RowsAtRiskError, StorageAccessError
-from dagster_ckpt.sinks.kafka_transactions import Epoch, Record, Transactions, claim, write_share
+from dagster_ckpt.sinks.kafka.claim import claim
+from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
+from dagster_ckpt.sinks.kafka.session import Record
+from dagster_ckpt.sinks.kafka.share import write_share
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 

@@ -1,6 +1,6 @@
 """Kafka topics: Spark's own sink, which writes without transactions and remembers no batch, and the transactional one.
 
-`kafka_transactions.py` has the protocol of the latter, `kafka_writer.py` connects it to Spark.
+The package's docstring explains the protocol of the latter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from typing import Self
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.sinks.kafka_client import newest_batch_in_kafka
+from dagster_ckpt.sinks.kafka.client import newest_batch_in_kafka
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast, newest_batch
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 

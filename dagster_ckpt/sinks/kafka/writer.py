@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
-from dagster_ckpt.sinks.kafka_client import client_properties
-from dagster_ckpt.sinks.kafka_transactions import Epoch, Record, Transactions, claim, write_share
+from dagster_ckpt.sinks.kafka.claim import claim
+from dagster_ckpt.sinks.kafka.client import client_properties
+from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
+from dagster_ckpt.sinks.kafka.share import COLUMNS, share_writer, write_share
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import FOREACH_BATCH, described_field, described_options, is_described_query
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 # The columns of a row that goes to Kafka, as Spark's own sink names them.
-_COLUMNS = {
+_TYPES = {
     "key": "binary",
     "value": "binary",
     "headers": "array<struct<key:string,value:binary>>",
@@ -100,7 +100,7 @@ class TransactionalBatches:
             claim(target, batch_id)
             self._target = target
         shares = divided(records_of(batch), self._place.writers)
-        written = shares.mapInArrow(_share_writer(self._target, batch_id), _WRITTEN).collect()
+        written = shares.mapInArrow(share_writer(self._target, batch_id), _WRITTEN).collect()
         # Spark may run no task for an empty partition; its marker moves all the same.
         for writer in {*range(self._place.writers)} - {row["writer"] for row in written}:
             write_share(self._target, writer, batch_id, ())
@@ -135,7 +135,8 @@ def records_of(batch: DataFrame) -> DataFrame:
     if "value" not in given:
         raise OptionError(f"Kafka needs a column named value; the query has {', '.join(given)}.")
     columns: list[Column] = []
-    for name, data_type in _COLUMNS.items():
+    for name in COLUMNS:
+        data_type = _TYPES[name]
         is_text = data_type == "binary" and given.get(name) == "string"
         if name in given and given[name] != data_type and not is_text:
             allowed = f"{data_type} or string" if data_type == "binary" else data_type
@@ -154,30 +155,3 @@ def divided(records: DataFrame, writers: int) -> DataFrame:
     if writers == 1:
         return records.repartition(1)
     return records.repartition(writers, F.coalesce("key", "value"))
-
-
-def _share_writer(target: Transactions, batch_id: int) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
-    def write(rows: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-        import pyarrow  # noqa: PLC0415 - on executors
-        from pyspark import TaskContext  # noqa: PLC0415 - on executors
-
-        context = TaskContext.get()
-        writer = context.partitionId() if context is not None else 0
-        done = write_share(target, writer, batch_id, _records(rows))
-        yield pyarrow.RecordBatch.from_pydict(
-            {
-                "writer": pyarrow.array([done.writer], pyarrow.int32()),
-                "records": pyarrow.array([done.records], pyarrow.int64()),
-                "was_done": pyarrow.array([done.was_done], pyarrow.bool_()),
-            }
-        )
-
-    return write
-
-
-def _records(rows: Iterator[RecordBatch]) -> Iterator[Record]:
-    for batch in rows:
-        columns: list[list[Any]] = [batch.column(name).to_pylist() for name in _COLUMNS]
-        for key, value, headers, topic, partition in zip(*columns, strict=True):
-            sent = [(each["key"], each["value"]) for each in headers] if headers else None
-            yield Record(value, key, sent, topic, partition)

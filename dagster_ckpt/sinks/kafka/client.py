@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka_transactions import PRODUCER_ONLY, Marker
+from dagster_ckpt.sinks.kafka.marker import Marker
+from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
 # For processes that describe no query, such as the command line: properties of the client, a line each.

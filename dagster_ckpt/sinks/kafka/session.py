@@ -1,0 +1,305 @@
+"""Calls of the Kafka client: a producer of one writer, and its marker.
+
+Needs `confluent-kafka`, which is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from dagster_ckpt.errors import OptionError, StorageAccessError
+from dagster_ckpt.sinks.kafka.marker import Marker, Transactions
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Producer
+
+_T = TypeVar("_T")
+
+# A call to the broker is repeated for this long: longer than a broker needs to restart, shorter than the default of
+# `transaction.timeout.ms`.
+PATIENCE_S = 30.0
+_CALL_S = 10.0
+_ABORT_S = 5.0
+_POLL_EVERY = 2000
+
+Header = tuple[str, bytes | None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record to send.
+
+    Attributes:
+        value: Its value.
+        key: Its key.
+        headers: Its headers.
+        topic: Its topic; None is the topic of the sink.
+        partition: Its partition; None leaves it to the partitioner.
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[Header] | None = None
+    topic: str | None = None
+    partition: int | None = None
+
+
+class Session:
+    """A producer of one writer.
+
+    Args:
+        target: The sink and the run.
+        writer: The writer.
+    """
+
+    def __init__(self, target: Transactions, writer: int) -> None:
+        self._target = target
+        self._id = target.id_of(writer)
+        self.last: int | None = None
+        self._is_open = False
+        self._markers = _marker_consumer(target, self._id)
+        self._producer: Producer = _producer(target, self._id)
+
+    def begin_epoch(self) -> None:
+        """Fence earlier producers of the same writer, and end what they have not committed."""
+        _patiently(lambda: self._producer.init_transactions(_CALL_S))
+
+    def marker(self) -> Marker | None:
+        """The marker, which no other producer can change any more."""
+        return _committed(self._markers, self._target.topic, self._id)
+
+    def send(self, records: Iterable[Record]) -> int:
+        """Begin a transaction and send records."""
+        producer, topic = self._producer, self._target.topic
+        producer.begin_transaction()
+        self._is_open = True
+        sent = 0
+        for record in records:
+            _send(producer, topic, record)
+            sent += 1
+            if sent % _POLL_EVERY == 0:
+                producer.poll(0)
+        return sent
+
+    def commit(self, batch: int) -> None:
+        """Commit the open transaction together with the marker; without an open one, the marker alone."""
+        from confluent_kafka import TopicPartition  # noqa: PLC0415 - an extra
+
+        producer, target = self._producer, self._target
+        if not self._is_open:
+            producer.begin_transaction()
+            self._is_open = True
+        marker = Marker(
+            batch,
+            target.query_id,
+            target.deployment,
+            target.epoch.token,
+            target.epoch.generation,
+            target.owner,
+            target.writers,
+        )
+        offset = TopicPartition(target.topic, 0, batch + 1, marker.as_metadata())
+        group = self._markers.consumer_group_metadata()
+        _patiently(lambda: producer.send_offsets_to_transaction([offset], group, _CALL_S))
+        _patiently(lambda: producer.commit_transaction(_CALL_S))
+        self._is_open = False
+        self.last = batch
+
+    def abandon(self) -> None:
+        """End a failed share; what it sent is never visible."""
+        if self._is_open:
+            # The successor's init_transactions does it otherwise; until then consumers would wait.
+            with suppress(Exception):
+                _bounded(lambda: self._producer.abort_transaction(_ABORT_S), 2 * _ABORT_S)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        producer, markers = self._producer, self._markers
+
+        def closed() -> None:
+            markers.close()
+            producer.purge()
+
+        with suppress(Exception):
+            _bounded(closed, 2 * _ABORT_S)
+
+
+def _send(producer: Producer, topic: str, record: Record) -> None:
+    while True:
+        try:
+            producer.produce(
+                record.topic or topic,
+                value=record.value,
+                key=record.key,
+                partition=-1 if record.partition is None else record.partition,
+                headers=list(record.headers) if record.headers else None,
+            )
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            return
+
+
+def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
+    """The newest marker that is committed; an open transaction, which may be a dead process's, is not waited for."""
+    group = target.id_of(writer)
+    consumer = _marker_consumer(target, group, isolation="read_uncommitted")
+    try:
+        return _committed(consumer, target.topic, group)
+    finally:
+        consumer.close()
+
+
+def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
+    from confluent_kafka import TopicPartition  # noqa: PLC0415 - an extra
+
+    (found,) = _patiently(lambda: consumer.committed([TopicPartition(topic, 0)], timeout=_CALL_S))
+    if found.error is not None:
+        raise _error_of(found.error)
+    return Marker.of(group, found.offset, found.metadata)
+
+
+def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read_committed") -> Consumer:
+    from confluent_kafka import Consumer as KafkaConsumer  # noqa: PLC0415 - an extra
+
+    # With read_committed the broker answers only once no transaction on the group is pending (KIP-447).
+    settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
+    consumer_only = {name: value for name, value in target.client.items() if name not in PRODUCER_ONLY}
+    return _created(lambda: KafkaConsumer({**consumer_only, **settings}))
+
+
+def _producer(target: Transactions, transactional_id: str) -> Producer:
+    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415 - an extra
+
+    # Spark's own sink uses the partitioner of the Java client: a key stays in its partition.
+    defaults = {"partitioner": "murmur2_random", "linger.ms": "20"}
+    return _created(lambda: KafkaProducer({**defaults, **target.client, "transactional.id": transactional_id}))
+
+
+# Properties that librdkafka would report as of no use to a consumer.
+PRODUCER_ONLY = frozenset(
+    {
+        "acks",
+        "batch.num.messages",
+        "batch.size",
+        "compression.codec",
+        "compression.level",
+        "compression.type",
+        "delivery.timeout.ms",
+        "enable.idempotence",
+        "linger.ms",
+        "max.in.flight.requests.per.connection",
+        "message.timeout.ms",
+        "partitioner",
+        "queue.buffering.max.kbytes",
+        "queue.buffering.max.messages",
+        "queue.buffering.max.ms",
+        "request.required.acks",
+        "request.timeout.ms",
+        "retries",
+        "sticky.partitioning.linger.ms",
+        "transaction.timeout.ms",
+    }
+)
+
+
+def _created(create: Callable[[], _T]) -> _T:
+    try:
+        return create()
+    except kafka_errors() as error:
+        raise OptionError(
+            f"The Kafka client refuses its configuration: {error}. The transactional sink uses librdkafka: give "
+            "options below `kafka.` under its names (docs/sinks.md#kafka-exactly-once)."
+        ) from error
+
+
+def _patiently(call: Callable[[], _T]) -> _T:
+    """Repeat a call that may be repeated; the broker may be restarting."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return _bounded(call, PATIENCE_S)
+        except kafka_errors() as error:
+            reason = reason_of(error)
+            if reason is None or reason.fatal() or reason.txn_requires_abort() or not _may_repeat(reason):
+                raise
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
+    """Abandon a call that does not return: librdkafka's own limits do not hold after a broker was killed.
+
+    Raises:
+        KafkaException: It has not returned; its producer can only be abandoned.
+    """
+    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415 - an extra
+
+    done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            done.put((None, error))
+
+    Thread(target=run, daemon=True, name="kafka-call").start()
+    try:
+        result, error = done.get(timeout=limit_s)
+    except Empty:
+        raise _error_of(Reason(Reason._FAIL, f"a call did not return within {limit_s:.0f} s")) from None
+    if error is not None:
+        raise error
+    return cast("_T", result)
+
+
+def _may_repeat(reason: KafkaError) -> bool:
+    # A lookup that timed out has changed nothing; calls of the producer say themselves whether they can be repeated.
+    return reason.retriable() or reason.name() in ("_TIMED_OUT", "_TRANSPORT", "_WAIT_COORD", "NOT_COORDINATOR")
+
+
+def reason_of(error: Exception) -> KafkaError | None:
+    """The error that an exception of the client carries."""
+    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415 - an extra
+
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, Reason) else None
+
+
+def is_fenced(error: Exception) -> bool:
+    """Whether another producer of the same writer has been started since."""
+    reason = reason_of(error)
+    return reason is not None and reason.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_FATAL")
+
+
+def unavailable(target: Transactions, writer: int, error: Exception) -> StorageAccessError:
+    """The error of a writer whose calls failed."""
+    if is_fenced(error):
+        what = "another attempt of the same share, or a later run, has replaced its producer"
+    else:
+        what = "Kafka did not answer, or refused"
+    return StorageAccessError(
+        f"Writer {writer} of topic {target.topic}: {what}: {error}. Its transaction was aborted, or the next attempt "
+        "finds it committed."
+    )
+
+
+def _error_of(reason: KafkaError) -> Exception:
+    from confluent_kafka import KafkaException  # noqa: PLC0415 - an extra
+
+    return KafkaException(reason)
+
+
+def kafka_errors() -> type[Exception]:
+    """What the client raises."""
+    from confluent_kafka import KafkaException  # noqa: PLC0415 - an extra
+
+    return KafkaException

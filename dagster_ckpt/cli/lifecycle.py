@@ -79,6 +79,12 @@ def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, a
 @click.option(
     "--no-safety-savepoint", is_flag=True, help="Do not take a savepoint of the current state before a rewind."
 )
+@click.option(
+    "--source-offsets",
+    default="",
+    metavar="JSON",
+    help='Where Kafka sources continue, such as {"orders": {"0": 124}} or {"orders": "2026-11-23T07:00:00Z"}.',
+)
 @timeout
 @yes
 def restart(
@@ -95,6 +101,7 @@ def restart(
     accept_plan_change: bool,
     discard_state: bool,
     no_safety_savepoint: bool,
+    source_offsets: str,
 ) -> None:
     """Start a stream, suspending it first if it is running.
 
@@ -105,7 +112,7 @@ def restart(
         _report(ahead, ahead.messages(), as_json)
         return
     shown: set[str] = set()
-    if ahead.undoes or start_from == "empty":
+    if ahead.undoes or start_from == "empty" or source_offsets:
         for message in ahead.messages():
             progress(message)
             shown.add(message)
@@ -125,6 +132,7 @@ def restart(
         accept_plan_change=accept_plan_change,
         discard_state=discard_state,
         no_safety_savepoint=no_safety_savepoint,
+        source_offsets=source_offsets,
     )
     _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 

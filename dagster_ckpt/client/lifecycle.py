@@ -37,6 +37,7 @@ class StartOptions(TypedDict, total=False):
         accept_plan_change: Start even if the code needs different state from what is stored.
         discard_state: Confirms that an empty start may discard all existing state.
         no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
+        source_offsets: Where Kafka sources continue, as JSON; see `StartFrom.parse`.
     """
 
     new_query_id: bool
@@ -45,6 +46,7 @@ class StartOptions(TypedDict, total=False):
     accept_plan_change: bool
     discard_state: bool
     no_safety_savepoint: bool
+    source_offsets: str
 
 
 class LifecycleMethods(Connection):

@@ -286,4 +286,5 @@ def _start_from(arguments: Mapping[str, Any]) -> StartFrom:
         accept_plan_change=bool(arguments.get("accept_plan_change", False)),
         discard_state=bool(arguments.get("discard_state", False)),
         no_safety_savepoint=bool(arguments.get("no_safety_savepoint", False)),
+        source_offsets=str(arguments.get("source_offsets", "")),
     )

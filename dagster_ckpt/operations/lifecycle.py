@@ -270,6 +270,7 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
         "accept_plan_change": start_from.accept_plan_change,
         "discard_state": start_from.discard_state,
         "no_safety_savepoint": start_from.no_safety_savepoint,
+        **({"source_offsets": start_from.source_offsets} if start_from.source_offsets else {}),
     }
 
 

@@ -11,6 +11,7 @@ from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
+from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.stream.start_from import StartFrom
 
 
@@ -61,6 +62,7 @@ class RecoveryPlan:
         passed: Better points that are skipped, the best one first.
         rewound_ms: Time between the chosen point and the query's last sign of life: the maximum that is
             processed again. None if one of them is unknown.
+        source_offsets: Where Kafka sources continue, for RESTORE and REWIND; None: where they stopped.
     """
 
     kind: RecoveryKind
@@ -75,6 +77,7 @@ class RecoveryPlan:
     point: str | None = None
     passed: tuple[PassedPoint, ...] = ()
     rewound_ms: int | None = None
+    source_offsets: SourceOffsets | None = None
 
     @property
     def rewound_batches(self) -> int:
@@ -97,6 +100,7 @@ class RecoveryPlan:
             "rewound_batches": self.rewound_batches,
             "rewound_ms": self.rewound_ms,
             "passed": [vars(point) for point in self.passed],
+            **({"source_offsets": str(self.source_offsets)} if self.source_offsets is not None else {}),
         }
 
 

@@ -59,7 +59,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
         owned = ", which the stream owns from now on and deletes when it is subsumed (CLAIM)" if claims else ""
         return RecoveryPlan(
             RecoveryKind.RESTORE,
-            f"start_from={facts.start_from}: {describe_snapshot(snapshot)}{owned}",
+            f"start_from={facts.start_from}: {describe_snapshot(snapshot)}{owned}{_elsewhere(facts)}",
             snapshot=snapshot,
             from_batch=facts.live_batch,
             to_batch=snapshot.batch_id,
@@ -68,8 +68,14 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             donor=_donor(facts),
             point=snapshot_point(snapshot.snapshot_id),
             rewound_ms=facts.time_since(snapshot),
+            source_offsets=facts.start_from.chosen_offsets,
         )
     return _latest(facts)
+
+
+def _elsewhere(facts: RecoveryFacts) -> str:
+    chosen = facts.start_from.source_offsets
+    return f"; its sources continue at {chosen}" if chosen else ""
 
 
 def _latest(facts: RecoveryFacts) -> RecoveryPlan:
@@ -115,11 +121,12 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
         )
     return RecoveryPlan(
         RecoveryKind.REWIND,
-        f"start_from={facts.start_from}: go back in the live directory's own files",
+        f"start_from={facts.start_from}: go back in the live directory's own files{_elsewhere(facts)}",
         from_batch=facts.live_batch,
         to_batch=batch_id,
         new_query_id=facts.start_from.new_query_id,
         point=batch_point(facts.stream.live_directory or "", batch_id),
+        source_offsets=facts.start_from.chosen_offsets,
     )
 
 

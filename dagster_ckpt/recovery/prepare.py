@@ -22,6 +22,7 @@ from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.source_positions import move_sources
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
 from dagster_ckpt.sinks.guard import Verdict
@@ -101,7 +102,7 @@ def prepare(
     rewound = plan.directory or record.live_directory
     if plan.kind is RecoveryKind.REWIND and rewound is not None and plan.to_batch is not None:
         origin = _origin_of_rewound(record, rewound, plan.to_batch)
-        return _rewind(stream, origin, live, sinks=sinks, lease=lease, fork=plan.new_query_id, watch=watch)
+        return _rewind(stream, origin, live, plan=plan, sinks=sinks, lease=lease, watch=watch)
     if plan.kind is RecoveryKind.CLONE and record.live_directory is not None:
         # A sink that already has the batch in flight skips it, so the state of that batch must be
         # carried along.
@@ -191,6 +192,8 @@ def _restore(
     is_new = plan.new_query_id or _is_skipped_under(snapshot.query_id, snapshot.batch_id, sinks)
     query_id = str(uuid.uuid4()) if is_new else None
     restore_into(stream, location, live, new_query_id=query_id, donor=plan.donor, marked=True, watch=watch)
+    if plan.source_offsets is not None:
+        move_sources(live, plan.source_offsets)
     record = stream.catalog.streams.switch_live_directory(
         lease.record,
         live.url,
@@ -219,12 +222,12 @@ def _rewind(
     origin: StateOrigin,
     live: LiveDirectory,
     *,
+    plan: RecoveryPlan,
     sinks: Survey,
     lease: LeaseKeeper,
-    fork: bool,
     watch: Watch,
 ) -> PreparedStart:
-    old, batch_id = LiveDirectory(origin.directory or ""), origin.batch_id or 0
+    old, batch_id, fork = LiveDirectory(origin.directory or ""), origin.batch_id or 0, plan.new_query_id
     wrote_to = sinks_written(stream)
     if not wrote_to:
         raise SinkRollbackError(
@@ -239,8 +242,10 @@ def _rewind(
         sink.check_roll_back(_point(stream, batch_id, undo))
     started_ms = monotonic_ms()
     # For a sink that already has the next batch and cannot be rolled back.
-    has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to))
+    has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to)) and plan.source_offsets is None
     clone(old, live, at_batch=batch_id, carry_state=has_others, marked=True, watch=watch)
+    if plan.source_offsets is not None:
+        move_sources(live, plan.source_offsets)
     if fork or _is_skipped_under(query_id, batch_id, sinks):
         give_query_id(live, str(uuid.uuid4()))
     # The new timeline inherits the old one's snapshots up to this batch.

@@ -259,6 +259,9 @@ def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:
 
 
 def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
+    if plan.source_offsets is not None:
+        # It is planned again, from other offsets.
+        return None
     if plan.kind is RecoveryKind.REWIND:
         # Its planned offsets are retained, so exactly that batch is replayed.
         return to_batch + 1

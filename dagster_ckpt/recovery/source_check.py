@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
-from dagster_ckpt.foreign import from_json
+from dagster_ckpt.errors import LiveDirectoryError, OptionError, RowsAtRiskError
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
+from dagster_ckpt.recovery.source_positions import check_known, moved, topic_offsets
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, earliest_offsets, kafka_sources
+from dagster_ckpt.spark.query.kafka_source import (
+    KafkaSource,
+    TopicOffsets,
+    earliest_offsets,
+    kafka_sources,
+    offsets_at,
+)
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.source_offsets import SourceOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -43,9 +51,14 @@ def refuse_gone_records(
     sources = kafka_sources(writer)
     if not any(sources):
         return []
+    positions = _positions(stream, plan, plan.to_batch)
+    if plan.source_offsets is not None:
+        named = {str(index): position for index, position in enumerate(positions) if position is not None}
+        after = moved(named, plan.source_offsets)
+        positions = [after.get(str(index), position) for index, position in enumerate(positions)]
     gone = [
         message
-        for source, position in zip(sources, _positions(stream, plan, plan.to_batch), strict=False)
+        for source, position in zip(sources, positions, strict=False)
         if source is not None and position
         for message in _gone(writer, source, position)
     ]
@@ -56,6 +69,46 @@ def refuse_gone_records(
             "start with accept_loss, and let the source have failOnDataLoss=false."
         )
     return gone
+
+
+def resolved_offsets(
+    stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
+) -> RecoveryPlan:
+    """The plan with an offset for each partition whose position was chosen by a time.
+
+    Args:
+        stream: The stream.
+        plan: What the start does.
+        describe: Describes its query; None if that is not known before the start.
+
+    Raises:
+        OptionError: The query does not read a topic or a partition, or it cannot be asked for times.
+        StorageAccessError: Kafka, the snapshot or the live directory cannot be reached.
+    """
+    chosen = plan.source_offsets
+    if chosen is None or plan.to_batch is None:
+        return plan
+    positions = _positions(stream, plan, plan.to_batch)
+    check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
+    if not chosen.times:
+        return plan
+    found: dict[str, dict[str, int]] = {topic: dict(known) for topic, known in chosen.partitions.items()}
+    if describe is not None:
+        writer = describe()
+        for source, position in zip(kafka_sources(writer), positions, strict=False):
+            if source is None or position is None:
+                continue
+            for topic in chosen.times.keys() & position.keys():
+                partitions = [(topic, int(each)) for each in position[topic]]
+                at = offsets_at(writer, source, partitions, chosen.times[topic])
+                found[topic] = {str(partition): offset for (_, partition), offset in at.items()}
+    missing = sorted(chosen.times.keys() - found.keys())
+    if missing:
+        raise OptionError(
+            f"The time in source_offsets cannot be looked up for topic {', '.join(missing)}: the query is not known "
+            "before its start. Give offsets instead."
+        )
+    return replace(plan, source_offsets=SourceOffsets(found))
 
 
 def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets) -> Iterator[str]:
@@ -77,7 +130,7 @@ def _positions(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[
     data = _offsets_in_snapshot(stream, plan, name) if plan.snapshot is not None else _live_offsets(stream, plan, name)
     if data is None:
         return []
-    return [_topic_offsets(offset) for offset in parse_offset_entry(data, name).sources.values()]
+    return [topic_offsets(offset) for offset in parse_offset_entry(data, name).sources.values()]
 
 
 def _offsets_in_snapshot(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
@@ -96,14 +149,4 @@ def _live_offsets(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes 
     try:
         return LiveDirectory(url).folder.read(name) if url is not None else None
     except (FileNotFoundError, LiveDirectoryError):
-        return None
-
-
-def _topic_offsets(text: str | None) -> TopicOffsets | None:
-    try:
-        return {
-            str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
-            for topic, partitions in from_json(text or "").items()
-        }
-    except (AttributeError, TypeError, ValueError):
         return None

@@ -35,7 +35,7 @@ from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
-from dagster_ckpt.recovery.source_check import refuse_gone_records
+from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
 from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd, RunRequest
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
@@ -176,7 +176,7 @@ class Start:
         output = named_output(self._request.describe()) if self._request.describe is not None else None
         while True:
             facts = self._facts(output)
-            plan = plan_recovery(facts)
+            plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
             prepared: PreparedStart | None = None
             try:
                 with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
@@ -189,7 +189,7 @@ class Start:
                     ):
                         # Its query may have gone on until it was fenced.
                         facts = self._facts(output)
-                        plan = plan_recovery(facts)
+                        plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
                     prepared = self._prepare(facts, plan, output, query_plan)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()

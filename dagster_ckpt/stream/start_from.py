@@ -9,6 +9,7 @@ from enum import Enum
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.stream.source_offsets import SourceOffsets
 
 
 class StartPoint(Enum):
@@ -89,6 +90,7 @@ class StartFrom:
         accept_plan_change: Start even if the code needs different state from what is stored.
         discard_state: Confirms that an empty start may discard all existing state.
         no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
+        source_offsets: Where Kafka sources continue instead of where they stopped; see `SourceOffsets`.
     """
 
     point: StartPoint = StartPoint.LATEST
@@ -99,6 +101,7 @@ class StartFrom:
     accept_plan_change: bool = False
     discard_state: bool = False
     no_safety_savepoint: bool = False
+    source_offsets: str = ""
 
     @staticmethod
     def parse(
@@ -110,6 +113,7 @@ class StartFrom:
         accept_plan_change: bool = False,
         discard_state: bool = False,
         no_safety_savepoint: bool = False,
+        source_offsets: str = "",
     ) -> StartFrom:
         """Parse a starting point from a run configuration or a command line.
 
@@ -124,6 +128,9 @@ class StartFrom:
             accept_plan_change: Start even if the code needs different state from what is stored.
             discard_state: Confirms that an empty start may discard all existing state.
             no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
+            source_offsets: Where Kafka sources continue, as JSON: `{"orders": {"0": 124}}`, or
+                `{"orders": "2026-11-23T07:00:00Z"}` for the first record that is not older. Records between
+                are skipped, or read again. For a start from a snapshot or a batch.
 
         Raises:
             OptionError: start_from is empty, new_query_id is combined with latest or empty, a snapshot is
@@ -154,9 +161,27 @@ class StartFrom:
                 f"discard_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it out, "
                 "or start from empty."
             )
+        if source_offsets and point in (StartPoint.LATEST, StartPoint.EMPTY):
+            raise OptionError(
+                f"source_offsets is for a start from a snapshot or a batch, but start_from is {word!r}. Name the "
+                "newest batch (batch-<n>) to keep the state and continue elsewhere in the source."
+            )
         return StartFrom(
-            point, reference, new_query_id, accept_loss, claim, accept_plan_change, discard_state, no_safety_savepoint
+            point,
+            reference,
+            new_query_id,
+            accept_loss,
+            claim,
+            accept_plan_change,
+            discard_state,
+            no_safety_savepoint,
+            str(SourceOffsets.parse(source_offsets)) if source_offsets else "",
         )
+
+    @property
+    def chosen_offsets(self) -> SourceOffsets | None:
+        """Where Kafka sources continue; None: where they stopped."""
+        return SourceOffsets.parse(self.source_offsets) if self.source_offsets else None
 
     @property
     def batch_id(self) -> int | None:

@@ -40,6 +40,9 @@ class Run:
         writers: Number of writers.
         start_from: Where to start.
         new_query_id: Whether the topic may get rows again.
+        source: A topic to read in place of the input's files.
+        source_offsets: Where to continue there.
+        jars: Spark's connector for Kafka.
     """
 
     folder: str
@@ -48,6 +51,9 @@ class Run:
     writers: int = 3
     start_from: str = "latest"
     new_query_id: bool = False
+    source: str = ""
+    source_offsets: str = ""
+    jars: str = ""
 
     @property
     def catalog(self) -> str:
@@ -75,7 +81,17 @@ def write_input(folder: Path, first: int, beyond: int) -> None:
 
 
 def described(spark: SparkSession, run: Run) -> DataStreamWriter:
-    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(f"{run.folder}/input")
+    if run.source:
+        topic = spark.readStream.format("kafka").option("kafka.bootstrap.servers", run.servers)
+        topic = topic.option("subscribe", run.source).option("startingOffsets", "earliest")
+        # A record that is no number ends the query.
+        lines = (
+            topic.load()
+            .selectExpr("cast(value as string) value")
+            .selectExpr("if(value rlike '[0-9]+', value, raise_error('poison')) value")
+        )
+    else:
+        lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(f"{run.folder}/input")
     delivery = kafka_delivery(Semantic.EXACTLY_ONCE, transactional_id=run.topic, writers=run.writers)
     writer = lines.selectExpr("value as key", "value").writeStream.format("kafka").options(**delivery.writer_options)
     writer = writer.option("kafka.bootstrap.servers", run.servers).option("topic", run.topic)
@@ -84,7 +100,8 @@ def described(spark: SparkSession, run: Run) -> DataStreamWriter:
 
 def main(run: Run) -> None:
     """Copy all there is, and end."""
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = (builder.config("spark.jars", run.jars) if run.jars else builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     deployment = Deployment(run.live_root, run.catalog, FileSystemCheckpointStorage(run.snapshots))
     with closing(deployment.open_catalog()) as catalog:
@@ -102,7 +119,9 @@ def main(run: Run) -> None:
             stream,
             lambda live: start_stream_query(stream, described(spark, run), live),
             lambda: described(spark, run),
-            start_from=StartFrom.parse(run.start_from, new_query_id=run.new_query_id),
+            start_from=StartFrom.parse(
+                run.start_from, new_query_id=run.new_query_id, source_offsets=run.source_offsets
+            ),
         )
         run_program(STREAM, [to_run], spark=spark, run_id="run", signals=())
 

@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from exactly_once_program import ROWS, STREAM, Run, write_input
 from kafka_broker import Kafka
 from kafka_rows import committed_rows, new_topic
@@ -131,3 +134,35 @@ def test_each_row_is_seen_once_after_a_kill_at_each_step(
     copying.finish()
 
     assert copying.rows() == once(4)
+
+
+@pytest.mark.kafka_matrix
+@pytest.mark.parametrize("chosen", ["offset", "time"])
+def test_a_poison_record_is_skipped_by_a_start_from_chosen_offsets(kafka: Kafka, tmp_path: Path, chosen: str) -> None:
+    copying = Copying(tmp_path, kafka, files=0)
+    source = new_topic(kafka.servers, partitions=1)
+    how: dict[str, Any] = {"source": source, "jars": ",".join(map(str, kafka.jars))}
+    produce(kafka, source, ["0", "1", "2"])
+    copying.finish(**how)
+    produce(kafka, source, ["poison"])
+    time.sleep(0.01)
+    later = datetime.now(UTC).isoformat(timespec="milliseconds")
+    produce(kafka, source, ["3", "4"])
+    assert copying.run(**how) != 0
+    assert "poison" in copying.said()
+
+    offsets = json.dumps({source: {"0": 4} if chosen == "offset" else later})
+    copying.finish(**how, start_from="batch-0", source_offsets=offsets)
+
+    assert copying.rows() == {str(number): 1 for number in range(5)}
+    with copying.how.client() as client:
+        latest = client.catalog.executions.latest(STREAM)
+    assert latest is not None
+    assert json.loads((latest.recovery or {})["source_offsets"]) == {source: {"0": 4}}
+
+
+def produce(kafka: Kafka, topic: str, values: list[str]) -> None:
+    producer = Producer({"bootstrap.servers": kafka.servers})
+    for value in values:
+        producer.produce(topic, value.encode(), partition=0)
+    producer.flush()

@@ -332,6 +332,11 @@ class StartConfig(dg.Config):
         description="Do not take a savepoint before a rewind. By default one labeled before-rewind-<n> is taken, "
         "from which you can undo the rewind; release_checkpoint_job returns it to the stream's retention.",
     )
+    source_offsets: str = Field(
+        default="",
+        description='Where Kafka sources continue, as JSON: {"orders": {"0": 124}} skips to a record, and '
+        '{"orders": "2026-11-23T07:00:00Z"} to a time. Only with a snapshot or batch-<n>.',
+    )
 
     def parsed(self) -> StartFrom:
         """The starting point.

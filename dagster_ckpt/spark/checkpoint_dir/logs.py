@@ -139,6 +139,27 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
     return entry
 
 
+def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
+    """An entry of the offset log with other offsets for some sources.
+
+    Args:
+        data: Content of the file.
+        where: Its path.
+        changed: The new offset of each such source, by the name that `parse_offset_entry` gives it.
+
+    Raises:
+        LiveDirectoryError: It cannot be parsed.
+    """
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    first = data.split(b"\n", 1)[0].decode()
+    for index, line in enumerate(lines[1:], 1):
+        name = str(index - 1) if version == 1 else _named_offset(line, where)[0]
+        if name in changed:
+            offset = json.dumps(changed[name], separators=(",", ":"))
+            lines[index] = offset if version == 1 else f"{name}:{offset}"
+    return "\n".join([first, *lines]).encode()
+
+
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
     """Parse an entry of the commit log.
 

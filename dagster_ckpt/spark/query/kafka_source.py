@@ -6,7 +6,8 @@ source: it needs no further configuration, and no other library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +83,46 @@ def earliest_offsets(
     Raises:
         StorageAccessError: Kafka does not answer.
     """
+    with _admin(writer, source) as (jvm, client):
+        spec = jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
+        return {each: _offset(jvm, client, each, spec) for each in partitions}
+
+
+def offsets_at(
+    writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]], at_ms: int
+) -> dict[tuple[str, int], int]:
+    """The offset of the first record of each partition that is not older than a time; without one, its end.
+
+    Args:
+        writer: The described query.
+        source: The source.
+        partitions: Topics and partitions.
+        at_ms: The time, in ms since the epoch.
+
+    Raises:
+        StorageAccessError: Kafka does not answer.
+    """
+    with _admin(writer, source) as (jvm, client):
+        specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
+        found: dict[tuple[str, int], int] = {}
+        for each in partitions:
+            offset = _offset(jvm, client, each, specs.forTimestamp(at_ms))
+            if offset is None or offset < 0:
+                offset = _offset(jvm, client, each, specs.latest())
+            found[each] = offset or 0
+        return found
+
+
+@contextmanager
+def _admin(writer: DataStreamWriter, source: KafkaSource) -> Iterator[tuple[Any, Any]]:
     jvm: Any = session_of(writer)._jvm
-    clients = jvm.org.apache.kafka.clients.admin
     settings = jvm.java.util.HashMap()
     for name, value in source.options.items():
         settings.put(name, value)
     try:
-        client = clients.AdminClient.create(settings)
+        client = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
         try:
-            return {each: _earliest(jvm, client, each) for each in partitions}
+            yield jvm, client
         finally:
             client.close(jvm.java.time.Duration.ofSeconds(1))
     except Exception as error:  # py4j raises what the client raises
@@ -99,10 +131,10 @@ def earliest_offsets(
         ) from error
 
 
-def _earliest(jvm: Any, client: Any, partition: tuple[str, int]) -> int | None:
+def _offset(jvm: Any, client: Any, partition: tuple[str, int], spec: Any) -> int | None:
     key = jvm.org.apache.kafka.common.TopicPartition(*partition)
     asked = jvm.java.util.HashMap()
-    asked.put(key, jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
+    asked.put(key, spec)
     answer = client.listOffsets(asked).partitionResult(key)
     try:
         return int(answer.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS).offset())

@@ -21,7 +21,7 @@ from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.sinks.tables import BATCH_MEMORY, cannot_look
+from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_A_PERSON, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.query.session import active_session
 
@@ -229,6 +229,7 @@ class DeltaTable(Sink):
     on_repeat = OnRepeat.SKIPS
     rolls_back = True
     knows_queries = True
+    is_table = True
     remembers_undone = True
 
     def __init__(self, name: str, place: str) -> None:
@@ -270,6 +271,10 @@ class DeltaTable(Sink):
             return self._with_others(found, replay)
         if found.version is None:
             return self._told(SinkEffect.EXACT, f"The table holds no batch of this stream after {replay.to_batch}.")
+        if not replay.roll_back_tables:
+            reason = f"It has to be rolled back to batch {replay.to_batch}, {LEFT_TO_A_PERSON}."
+            advice = f"Type: {self._command(found.version)}. Then start again."
+            return self._told(SinkEffect.IRREVERSIBLE, reason, advice)
         return self._told(
             SinkEffect.EXACT,
             f"{self._how(found.version)}: it then holds no batch of this stream after {replay.to_batch}. The query "
@@ -278,7 +283,12 @@ class DeltaTable(Sink):
 
     def check_roll_back(self, to: RollBack) -> None:
         """See `Sink.check_roll_back`."""
-        self._target(to)
+        version = self._target(to)
+        if version is not None and not to.roll_back_tables:
+            raise SinkRollbackError(
+                f"The Delta table {self.folder} has to be brought back to batch {to.batch_id}, {LEFT_TO_A_PERSON}. "
+                f"Type: {self._command(version)}. Then start again."
+            )
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
         """See `Sink.roll_back`. One commit of the table; repeated, it finds nothing to undo."""

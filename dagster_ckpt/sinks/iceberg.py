@@ -145,8 +145,7 @@ class IcebergTable(Sink):
             with still_mine():
                 pass
             if found is None or not found.moves:
-                if to.roll_back_tables:
-                    opened.add_fence(FENCE)
+                opened.add_fence(FENCE)
                 return
             target = found.snapshot_id
             if opened.delete_rows(EMPTIED) if target is None else opened.make_current(target):

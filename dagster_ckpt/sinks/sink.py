@@ -299,7 +299,11 @@ def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
         StorageAccessError: It cannot be read.
     """
     try:
-        sink.roll_back(to, still_mine)
+        if sink.is_table and not to.roll_back_tables:
+            # A person has done it already, or it is refused.
+            sink.check_roll_back(to)
+        else:
+            sink.roll_back(to, still_mine)
     except CkptError:
         raise
     except Exception as error:  # a user's sink raises what its own library raises

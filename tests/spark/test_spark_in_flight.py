@@ -24,7 +24,7 @@ from spark_scenarios import (
 )
 
 from dagster_ckpt.config.state_backend import StateBackend
-from dagster_ckpt.errors import LeaseLostError, SinkRollbackError
+from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
 from dagster_ckpt.sinks.in_flight import (
@@ -241,6 +241,8 @@ def test_a_delta_table_that_has_the_batch_without_its_state_is_restored_to_the_v
     sink = delta_table(tmp_path / "table", last=1)
 
     assert [each.effect for each in forecast_in_flight(live, [sink])] == [SinkEffect.EXACT]
+    with pytest.raises(RowsAtRiskError, match="Restore the table"):
+        settle_in_flight(live, [sink], still_mine=nullcontext, roll_back_tables=False)
     # No session of this process can do it: the refusal says what to type.
     with pytest.raises(SinkRollbackError, match="table"):
         settle_in_flight(live, [sink], still_mine=nullcontext)

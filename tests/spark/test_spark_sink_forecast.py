@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from dagster_ckpt.sinks.registry import forecast
-from dagster_ckpt.sinks.sink import Replay, SinkEffect, SinkForecast
+from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.sinks.registry import forecast, sink_of
+from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 
 QUERY = "11111111-2222"
@@ -45,6 +47,7 @@ def replay(case: dict[str, Any], **more: Any) -> Replay:
         case.get("query", QUERY),
         keeps_query_id=not case.get("new_id", False),
         in_flight=case.get("in_flight"),
+        roll_back_tables=not case.get("by_hand", False),
         **more,
     )
 
@@ -61,6 +64,19 @@ def test_delta(tmp_path: Path, case: dict[str, Any]) -> None:
     write_delta(tmp_path / "table", commits, first=case.get("first", 0))
 
     assert_forecast(forecast(f"DeltaSink[{tmp_path}/table]", replay(case)), case)
+
+
+@pytest.mark.parametrize("kind", ["DeltaSink[{}]", "IcebergTable[{}]"])
+def test_a_roll_back_that_is_left_to_a_person_is_refused_until_it_is_done(tmp_path: Path, kind: str) -> None:
+    if "Delta" in kind:
+        write_delta(tmp_path, [(QUERY, 0), (QUERY, 1)])
+    else:
+        write_iceberg(tmp_path, [(QUERY, 0), (QUERY, 1)], name="v1.metadata.json", current=1)
+    sink = sink_of(kind.format(tmp_path))
+
+    with pytest.raises(SinkRollbackError, match=r"leaves to a person.*Type: (RESTORE TABLE|CALL <catalog>)"):
+        roll_back(sink, RollBack(0, query_id=QUERY, roll_back_tables=False), nullcontext)
+    roll_back(sink, RollBack(1, query_id=QUERY, roll_back_tables=False), nullcontext)
 
 
 @pytest.mark.parametrize("harm", ["no log", "not JSON"])

@@ -132,7 +132,7 @@ def test_the_page_leads_to_a_stream_that_survives_a_kill_and_a_rewind(reader: Re
     assert {path.name for path in reader.folder.iterdir()} == {"definitions.py", "dagster_ckpt.toml", "counts.py"}
 
     reader.run("mkdir dagster_home")
-    reader.run("cp /path/to/dagster_ckpt/deploy/dagster.yaml dagster_home/")
+    reader.run("cp /path/to/dagster_ckpt/examples/flights/dagster.yaml dagster_home/")
     reader.run("export DAGSTER_HOME=$PWD/dagster_home")
     reader.leave_running("dagster dev -f definitions.py", "--port", str(reader.port))
     reader.await_that(lambda: bool(reader.executions()), "the supervisor sensor to start the stream")

@@ -198,7 +198,7 @@ CASES = {
     "RESUME": Case(start("latest"), beside_disk=False),
     "CLONE": Case(start("latest", predecessor_ended=False)),
     "RESTORE": Case(start("sp")),
-    "RESTORE as a query of its own": Case(start("sp", new_query_id=True), beside_disk=False, every=3),
+    "RESTORE as a separate query": Case(start("sp", new_query_id=True), beside_disk=False, every=3),
     "REWIND": Case(start("batch-3")),
     "START_EMPTY": Case(start("empty", discard_state=True), beside_disk=False),
     "FINISH_RESTORE": Case(start("latest"), with_unfinished_restore),

@@ -32,7 +32,7 @@ class ObjectFault(Enum):
 
     KILLED = "the process is killed before a request that changes something, or before a transaction that writes"
     FAILS = "a request fails once, also one that only reads"
-    AWAY = "the store is unavailable from there on, also for what only reads"
+    AWAY = "the store is unavailable from there on, reads included"
     ANSWER_LOST = "a request that changes something is done, and its answer is lost"
 
     @property

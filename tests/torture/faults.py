@@ -54,7 +54,9 @@ class FileFault(Enum):
 class LeaseFault(Enum):
     """What happens before a step: a file call, or a transaction with the catalog."""
 
-    LOST = "the lease is lost; a successor starts, commits batches and takes a checkpoint, then the old process goes on"
+    LOST = (
+        "the lease is lost; a successor starts, commits batches and takes a checkpoint, then the old process continues"
+    )
     LOST_WITHOUT_RENAME = "the same where directories cannot be renamed, as in an object store"
 
 
@@ -63,7 +65,7 @@ class CatalogFault(Enum):
 
     KILLED = "the process is killed before one that writes; after one, it is killed before the next, or at a file call"
     FAILS = "it fails once, also one that only reads"
-    AWAY = "the catalog is unavailable from there on, also for what only reads"
+    AWAY = "the catalog is unavailable from there on, reads included"
     ANSWER_LOST = "one that writes is committed, and its answer is lost"
 
     @property

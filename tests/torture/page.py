@@ -24,25 +24,24 @@ or folders, holding snapshots, live directories and the sink's output), or a tra
 the fault is simulated: catalog, storage, live directories and sink logs are real. The test writes Spark's files itself,
 so no JVM is started. After each fault, once the process has ended:
 
-- the next plain start recovers without a person, at a right batch, in a live directory that is whole and has, byte for
-  byte, what Spark wrote; it never starts empty;
-- done once more, recovery finds nothing left to do: it ends;
-- the sink's log has exactly the rows that an uninterrupted run has up to the batch of the query, each file once, and
-  the files are there;
-- every listed checkpoint and savepoint passes verification with every byte, before and after housekeeping; what is on
-  storage and what is in the catalog is the same;
-- a checkpoint that was listed before is listed still, or a newer one is; a savepoint is, unless the operation was to
+- the next plain start recovers without a person, at a correct batch, in a complete live directory whose files are those
+  that Spark wrote, byte for byte; it never starts empty;
+- a second recovery finds nothing to do;
+- the sink's log has exactly the rows of an uninterrupted run up to the batch of the query, each file once, and the
+  files exist;
+- every listed checkpoint and savepoint passes verification of every byte, before and after housekeeping, and storage
+  and catalog list the same snapshots;
+- a checkpoint that was listed before is still listed, or a newer one is; so is a savepoint, unless the operation was to
   delete it;
-- after housekeeping nothing is left half deleted or in progress;
+- housekeeping leaves nothing half deleted or in progress;
 - other files in these folders, and the files and catalog rows of another stream, are unchanged;
-- what failed said so by an error of this package;
-- where the process was killed or an answer lost: the same operation, done once more, is fine, and all of this holds
-  again.
+- a failed operation raised an error of this package;
+- if the process was killed or an answer was lost, repeating the operation succeeds, and all of this holds again.
 
 Where the lease is lost, a successor takes it before the step, starts from the latest state, commits three batches, and
-takes a checkpoint; then the old process goes on to its end. All rows of the catalog, the successor's live directory and
-its sink are then, byte for byte, as the successor left them, its snapshots pass verification, and its own next start
-resumes after its last batch.
+takes a checkpoint. Then the old process continues to its end. All rows of the catalog, the successor's live directory and
+its sink are then unchanged, byte for byte, its snapshots pass verification, and its next start resumes after its last
+batch.
 
 """
 _TAIL = """

@@ -8,7 +8,7 @@ reader gets an error before it reads.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, exists, or_, select
@@ -165,6 +165,11 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
     upgrade = optional_dict(connection.execute(upgrades).scalar_one_or_none()) or {}
     if upgrade.get("snapshot_id") == snapshot.snapshot_id and upgrade.get("phase") not in _UPGRADE_IS_OVER:
         yield "an unfinished upgrade may be rolled back to it"
+
+
+def describe_holds(held: Iterable[HoldRecord]) -> str:
+    """Holds as text for people, such as "tag by anna; use by verification"."""
+    return "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in held)
 
 
 def deleted_message(connection: Connection, stream_id: str, snapshot_id: str) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog import snapshot_queries as queries
 from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict, read_enum
-from dagster_ckpt.catalog.holds import standing
+from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     CompletedSnapshot,
     EventType,
@@ -418,9 +418,8 @@ class SnapshotRecords:
 
 def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
     if found:
-        named = "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in found)
         raise SnapshotHeldError(
-            f"snapshot {snapshot.snapshot_id} of stream {snapshot.stream_id!r} is held ({named})",
+            f"snapshot {snapshot.snapshot_id} of stream {snapshot.stream_id!r} is held ({describe_holds(found)})",
             passes=all(hold.kind is HoldKind.USE for hold in found),
         )
 

@@ -17,7 +17,6 @@ from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     Holder,
     SnapshotRecord,
-    SnapshotStatus,
     SnapshotTrigger,
     StartCause,
 )
@@ -30,7 +29,7 @@ from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder
-from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, record_of
 from dagster_ckpt.stream.start_from import checked_label
 
 # Holder for a process that can no longer be found, so that its end does not count as orderly.
@@ -213,24 +212,13 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
 def _record(header: SnapshotHeader, location: str, full_bytes: int, file_count: int) -> SnapshotRecord:
     said = header.properties
     timeline, trigger, schedule = said.get("timeline"), said.get("trigger"), said.get("schedule")
-    return SnapshotRecord(
-        snapshot_id=header.snapshot_id,
-        stream_id=header.stream_id,
-        execution_id=None,
-        kind=header.kind.value,
-        number=header.number,
-        status=SnapshotStatus.COMPLETED,
+    return replace(
+        record_of(header, location, timeline=timeline if isinstance(timeline, int) else 0),
         trigger=SnapshotTrigger(trigger) if trigger in set(SnapshotTrigger) else SnapshotTrigger.MANUAL,
-        timeline=timeline if isinstance(timeline, int) else 0,
-        location=location,
-        batch_id=header.batch_id,
-        query_id=header.query_id,
         full_bytes=full_bytes,
         file_count=file_count,
         label=_label(said.get("label")),
         schedule=schedule if isinstance(schedule, str) else None,
-        properties=dict(said),
-        created_at_ms=header.created_at_ms,
         completed_at_ms=header.created_at_ms,
     )
 

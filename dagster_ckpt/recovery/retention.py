@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dagster_ckpt.catalog.holds import describe_holds
 from dagster_ckpt.catalog.leases import lease_held_message
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
@@ -288,8 +289,7 @@ def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalStat
         holds = stream.catalog.holds.on(snapshot.snapshot_id)
         if holds:
             passes = all(hold.kind is HoldKind.USE for hold in holds)
-            holders = "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in holds)
-            (held if passes else kept).append(f"{describe_snapshot(snapshot)}: held ({holders})")
+            (held if passes else kept).append(f"{describe_snapshot(snapshot)}: held ({describe_holds(holds)})")
         else:
             deleted.append(describe_snapshot(snapshot))
     record = stream.catalog.streams.get(stream.stream_id)

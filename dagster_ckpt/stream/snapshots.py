@@ -195,7 +195,7 @@ def unregistered_snapshot(
             "was lost, first assign it to that deployment: "
             f"Catalog(url).take_over_deployment({str(of_deployment)!r})."
         )
-    return _record(header, location, timeline=stream.catalog.streams.get(stream.stream_id).timeline)
+    return record_of(header, location, timeline=stream.catalog.streams.get(stream.stream_id).timeline)
 
 
 def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
@@ -226,10 +226,11 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
             f"{folder} is a snapshot of stream {header.stream_id!r} of this deployment. Start stream "
             f"{header.stream_id!r} from it, or let another stream continue from it with fork_stream_job."
         )
-    return _record(header, folder, timeline=0)
+    return record_of(header, folder, timeline=0)
 
 
-def _record(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
+def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
+    """The record of a snapshot that the catalog does not list, as far as its header describes it."""
     return SnapshotRecord(
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,

@@ -162,8 +162,7 @@ def checked_stream_id(stream_id: str) -> str:
     if not STREAM_ID_PATTERN.fullmatch(stream_id):
         raise OptionError(
             f"{stream_id!r} cannot be the id of a stream, because it names a folder: use up to 128 letters, digits, "
-            "'_', '.' "
-            "and '-', a letter or digit first."
+            "'_', '.' and '-', a letter or digit first."
         )
     return stream_id
 

@@ -140,14 +140,12 @@ def prefer_savepoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
     if snapshot is None or snapshot.kind != SnapshotKind.SAVEPOINT.value:
         raise SnapshotNotFoundError(
             f"{reference!r} of stream {stream.stream_id!r} is not a savepoint: checkpoints belong to the system and "
-            "may be "
-            "subsumed at any time. Take a savepoint and prefer that."
+            "may be subsumed at any time. Take a savepoint and prefer that."
         )
     if listed_snapshot(stream, snapshot) is None:
         raise SnapshotNotFoundError(
             f"The catalog of stream {stream.stream_id!r} does not list a savepoint at {reference!r}, so it would not "
-            "be found "
-            "there later. Start from its location, or prefer one that is listed."
+            "be found there later. Start from its location, or prefer one that is listed."
         )
     stream.catalog.streams.prefer_savepoint(stream.stream_id, snapshot.snapshot_id)
     return snapshot
@@ -192,8 +190,7 @@ def release_checkpoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
     if not released:
         raise RequestFailedError(
             f"{describe_snapshot(snapshot)} of stream {stream.stream_id!r} is not tagged, and was not taken before a "
-            "rewind: there "
-            "is nothing to release."
+            "rewind: there is nothing to release."
         )
     return stream.catalog.snapshots.get(snapshot.snapshot_id)
 

@@ -68,8 +68,7 @@ def stream_definitions(
     if len(by_stream_id) != len(streams):
         raise OptionError(
             f"Two streaming assets share a stream id: {sorted(s.stream_id for s in streams)}. A stream id names the "
-            "state of "
-            "one stream; give each its own."
+            "state of one stream; give each its own."
         )
     _refuse_equal_start_jobs(streams)
     translator = translator_of(streams)

@@ -187,9 +187,8 @@ def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
             yield error(
                 Code.SINK_LOG_GAP,
                 f"{where}/{number}",
-                f"The sink's log has entries up to {last}, but not this one: readers and the next compaction "
-                "fail, and no "
-                "snapshot can be taken.",
+                f"The sink's log has entries up to {last}, but not this one: readers and the next compaction fail, "
+                "and no snapshot can be taken.",
             )
             continue
         entry = f"{LOG}/{names[number]}"

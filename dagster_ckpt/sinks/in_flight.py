@@ -263,7 +263,6 @@ def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
             f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
             "computing its state, and fail at the next one.",
             f"Restore the table to its version before batch {batch_id + 1}, and start from a snapshot or batch-<n> "
-            "with "
-            "new_query_id.",
+            "with new_query_id.",
         )
     return None

@@ -346,9 +346,8 @@ class CheckpointCoordinator:
             yield from self._end_query(
                 FailQuery(
                     reason,
-                    "Exceeded checkpoint tolerable failure threshold "
-                    f"({self._options.tolerable_failures} in a row are tolerated). The last one was "
-                    f"attempt {attempt.number}: {message}",
+                    f"Exceeded checkpoint tolerable failure threshold ({self._options.tolerable_failures} in a row "
+                    f"are tolerated). The last one was attempt {attempt.number}: {message}",
                 )
             )
 

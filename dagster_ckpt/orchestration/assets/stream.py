@@ -86,8 +86,7 @@ class StreamSpec:
         if not STREAM_ID_PATTERN.fullmatch(stream_id):
             raise OptionError(
                 f"stream_id {stream_id!r} cannot name a folder. Use letters, digits, '_', '-' and '.', beginning with "
-                "a "
-                "letter or digit, 128 at most."
+                "a letter or digit, 128 at most."
             )
         if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(
@@ -227,8 +226,7 @@ class StreamingAsset(Stream):
         if len(versions) > 1:
             raise OptionError(
                 f"{spec.stream_id}: its assets have the code versions {sorted(map(str, versions))}, but one query "
-                "writes "
-                "them all. Give every spec the same code_version."
+                "writes them all. Give every spec the same code_version."
             )
         op_name = described.op.name if described.is_executable else "__".join(keys[0].path)
         base = keys[0].path[-1] if len(keys) == 1 else name or op_name

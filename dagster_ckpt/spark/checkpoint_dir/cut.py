@@ -252,8 +252,7 @@ def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> Ne
         if earlier and not stateful and batch_id - 1 not in batch_ids(live.folder, COMMITS):
             return read_needed(live.folder, f"{OFFSETS}/{earlier[-1]}")
         raise IncompleteCutError(
-            f"{live.url}/{OFFSETS}/{batch_id - 1} is missing: Spark needs the offsets of the batch before "
-            "batch "
+            f"{live.url}/{OFFSETS}/{batch_id - 1} is missing: Spark needs the offsets of the batch before batch "
             f"{batch_id} to resume. The live directory is damaged: restore a snapshot."
         ) from error
 

@@ -91,9 +91,8 @@ class ExecutorCopy:
         except Exception as error:
             raise StorageAccessError(
                 f"Spark's executors could not copy the snapshot: {error}. They must reach live directory and "
-                "snapshots by "
-                "the same URLs as the driver, and have dagster-ckpt installed. Without executor_copy_bytes the driver "
-                "copies."
+                "snapshots by the same URLs as the driver, and have dagster-ckpt installed. Without "
+                "executor_copy_bytes the driver copies."
             ) from error
 
 

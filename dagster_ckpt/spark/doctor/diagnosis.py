@@ -34,9 +34,8 @@ def examine_identity(subject: Subject) -> Iterator[Finding]:
             yield error(
                 Code.METADATA_MISSING,
                 METADATA,
-                "It is missing: Spark refuses to start (STREAMING_CHECKPOINT_MISSING_METADATA_FILE), since a "
-                "new query id "
-                "would make sinks that remember the old one write rows twice.",
+                "It is missing: Spark refuses to start (STREAMING_CHECKPOINT_MISSING_METADATA_FILE), since a new "
+                "query id would make sinks that remember the old one write rows twice.",
             )
         return
     except LiveDirectoryError as trouble:

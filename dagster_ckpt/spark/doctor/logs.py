@@ -43,9 +43,8 @@ def _ends(subject: Subject) -> Iterator[Finding]:
         yield error(
             Code.COMMIT_WITHOUT_OFFSET,
             f"{OFFSETS}/{commit}",
-            f"Batch {commit} is committed, but its offsets are missing: Spark would replay an earlier batch and "
-            "then fail "
-            "with CONCURRENT_STREAM_LOG_UPDATE.",
+            f"Batch {commit} is committed, but its offsets are missing: Spark would replay an earlier batch and then "
+            "fail with CONCURRENT_STREAM_LOG_UPDATE.",
         )
     elif commit > 0 and commit - 1 not in subject.offsets and not _tracked_asynchronously(subject, commit - 1):
         yield error(
@@ -179,8 +178,7 @@ def _source(subject: Subject, source: str, batches: _Batches, *, logged: bool) -
             Code.SOURCE_LOG_MISSING,
             path,
             f"The log of source {source} misses this entry: Spark asks the source for the batch again when it "
-            "starts, and "
-            'fails with "batch doesn\'t exist".',
+            'starts, and fails with "batch doesn\'t exist".',
         )
         return
     except UnknownLayoutError as trouble:

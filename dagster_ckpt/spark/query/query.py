@@ -224,9 +224,9 @@ class SupervisedQuery:
         except Exception as error:  # a stop that raises the query's own error has stopped the query
             if self._may_run():
                 raise QueryStopError(
-                    f"The query {self._query.name!r} does not stop: {error}. It may still write; stop the "
-                    "Spark application "
-                    "before anything else uses its live directory, or raise spark.sql.streaming.stopTimeout."
+                    f"The query {self._query.name!r} does not stop: {error}. It may still write; stop the Spark "
+                    "application before anything else uses its live directory, or raise "
+                    "spark.sql.streaming.stopTimeout."
                 ) from error
 
     def _may_run(self) -> bool:

@@ -180,9 +180,8 @@ def partitions_of(folder: FileIO, offsets: OffsetEntry, operator: Operator) -> i
         return 1
     if offsets.partitions is None:
         raise LiveDirectoryError(
-            f"{folder.url}/offsets/{offsets.batch_id} does not say how many state partitions the query has, "
-            "but it has "
-            f"the stateful operator {operator.name}. Start the query once with this version of Spark, then "
-            "try again."
+            f"{folder.url}/offsets/{offsets.batch_id} does not say how many state partitions the query has, but it "
+            f"has the stateful operator {operator.name}. Start the query once with this version of Spark, then try "
+            "again."
         )
     return offsets.partitions

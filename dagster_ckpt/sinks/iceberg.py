@@ -140,10 +140,10 @@ class IcebergTable(Sink):
             if opened is None:
                 # Nothing was ever written.
                 return
-            found = self._decided(history_in(opened.metadata, opened.name), to)
             # Asked after the table was read: a successor's commit is either seen there or makes this one fail.
             with still_mine():
                 pass
+            found = self._decided(history_in(opened.metadata, opened.name), to)
             if found is None or not found.moves:
                 opened.add_fence(FENCE)
                 return

@@ -35,6 +35,8 @@ def iceberg_settings(folder: Path, rest: str) -> dict[str, str]:
             "jdbc.schema-version": "V1",
         },
         REST: {"type": "rest", "uri": rest},
+        # Where Iceberg looks for a table that is named by its folder.
+        "default_iceberg": {"type": "hadoop", "warehouse": f"{folder}/default"},
     }
     settings = {"spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"}
     for name, options in catalogs.items():

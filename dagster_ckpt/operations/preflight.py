@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
 from dagster_ckpt.operations.requests import is_running
+from dagster_ckpt.operations.trial_comparison import compare_trial
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import PlanChange, check_backend, describe_differences, plan_change
@@ -18,7 +19,7 @@ from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput, named_output
+from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
@@ -134,9 +135,12 @@ def _try(
 ) -> tuple[Trial, str]:
     """The trial, and a description of it."""
 
-    def run(scratch: LiveDirectory, *, replays: bool) -> Trial:
+    def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
         name = f"{stream.name} preflight"
-        return run_trial(describe, scratch, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
+        trial = run_trial(describe, scratch, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
+        if not replays or trial.error is not None or trial.batch_id is None:
+            return trial, []
+        return trial, compare_trial(stream, lambda: session_of(describe()), live, scratch, trial.batch_id)
 
     if plan.kind is RecoveryKind.START_EMPTY or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
         return Trial(None), "there is no state yet, so every version can start"
@@ -145,9 +149,9 @@ def _try(
         with scratch_directory(stream) as scratch:
             if copy_for_trial(live, scratch, before_last_batch=True):
                 report("the newest committed batch is replayed on a copy of the live directory, without output")
-                trial = run(scratch, replays=True)
+                trial, compared = run(scratch, replays=True)
                 if not trial.data_is_gone:
-                    return trial, f"batch {trial.batch_id} was replayed on a copy of the state"
+                    return trial, "; ".join([f"batch {trial.batch_id} was replayed on a copy of the state", *compared])
                 report(f"the input of that batch is no longer available, so new input is tried: {trial.error}")
     with scratch_directory(stream) as scratch, holding(stream.catalog, [plan.snapshot], "preflight"):
         if plan.snapshot is not None:
@@ -157,7 +161,7 @@ def _try(
             )
         else:
             copy_for_trial(live, scratch, before_last_batch=False)
-        trial = run(scratch, replays=False)
+        trial, _ = run(scratch, replays=False)
         ran = f"batch {trial.batch_id} was run on a copy of the state"
         return (
             trial,

@@ -447,3 +447,22 @@ def test_the_commands_and_examples_of_the_page_run(outside: Outside, monkeypatch
         exec(here(example.replace("orders-2", "orders-4")), {"client": client})
     copies = [outside.directory.with_name(f"checkpoint-{number}") for number in (2, 3, 4)]
     assert [inspect_live_directory(LiveDirectory(str(copy))).batch_id for copy in copies] == [LAST, LAST, LAST]
+
+
+def test_until_the_take_over_operators_see_the_stream_and_change_nothing_of_the_query(outside: Outside) -> None:
+    outside.adopt()
+    outside.commit(LAST + 1)
+    before = tree(outside.directory)
+    with Client(outside.stream.catalog) as client:
+        assert [each.stream_id for each in client.list_streams()] == [STREAM]
+        assert client.describe_stream(STREAM).summary.stream_id == STREAM
+        assert client.doctor(STREAM).diagnosis.batch_id == LAST + 1
+        assert client.health(STREAM).messages() is not None
+        assert "was adopted" in client.preview_rewind(STREAM).plan.reason
+        assert all(each.passed for each in client.verify(STREAM, "all"))
+        assert client.trigger_savepoint(STREAM, label="later").batch_id == LAST + 1
+        client.apply_retention(STREAM)
+        client.sweep(STREAM)
+        client.rebuild(STREAM)
+    assert tree(outside.directory) == before
+    assert outside.start()[0].to_batch == LAST + 1

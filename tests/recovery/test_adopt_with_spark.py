@@ -253,6 +253,9 @@ def test_a_query_is_adopted_while_it_runs_and_handed_back(spark: SparkSession, t
         {**copied.folders, "checkpoint": str(copied.root / "checkpoint-3"), "output": str(copied.root / "moved")},
     ]
     with plain_pyspark(tmp_path, folders) as plain:
+        for folder in folders:
+            exported = LiveDirectory(folder["checkpoint"])
+            wait_until(lambda exported=exported: copied.is_idle(exported), "the exported query reads its input")
         assert plain.stopped() == [None, None]
     copied.assert_exact()
     copied.assert_exact("moved")

@@ -204,6 +204,9 @@ def main() -> None:
             assert sorted(map(int, rows)) == list(range(FILES)), (name, sorted(rows))
             assert all_rows.setdefault(name, rows) == rows, f"{release} gives other rows: {name}"
             print(f"{release}: {name}", flush=True)
+        if ROWS.exists():
+            # Another version may have written its own since.
+            all_rows = json.loads(ROWS.read_text()) | all_rows
         ROWS.write_text(json.dumps(all_rows, indent=None, sort_keys=True) + "\n")
         with tarfile.open(GOLDEN / f"spark-{release.minor}.tar.xz", "w:xz") as archive:
             for part in ("live", "snapshots"):

@@ -245,6 +245,7 @@ def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
 
 
 _INTERVAL = re.compile(r"CAST\(INTERVAL '([^']*)' AS INTERVAL\)")
+_REFERENCE = "commonexpressionref()"
 # Spark 4.0's name, so that a plan has one fingerprint before and after an upgrade.
 _RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
 # Logical operators that keep state if their input is a stream.
@@ -289,12 +290,18 @@ def _sql(expression: Any) -> str:
 
 
 def _without_between(expression: Any) -> str:
-    """The text of an expression with BETWEEN as two comparisons, as Spark 3.5 parses it; later ones keep a function."""
-    text = str(expression.sql())
+    """The text of an expression with BETWEEN as two comparisons, as Spark 3.5 parses it; later ones keep a function.
+
+    Its replacement there computes the value once, and refers to it in both comparisons.
+    """
+    text, name = str(expression.sql()), expression.nodeName()
+    if name == "Between":
+        return _without_between(expression.replacement())
+    if name == "With" and expression.defs().size() == 1:
+        value = _without_between(expression.defs().apply(0).child())
+        return _without_between(expression.child()).replace(_REFERENCE, value)
     if "between(" not in text:
         return text
-    if expression.nodeName() == "Between":
-        return _without_between(expression.replacement())
     for child in _items(expression.children()):
         text = text.replace(str(child.sql()), _without_between(child))
     return text

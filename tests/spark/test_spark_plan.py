@@ -231,3 +231,13 @@ def test_what_is_said_of_operators(
     left, right = stream(spark, folder / "left"), stream(spark, folder / "right")
 
     assert described(build(left, right)).operators == operators
+
+
+def test_between_reads_as_the_two_comparisons_that_spark_3_5_makes_of_it(spark: SparkSession, folder: Path) -> None:
+    left, right = stream(spark, folder / "left").alias("l"), stream(spark, folder / "right").alias("r")
+    later = "r.t + INTERVAL 20 SECONDS"
+
+    one = of(left.join(right, F.expr(f"l.k = r.k AND l.t BETWEEN r.t AND {later}")))
+
+    assert one == of(left.join(right, F.expr(f"l.k = r.k AND (l.t >= r.t AND l.t <= {later})")))
+    assert one != of(left.join(right, F.expr(f"l.k = r.k AND (l.t > r.t AND l.t <= {later})")))

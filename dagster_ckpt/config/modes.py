@@ -125,6 +125,9 @@ class DesiredState(StrEnum):
     SUSPENDED: The stream does not run; it was stopped with a savepoint and everything is kept.
     CANCELED: The stream does not run; its checkpoints are kept or deleted according to its cleanup
         option.
+
+    Example:
+        >>> client.set_desired_state("orders", DesiredState.SUSPENDED)
     """
 
     RUNNING = "RUNNING"

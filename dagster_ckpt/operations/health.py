@@ -25,7 +25,11 @@ MINUTE_MS = 60_000
 
 
 class HealthCheck(StrEnum):
-    """The health checks; the value is the name of the asset check."""
+    """The health checks; the value is the name of the asset check.
+
+    Example:
+        >>> stream_definitions(orders, health_checks=[HealthCheck.RESTORABILITY, HealthCheck.PROGRESS])
+    """
 
     RESTORABILITY = "restorability"
     CHECKPOINT_AGE = "checkpoint_age"

@@ -52,6 +52,9 @@ class HealthSettings:
 
     Raises:
         OptionError: A threshold is not positive, or warns after it fails.
+
+    Example:
+        >>> HealthSettings(max_checkpoint_age_ms=10 * 60_000, failures_to_fail=5)
     """
 
     max_checkpoint_age_ms: int | None = None

@@ -16,6 +16,9 @@ class UpgradeMode(StrEnum):
         live directory. Works for a failing stream too.
     SAVEPOINT: The same, after the old code was stopped with a savepoint, to which a rollback
         returns.
+
+    Example:
+        >>> UpgradePolicy(mode=UpgradeMode.LAST_STATE)
     """
 
     STATELESS = "STATELESS"

@@ -78,6 +78,11 @@ def test_an_example_imports_what_it_uses_of_the_package() -> None:
         assert used & OURS <= imported, page.name
 
 
+@pytest.mark.parametrize("name", dagster_ckpt.__all__)
+def test_every_public_name_has_an_example_in_its_docstring(name: str) -> None:
+    assert "Example:" in (inspect.getdoc(getattr(dagster_ckpt, name)) or "")
+
+
 def test_the_public_names_are_few_and_documented() -> None:
     named = dagster_ckpt.__all__
 

@@ -108,6 +108,15 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
 
     Its sensors supervise the streams that it declares, and no others. With several in one project,
     give each a `name_prefix`. List streams that you define in Python in `declared_in_python`.
+
+    Example:
+        type: dagster_ckpt.StreamsComponent
+        attributes:
+          streams:
+            - name: orders
+              sources: [{name: landing, format: json, path: /data/landing, schema: "at timestamp, amount long"}]
+              sink: {format: parquet, path: /data/orders}
+              checkpointing: {interval: 60000}
     """
 
     streams: Annotated[Sequence[StreamDeclaration], describe("The streams that this component declares.")] = ()

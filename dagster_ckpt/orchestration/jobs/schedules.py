@@ -30,6 +30,9 @@ class PeriodicSavepoints:
         name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this
             name.
         default_status: Whether the schedule is on by default.
+
+    Example:
+        >>> PeriodicSavepoints("0 3 * * *", execution_timezone="Europe/Berlin", history=Latest(14))
     """
 
     cron_schedule: str

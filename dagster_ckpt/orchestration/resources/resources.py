@@ -57,6 +57,9 @@ class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
     A run that is refused, for example because the stream is running already, starts no Spark. Any
     other resource with a `spark_session`, such as `PySparkResource` of `dagster-pyspark`, can take its
     place.
+
+    Example:
+        >>> SparkSessionResource(spark_config={"spark.driver.memory": "4g"})
     """
 
     spark_config: dict[str, str] = Field(
@@ -82,7 +85,11 @@ class CheckpointStorageKind(Enum):
 
 
 class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
-    """Where checkpoints and savepoints are stored: any path that fsspec can write."""
+    """Where checkpoints and savepoints are stored: any path that fsspec can write.
+
+    Example:
+        >>> CheckpointStorageResource(path="s3://bucket/checkpoints", savepoint_path="s3://bucket/savepoints")
+    """
 
     kind: CheckpointStorageKind = Field(
         default=CheckpointStorageKind.FILESYSTEM,
@@ -190,7 +197,11 @@ class StateBackendKind(Enum):
 
 
 class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
-    """How running queries keep their state, and where their live checkpoint directories are."""
+    """How running queries keep their state, and where their live checkpoint directories are.
+
+    Example:
+        >>> StateBackendResource(live_directory="s3a://bucket/live", kind=StateBackendKind.ROCKSDB)
+    """
 
     live_directory: str = Field(
         description="Folder of Spark's live checkpoint directories, as a path or URL that every executor can "
@@ -285,7 +296,11 @@ def _refuse_fields_of_others(
 
 
 class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
-    """The SQL record of streams, executions, snapshots, requests and events."""
+    """The SQL record of streams, executions, snapshots, requests and events.
+
+    Example:
+        >>> CheckpointCatalogResource(url="sqlite:////var/lib/streams/catalog.db")
+    """
 
     url: str = Field(
         description="SQLAlchemy URL: sqlite:////absolute/path/catalog.db for one machine, "

@@ -226,7 +226,11 @@ class RestartStrategyKind(Enum):
 
 
 class RestartSettings(dg.Config):
-    """Every option of `RestartStrategies`, with the names and defaults of Flink's configuration; in ms."""
+    """Every option of `RestartStrategies`, with the names and defaults of Flink's configuration; in ms.
+
+    Example:
+        >>> RestartSettings(kind=RestartStrategyKind.FIXED_DELAY, attempts=3, delay=10_000)
+    """
 
     kind: RestartStrategyKind = Field(
         default=RestartStrategyKind.FALLBACK,
@@ -348,7 +352,11 @@ class StartConfig(dg.Config):
 
 
 class StreamRunConfig(StartConfig):
-    """The launchpad options of a start of a streaming asset."""
+    """The launchpad options of a start of a streaming asset.
+
+    Example:
+        >>> StreamRunConfig(start_from="before-release-42", accept_loss=True)
+    """
 
     checkpointing: CheckpointOverrides | None = Field(
         default=None,

@@ -128,6 +128,10 @@ def declare_stream(
     Raises:
         OptionError: The op's config has no starting point, the op has a retry policy, or the job has
             several ops.
+
+    Example:
+        >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
+        >>> defs = stream_definitions(declare_stream(ORDERS, orders_asset))
     """
     if isinstance(runs_in, dg.AssetsDefinition):
         _check_op(spec, runs_in.op)

@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.transitions import forwarded_log, printed_log
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
 from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import STREAM_ID_PATTERN
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError
@@ -59,6 +59,8 @@ def run_stream(
     start_from: str = "latest",
     discard_state: bool = False,
     no_safety_savepoint: bool = False,
+    state_partitions: int | None = None,
+    on_backend_change: OnStateChange = OnStateChange.REFUSE,
     code_version: str | None = None,
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
@@ -89,6 +91,9 @@ def run_stream(
         start_from: Where to start if no request specifies it.
         discard_state: With `start_from="empty"`: confirms that all existing state may be discarded.
         no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
+        state_partitions: Rewrite the state to this number of partitions before the query starts, unless a
+            requested start says otherwise.
+        on_backend_change: What the start does with state of another backend than `state_backend`.
         code_version: Version of the code, recorded in snapshots.
 
     Returns:
@@ -142,8 +147,14 @@ def run_stream(
             backend=state_backend,
             savepoint_url=None,
             code_version=code_version,
+            on_backend_change=on_backend_change,
         )
-        otherwise = StartFrom.parse(start_from, discard_state=discard_state, no_safety_savepoint=no_safety_savepoint)
+        otherwise = StartFrom.parse(
+            start_from,
+            discard_state=discard_state,
+            no_safety_savepoint=no_safety_savepoint,
+            state_partitions=state_partitions,
+        )
         order = start_order(opened, stream_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))
         to_run = StreamToRun(

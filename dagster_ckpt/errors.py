@@ -91,8 +91,12 @@ class RestoreError(CkptError):
     """A snapshot could not be restored into a live directory."""
 
 
+class StateRewriteError(CkptError, ValueError):
+    """State cannot be rewritten as requested, or a rewrite did not keep every row; the stream is unchanged."""
+
+
 class StateBackendChangeError(CkptError, ValueError):
-    """The query's existing state was written by another state backend, which the configured one cannot read."""
+    """The query's existing state was written by another state backend, and the start may not convert it."""
 
 
 class PlanChangedError(CkptError, ValueError):
@@ -100,7 +104,7 @@ class PlanChangedError(CkptError, ValueError):
 
 
 class StatePartitionsError(CkptError, ValueError):
-    """The query's state has another number of partitions than configured, and Spark cannot repartition it."""
+    """The query's state has another number of partitions than configured, and the start may not rewrite it."""
 
 
 class StreamFailedError(CkptError):

@@ -5,6 +5,7 @@ from benchmarks.sections.flink import FLINK_SECTION
 from benchmarks.sections.kafka import KAFKA
 from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
+from benchmarks.sections.rewrites import REWRITES
 from benchmarks.sections.running import RUNNING
 from benchmarks.sections.s3 import S3
 from benchmarks.sections.scale import SCALE
@@ -12,6 +13,18 @@ from benchmarks.sections.sensors import SENSORS
 from benchmarks.sections.settings import SETTINGS
 from benchmarks.sections.slopes import SLOPES
 
-SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS, SENSORS, SCALE, KAFKA)
+SECTIONS: tuple[Section, ...] = (
+    LOCAL,
+    S3,
+    FLINK_SECTION,
+    RUNNING,
+    MEMORY,
+    SLOPES,
+    SETTINGS,
+    SENSORS,
+    SCALE,
+    KAFKA,
+    REWRITES,
+)
 
 __all__ = ["SECTIONS"]

@@ -85,6 +85,9 @@ def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, a
     metavar="JSON",
     help='Where Kafka sources continue, such as {"orders": {"0": 124}} or {"orders": "2026-11-23T07:00:00Z"}.',
 )
+@click.option(
+    "--state-partitions", type=int, metavar="N", help="Rewrite the state to N partitions before the query starts."
+)
 @timeout
 @yes
 def restart(
@@ -102,6 +105,7 @@ def restart(
     discard_state: bool,
     no_safety_savepoint: bool,
     source_offsets: str,
+    state_partitions: int | None,
 ) -> None:
     """Start a stream, suspending it first if it is running.
 
@@ -133,6 +137,7 @@ def restart(
         discard_state=discard_state,
         no_safety_savepoint=no_safety_savepoint,
         source_offsets=source_offsets,
+        state_partitions=state_partitions,
     )
     _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 

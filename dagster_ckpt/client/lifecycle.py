@@ -38,6 +38,7 @@ class StartOptions(TypedDict, total=False):
         discard_state: Confirms that an empty start may discard all existing state.
         no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
         source_offsets: Where Kafka sources continue, as JSON; see `StartFrom.parse`.
+        state_partitions: Rewrite the state to this number of partitions before the query starts.
     """
 
     new_query_id: bool
@@ -47,6 +48,7 @@ class StartOptions(TypedDict, total=False):
     discard_state: bool
     no_safety_savepoint: bool
     source_offsets: str
+    state_partitions: int | None
 
 
 class LifecycleMethods(Connection):
@@ -148,6 +150,8 @@ class LifecycleMethods(Connection):
             SnapshotNotFoundError: The named snapshot does not exist; a running stream continues.
             LiveDirectoryError: There is no state to start from; a running stream continues.
             RowsAtRiskError: A sink could lose rows, and `accept_loss` is not set; a running stream
+                continues.
+            StateRewriteError: The state cannot be rewritten to `state_partitions`; a running stream
                 continues.
             RequestFailedError: The start failed.
             RequestTimeoutError: No run was launched in time.

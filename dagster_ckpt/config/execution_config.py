@@ -102,6 +102,7 @@ MAX_PARALLELISM = WholeNumber("max parallelism", minimum=1, maximum=32768)
 LOCAL_PARALLELISM = WholeNumber("default local parallelism", minimum=1)
 # Spark stores a trigger's interval in microseconds.
 BUFFER_TIMEOUT = Milliseconds("buffer timeout", minimum=-1, maximum=LONG_MAX // 1000)
+STATE_REWRITE = Switch("allow_state_rewrite")
 CHAINING = Switch("operator chaining")
 CHANGELOG = Switch("changelog state backend")
 TIME_CHARACTERISTIC = Choice("time characteristic", TimeCharacteristic)
@@ -194,7 +195,7 @@ class ExecutionConfig:
                 self.max_parallelism,
                 Effect.REAL,
                 f"Partitions of state ({SHUFFLE_PARTITIONS} while a query is started). Spark freezes them at the "
-                "first batch; a start with another number is refused.",
+                "first batch; a start with another number is refused, or rewrites the state if you allow that.",
             ),
             OptionDescription("buffer_timeout", self.buffer_timeout_ms, mapped, self._of_buffer_timeout()),
             OptionDescription(

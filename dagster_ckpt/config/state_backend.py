@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import ClassVar, Self
 
 from dagster_ckpt.config.checkpoint_storage import (
@@ -150,6 +151,30 @@ def storage_of_stream(
     return (backend and backend.checkpoint_storage()) or configured or deployment
 
 
+class OnStateChange(StrEnum):
+    """What a start does with state that is stored in another way than configured.
+
+    REFUSE: It refuses to start.
+    CONVERT: It rewrites the state into a new live directory, and proves that every row was kept.
+    """
+
+    REFUSE = "REFUSE"
+    CONVERT = "CONVERT"
+
+
+@dataclass(frozen=True)
+class StatePartitions:
+    """A configured number of state partitions.
+
+    Attributes:
+        number: The number.
+        on_change: What a start does with state of another number.
+    """
+
+    number: int
+    on_change: OnStateChange = OnStateChange.REFUSE
+
+
 @dataclass(frozen=True)
 class PinnedState:
     """Backend and settings that existing state was written with, from Spark's offset log or a snapshot.
@@ -196,8 +221,8 @@ def backend_change(pinned: PinnedState, wanted: StateBackend) -> BackendChange:
     if provider != pinned.provider:
         return BackendChange(
             f"Its state was written with {pinned.provider}, but the state backend is {type(wanted).__name__} with "
-            f"{provider}, which cannot read it. Configure the backend that wrote the state, or discard the state with "
-            "start_from: empty."
+            f"{provider}, which cannot read it. Configure the backend that wrote the state, let the start convert the "
+            "state (on_change: CONVERT of the state backend), or discard the state with start_from: empty."
         )
     kept = tuple(
         f"{name} stays {pinned.settings[name]}, not {value}: Spark pins it at the query's first batch"

@@ -11,7 +11,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import MODE
 from dagster_ckpt.config.execution_config import ExecutionConfig
 from dagster_ckpt.config.modes import CheckpointingMode, TimeCharacteristic
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
 from dagster_ckpt.config.storage_path import StoragePath
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
@@ -25,17 +25,26 @@ class ConfiguredProgram:
         self._config = ExecutionConfig()
         self._checkpoint_config = CheckpointConfig()
         self._backend: StateBackend | None = None
+        self._on_backend_change = OnStateChange.REFUSE
+        self._on_other_partitions = OnStateChange.REFUSE
         self._restart: RestartStrategyConfiguration | RestartPolicy = RestartStrategies.fall_back_restart()
         # The URL, and the value that the getter returns.
         self._savepoints: tuple[str, str] | None = None
 
-    def set_max_parallelism(self, max_parallelism: int) -> Self:
+    def set_max_parallelism(self, max_parallelism: int, *, allow_state_rewrite: bool = False) -> Self:
         """Set the number of state partitions, 1 to 32768.
 
-        Spark fixes the number at the first batch: `execute` refuses another one for a stream that
-        has state.
+        Spark fixes the number at the first batch.
+
+        Args:
+            max_parallelism: The number.
+            allow_state_rewrite: Let `execute` rewrite state of another number before the query starts; it
+                refuses to start otherwise. Needs Spark 4.2 or later.
         """
-        self._config = replace(self._config, max_parallelism=allowed.MAX_PARALLELISM.checked(max_parallelism))
+        number = allowed.MAX_PARALLELISM.checked(max_parallelism)
+        may_rewrite = allowed.STATE_REWRITE.checked(allow_state_rewrite)
+        self._config = replace(self._config, max_parallelism=number)
+        self._on_other_partitions = OnStateChange.CONVERT if may_rewrite else OnStateChange.REFUSE
         return self
 
     def get_max_parallelism(self) -> int:
@@ -112,14 +121,22 @@ class ConfiguredProgram:
         """Return whether unaligned snapshots are taken with every kind of sink."""
         return self._checkpoint_config.is_force_unaligned_checkpoints()
 
-    def set_state_backend(self, state_backend: StateBackend) -> Self:
-        """Set how queries keep their state. The backend's settings apply while queries are started."""
+    def set_state_backend(self, state_backend: StateBackend, *, allow_state_rewrite: bool = False) -> Self:
+        """Set how queries keep their state. The backend's settings apply while queries are started.
+
+        Args:
+            state_backend: The backend.
+            allow_state_rewrite: Let `execute` convert state of another backend before the query starts; it
+                refuses to start otherwise. Needs Spark 4.2 or later.
+        """
+        may_rewrite = allowed.STATE_REWRITE.checked(allow_state_rewrite)
         if not isinstance(state_backend, StateBackend):
             raise OptionTypeError(
                 f"state backend is {state_backend!r} ({type(state_backend).__name__}), but must be a StateBackend such "
                 "as EmbeddedRocksDBStateBackend()."
             )
         self._backend = state_backend
+        self._on_backend_change = OnStateChange.CONVERT if may_rewrite else OnStateChange.REFUSE
         return self
 
     def get_state_backend(self) -> StateBackend | None:

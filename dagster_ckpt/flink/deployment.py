@@ -9,7 +9,13 @@ from pathlib import Path
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import DeploymentStorage, FileSystemCheckpointStorage
-from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, StateBackend, storage_of_stream
+from dagster_ckpt.config.state_backend import (
+    DEFAULT_TRANSFER_THREADS,
+    OnStateChange,
+    StateBackend,
+    StatePartitions,
+    storage_of_stream,
+)
 from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.snapshot.opening import open_store
@@ -41,6 +47,8 @@ class Deployment:
         backend: StateBackend | None,
         savepoint_url: str | None,
         code_version: str | None = None,
+        on_backend_change: OnStateChange = OnStateChange.REFUSE,
+        state_partitions: StatePartitions | None = None,
     ) -> StreamHandle:
         """Create the handle of a stream.
 
@@ -53,6 +61,8 @@ class Deployment:
             backend: Its state backend; None uses the session's settings.
             savepoint_url: Default folder of savepoints; None: next to the checkpoints.
             code_version: Version of the code, recorded in snapshots.
+            on_backend_change: What a start does with state of another backend.
+            state_partitions: Its number of state partitions; None keeps that of its state.
 
         Raises:
             OptionError: The storage cannot be used.
@@ -72,6 +82,8 @@ class Deployment:
             live_root=self.live_root,
             backend=backend,
             code_version=code_version,
+            on_backend_change=on_backend_change,
+            state_partitions=state_partitions,
             storage=storage,
         )
 

@@ -12,6 +12,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client import Client
 from dagster_ckpt.config import execution_config as allowed
 from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
+from dagster_ckpt.config.state_backend import StatePartitions
 from dagster_ckpt.config.validation import STREAM_ID_PATTERN, OptionDescription
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.configured_program import ConfiguredProgram
@@ -256,8 +257,10 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         Raises:
             OptionError: There is no writer, or options contradict each other.
             StreamFailedError: A query failed, and its restart strategy allows no further restart.
-            StatePartitionsError: A query's state has a number of partitions other than the max parallelism.
-            StateBackendChangeError: A query has state that the state backend cannot read.
+            StatePartitionsError: A query's state has a number of partitions other than the max parallelism,
+                and a rewrite is not allowed.
+            StateBackendChangeError: A query has state of another backend, and a rewrite is not allowed.
+            StateRewriteError: The state cannot be rewritten.
             KeyboardInterrupt: The program was interrupted; its queries were stopped and keep their state.
             CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
         """
@@ -307,7 +310,14 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             restart=effective_restart_strategy(self._restart, checkpointing_enabled=options.is_checkpointing_enabled),
             backend=self._backend,
             savepoint_url=None if self._savepoints is None else self._savepoints[0],
+            on_backend_change=self._on_backend_change,
+            state_partitions=self._state_partitions(),
         )
+
+    def _state_partitions(self) -> StatePartitions | None:
+        number = self._config.max_parallelism
+        is_set = number != allowed.PARALLELISM_DEFAULT
+        return StatePartitions(number, self._on_other_partitions) if is_set else None
 
     def _check_writers(self) -> None:
         if not self._writers:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
-from dagster_ckpt.errors import LeaseLostError, StatePartitionsError, StreamFailedError
+from dagster_ckpt.errors import LeaseLostError, StreamFailedError
 from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
@@ -62,7 +62,7 @@ def start_registered(stream: StreamHandle, registered: RegisteredWriter, config:
     """
 
     def start(live: LiveDirectory) -> SupervisedQuery:
-        check_partitions(stream.stream_id, live, config)
+        warn_of_partitions(stream.stream_id, live, config)
         writer = registered.writer
         if not registered.has_own_trigger:
             writer = writer.trigger(processingTime=f"{config.trigger_interval_ms} milliseconds")
@@ -71,28 +71,12 @@ def start_registered(stream: StreamHandle, registered: RegisteredWriter, config:
     return start
 
 
-def check_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfig) -> None:
-    """Refuse a max parallelism that differs from the state in a live directory; warn about a different parallelism.
-
-    Spark itself would continue with the number of the first batch and silently ignore the other.
-
-    Raises:
-        StatePartitionsError: The state has a number of partitions other than the max parallelism.
-    """
+def warn_of_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfig) -> None:
+    """Warn if a parallelism without a max parallelism differs from the partitions of the state, which stay."""
     pinned = pinned_partitions(live)
-    if pinned is None:
-        return
-    if config.max_parallelism == PARALLELISM_DEFAULT:
-        if config.parallelism not in (PARALLELISM_DEFAULT, pinned):
-            _LOG.warning("%s: state stays in %d partitions, not %d", stream_id, pinned, config.parallelism)
-        return
-    if config.max_parallelism != pinned:
-        raise StatePartitionsError(
-            f"Stream {stream_id!r} keeps its state in {pinned} partitions, but the max parallelism is "
-            f"{config.max_parallelism}. Spark fixes the number at a query's first batch, because it decides which key "
-            f"is in which partition. Set the max parallelism to {pinned}, or leave it unset; to use another number, "
-            "start a new stream under another name."
-        )
+    is_fixed = config.max_parallelism != PARALLELISM_DEFAULT
+    if pinned is not None and not is_fixed and config.parallelism not in (PARALLELISM_DEFAULT, pinned):
+        _LOG.warning("%s: state stays in %d partitions, not %d", stream_id, pinned, config.parallelism)
 
 
 @dataclass(frozen=True)

@@ -287,4 +287,5 @@ def _start_from(arguments: Mapping[str, Any]) -> StartFrom:
         discard_state=bool(arguments.get("discard_state", False)),
         no_safety_savepoint=bool(arguments.get("no_safety_savepoint", False)),
         source_offsets=str(arguments.get("source_offsets", "")),
+        state_partitions=arguments.get("state_partitions"),
     )

@@ -7,7 +7,7 @@ stream that is not running is modified directly, under the same lease that a run
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord
@@ -28,6 +28,7 @@ from dagster_ckpt.operations.requests import (
 from dagster_ckpt.recovery.damage import damage_of
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
+from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -250,6 +251,7 @@ def request_start(stream: StreamHandle, start_from: StartFrom, *, origin: str) -
     """
     ahead = preview(stream, start_from)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
+    _check_rewrite(stream, ahead.plan, start_from)
     listed = listed_snapshot(stream, ahead.plan.snapshot)
     return stream.catalog.requests.submit(
         stream.stream_id,
@@ -260,8 +262,9 @@ def request_start(stream: StreamHandle, start_from: StartFrom, *, origin: str) -
     )
 
 
-def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
+def start_arguments(start_from: StartFrom) -> dict[str, str | bool | int]:
     """The arguments of a START request for a starting point."""
+    partitions = start_from.state_partitions
     return {
         "start_from": str(start_from),
         "new_query_id": start_from.new_query_id,
@@ -271,6 +274,7 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
         "discard_state": start_from.discard_state,
         "no_safety_savepoint": start_from.no_safety_savepoint,
         **({"source_offsets": start_from.source_offsets} if start_from.source_offsets else {}),
+        **({} if partitions is None else {"state_partitions": partitions}),
     }
 
 
@@ -295,6 +299,8 @@ def restart(
         RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that; a running stream
             continues.
         SinkRollbackError: A sink that must be rolled back cannot be; a running stream continues.
+        StateRewriteError: The state cannot be rewritten as wanted; a running stream continues.
+        UnsupportedSparkError: The installed Spark cannot rewrite state; a running stream continues.
         RequestFailedError: The start failed.
         RequestTimeoutError: No run was launched in time.
     """
@@ -302,6 +308,8 @@ def restart(
     for message in ahead.messages():
         report(message)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
+    for message in _check_rewrite(stream, ahead.plan, start_from):
+        report(message)
     with holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"):
         request = _ask_for_restart(stream, start_from, origin, timeout_s, report)
         report(
@@ -309,6 +317,11 @@ def restart(
         )
         await_answer(stream, request, timeout_s=timeout_s)
     return ahead
+
+
+def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
+    """Refuse a rewrite of state that the start would refuse, before a running query is suspended for it."""
+    return check_state(stream, plan, start_from).messages if start_from.state_partitions is not None else ()
 
 
 def _ask_for_restart(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
@@ -12,7 +13,7 @@ from dagster_ckpt.operations.requests import is_running
 from dagster_ckpt.operations.trial_comparison import compare_trial
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.plan_check import PlanChange, check_backend, describe_differences, plan_change
+from dagster_ckpt.recovery.plan_check import PlanChange, check_state, describe_differences, plan_change
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
@@ -23,6 +24,8 @@ from dagster_ckpt.spark.query.description import NamedOutput, named_output, sess
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
+from dagster_ckpt.spark.state.rewriting import rewrite_state
+from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom
@@ -37,6 +40,7 @@ def preflight(
     stream: StreamHandle,
     describe: Callable[[], DataStreamWriter],
     *,
+    state_partitions: int | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
@@ -50,6 +54,7 @@ def preflight(
     Args:
         stream: The stream, with the code version to try.
         describe: Creates the unstarted writer.
+        state_partitions: Rewrite the copy of the state to this number of partitions first.
         timeout_s: How long the batch may take.
         interrupted: Polled while it runs; if it returns True, the preflight ends.
         report: Called with a message for every step.
@@ -69,7 +74,9 @@ def preflight(
         facts = recovery_facts(stream, StartFrom(), predecessor_ended=True, output=output)
         plan = plan_recovery(facts)
         _weigh_sinks(stream, facts, plan, output)
-        check_backend(stream, plan)
+        checked = check_state(stream, plan, StartFrom(state_partitions=state_partitions))
+        for message in checked.messages:
+            report(message)
         change = plan_change(record, plan, _plan_of(describe))
         for difference in change.differences if change is not None else ():
             report(f"the plan differs: {difference}")
@@ -77,6 +84,7 @@ def preflight(
             stream,
             plan,
             describe,
+            rewrite=checked.rewrite,
             timeout_s=timeout_s,
             interrupted=interrupted,
             report=report,
@@ -129,6 +137,7 @@ def _try(
     plan: RecoveryPlan,
     describe: Callable[[], DataStreamWriter],
     *,
+    rewrite: StateShape | None,
     timeout_s: float,
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
@@ -137,10 +146,11 @@ def _try(
 
     def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
         name = f"{stream.name} preflight"
-        trial = run_trial(describe, scratch, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
-        if not replays or trial.error is not None or trial.batch_id is None:
-            return trial, []
-        return trial, compare_trial(stream, lambda: session_of(describe()), live, scratch, trial.batch_id)
+        with _rewritten(describe, scratch, rewrite, interrupted) as tried:
+            trial = run_trial(describe, tried, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
+            if not replays or trial.error is not None or trial.batch_id is None:
+                return trial, []
+            return trial, compare_trial(stream, lambda: session_of(describe()), live, tried, trial.batch_id)
 
     if plan.kind is RecoveryKind.START_EMPTY or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
         return Trial(None), "there is no state yet, so every version can start"
@@ -172,3 +182,27 @@ def _try(
 def _is_empty(stream: StreamHandle) -> bool:
     record = stream.catalog.streams.get(stream.stream_id)
     return record.live_directory is None or LiveDirectory(record.live_directory).positions().commit is None
+
+
+@contextmanager
+def _rewritten(
+    describe: Callable[[], DataStreamWriter],
+    scratch: LiveDirectory,
+    rewrite: StateShape | None,
+    interrupted: Callable[[], bool],
+) -> Iterator[LiveDirectory]:
+    """The copy, or another one with rewritten state."""
+    if rewrite is None:
+        yield scratch
+        return
+
+    def watch() -> None:
+        if interrupted():
+            raise RequestFailedError("The preflight was interrupted while it rewrote the state.")
+
+    rewritten = scratch.sibling(".rewritten")
+    try:
+        rewrite_state(session_of(describe()), scratch, rewritten, shape=rewrite, watch=watch)
+        yield rewritten
+    finally:
+        rewritten.delete()

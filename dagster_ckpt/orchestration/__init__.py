@@ -11,6 +11,7 @@ supervises streams, `checks` evaluates their health, and `component` declares st
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_ckpt.config.state_backend import OnStateChange
 from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.operations.launching import DriverLaunch
@@ -57,6 +58,7 @@ __all__ = [
     "DriverLaunch",
     "HealthCheck",
     "HealthSettings",
+    "OnStateChange",
     "PeriodicSavepoints",
     "ReadCheckpoint",
     "RestartSettings",

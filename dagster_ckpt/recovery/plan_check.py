@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dagster_ckpt.catalog.records import LeaseRecord, StreamRecord
-from dagster_ckpt.config.state_backend import PinnedState, backend_change
-from dagster_ckpt.errors import PlanChangedError, StateBackendChangeError
+from dagster_ckpt.config.state_backend import PROVIDER_CLASS, OnStateChange, PinnedState, backend_change
+from dagster_ckpt.errors import (
+    OptionError,
+    PlanChangedError,
+    SparkNotFoundError,
+    StateBackendChangeError,
+    StatePartitionsError,
+    StateRewriteError,
+)
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.spark.checkpoint_dir.inspect import check_pinned_provider, pinned_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.state.raw_rows import FORMAT_VERSION
+from dagster_ckpt.spark.state.rewriting import shape_in, stored_state
+from dagster_ckpt.spark.state.shape import StateShape, StoredState, WantedShape, check_rewrite
+from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.start_from import StartFrom
 
 _NAMES = {
     "Aggregate": "aggregation",
@@ -125,34 +138,130 @@ def _described(operator: PlanOperator) -> str:
     return f"{_name(operator)} by {keys}" if keys else _name(operator)
 
 
-def check_backend(stream: StreamHandle, plan: RecoveryPlan) -> Sequence[str]:
-    """Compare the stream's state backend with the state that the plan starts from, before anything is changed.
+@dataclass(frozen=True)
+class StateCheck:
+    """How the state that a start continues from has to change first.
+
+    Attributes:
+        messages: Settings that Spark keeps from the query's first start, one message each for the run's log.
+        rewrite: The shape to rewrite the state to; None if it stays as it is.
+    """
+
+    messages: tuple[str, ...] = ()
+    rewrite: StateShape | None = None
+
+
+def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
+    """Compare how the stream is to keep its state with the state that the plan starts from; changes nothing.
 
     Args:
-        stream: The stream; without a backend nothing is checked.
+        stream: The stream.
         plan: The recovery to carry out.
+        start_from: The requested starting point.
 
     Returns:
-        Settings that Spark keeps from the query's first start, one message each for the run's log.
+        Whether the state must be rewritten, which is then possible and allowed.
 
     Raises:
-        StateBackendChangeError: The backend cannot read the state.
-        LiveDirectoryError: The file that records the backend is damaged.
+        StateBackendChangeError: The backend cannot read the state, and the state may not be converted.
+        StatePartitionsError: The state has another number of partitions, and may not be rewritten.
+        StateRewriteError: The state cannot be rewritten as wanted.
+        UnsupportedSparkError: The installed Spark cannot rewrite state.
+        LiveDirectoryError: The live directory is damaged.
     """
+    if plan.kind is RecoveryKind.START_EMPTY:
+        return StateCheck()
+    shape = _shape(stream, plan)
+    partitions = _wanted_partitions(stream, start_from, shape)
+    provider, version, messages = _wanted_backend(stream, plan)
+    if shape is None:
+        # Nothing is stored yet, or the query keeps no state.
+        return StateCheck(messages)
+    wanted = WantedShape(partitions, provider, version).of(shape)
+    if wanted == shape:
+        return StateCheck(messages)
+    _check_can_be_rewritten(stream, plan, wanted)
+    return StateCheck((*messages, f"the state is rewritten: {shape} becomes {wanted}"), wanted)
+
+
+def _check_can_be_rewritten(stream: StreamHandle, plan: RecoveryPlan, wanted: StateShape) -> None:
+    if plan.kind is RecoveryKind.FINISH_RESTORE:
+        raise StateRewriteError(
+            f"Stream {stream.stream_id!r} has an unfinished restore, so its state cannot be rewritten yet. Start it "
+            "once as it is, then try again."
+        )
+    stored = (
+        StoredState.of_properties(_properties(stream, plan)) if _is_restore(plan) else stored_state(_live(stream, plan))
+    )
+    if stored is not None:
+        check_rewrite(stored, wanted)
+    # The process of the query checks its own Spark again; that of an operator may have none.
+    with suppress(SparkNotFoundError):
+        installed_release().require(Feature.STATE_REWRITER, "A rewrite of state")
+
+
+def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: StateShape | None) -> int | None:
+    asked, configured = start_from.state_partitions, stream.state_partitions
+    if configured is None:
+        return asked
+    if asked is not None and asked != configured.number:
+        raise OptionError(
+            f"state_partitions is {asked}, but the max parallelism of stream {stream.stream_id!r} is "
+            f"{configured.number}. Set the max parallelism to {asked}, or leave it unset."
+        )
+    is_other = shape is not None and shape.partitions != configured.number
+    if is_other and asked is None and configured.on_change is OnStateChange.REFUSE:
+        raise StatePartitionsError(
+            f"Stream {stream.stream_id!r} keeps its state in {shape.partitions if shape else 0} partitions, but the "
+            f"max parallelism is {configured.number}. The number decides which key is in which partition, so the "
+            "state has to be rewritten, which needs your permission: "
+            f"set_max_parallelism({configured.number}, allow_state_rewrite=True). Or set the max parallelism to the "
+            "number of the state, or leave it unset."
+        )
+    return configured.number
+
+
+def _wanted_backend(stream: StreamHandle, plan: RecoveryPlan) -> tuple[str | None, int | None, tuple[str, ...]]:
+    """Provider and checkpoint format to convert the state to, if any, and what Spark keeps anyway."""
     if stream.backend is None:
-        return ()
+        return None, None, ()
     change = backend_change(_pinned(stream, plan), stream.backend)
     if change.refused is not None:
         _check_log(stream, plan)
-        raise StateBackendChangeError(f"Stream {stream.stream_id!r} cannot be started. {change.refused}")
-    return change.kept
+        if stream.on_backend_change is OnStateChange.REFUSE:
+            raise StateBackendChangeError(f"Stream {stream.stream_id!r} cannot be started. {change.refused}")
+    if stream.on_backend_change is OnStateChange.REFUSE:
+        return None, None, change.kept
+    settings = stream.backend.spark_settings()
+    version = settings.get(FORMAT_VERSION)
+    return settings[PROVIDER_CLASS], int(version) if version else None, change.kept
+
+
+def _is_restore(plan: RecoveryPlan) -> bool:
+    return plan.kind is RecoveryKind.RESTORE
+
+
+def _properties(stream: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
+    location = plan.snapshot.location if plan.snapshot is not None else None
+    return stream.store.manifest(location).header.properties if location is not None else {}
+
+
+def _live(stream: StreamHandle, plan: RecoveryPlan) -> LiveDirectory:
+    return LiveDirectory(plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory or "")
+
+
+def _shape(stream: StreamHandle, plan: RecoveryPlan) -> StateShape | None:
+    """How the state that the plan starts from is stored; None without state."""
+    if _is_restore(plan):
+        stored = StoredState.of_properties(_properties(stream, plan))
+        return stored.shape if stored is not None else None
+    record = stream.catalog.streams.get(stream.stream_id)
+    return None if record.live_directory is None else shape_in(_live(stream, plan))
 
 
 def _pinned(stream: StreamHandle, plan: RecoveryPlan) -> PinnedState:
-    if plan.kind is RecoveryKind.START_EMPTY:
-        return PinnedState(None)
-    if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None and plan.snapshot.location is not None:
-        provider = stream.store.manifest(plan.snapshot.location).header.properties.get("state_store_provider")
+    if _is_restore(plan):
+        provider = _properties(stream, plan).get("state_store_provider")
         return PinnedState(provider if isinstance(provider, str) else None)
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     return PinnedState(None) if live is None else pinned_state(LiveDirectory(live))

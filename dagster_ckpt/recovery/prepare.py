@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
+from dagster_ckpt.recovery.building import Building, StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.recovery.source_positions import move_sources
@@ -36,6 +37,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clone, give_query_id, materialize, unwatched
 from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
@@ -50,11 +52,13 @@ class PreparedStart:
         live: The live directory.
         rolled_back: Places of the sinks that were rolled back to the restored batch.
         may_repeat: Names of sinks that this process cannot roll back.
+        rewritten: The rewrite of the state, if there was one.
     """
 
     live: LiveDirectory
     rolled_back: tuple[str, ...] = ()
     may_repeat: tuple[str, ...] = ()
+    rewritten: Rewritten | None = None
 
 
 def prepare(
@@ -63,6 +67,7 @@ def prepare(
     lease: LeaseKeeper,
     output: NamedOutput | None = None,
     *,
+    rewrite: StateRewrite | None = None,
     watch: Watch = unwatched,
 ) -> PreparedStart:
     """Create the live directory that the plan requires.
@@ -73,6 +78,7 @@ def prepare(
         lease: The lease of the stream.
         output: Where the query to start will write; no other sink is changed. None if unknown: the
             stream's known sinks are assumed.
+        rewrite: Rewrite the state: the query then continues in a new directory whatever the plan.
         watch: Called while files are written and before the stream is switched to the new directory. If
             it raises, the start ends and nothing has changed.
 
@@ -85,34 +91,62 @@ def prepare(
             match the query's state.
         RowsAtRiskError: A sink has a batch that the query does not have, and cannot be rolled back.
         RestoreError: The snapshot cannot be restored to a directory that Spark could start in.
+        StateRewriteError: The state could not be rewritten; the live directory is unchanged.
         SinkRollbackError: A file sink could not be rolled back; the next start tries again.
         StorageAccessError: Something could not be read or written; the next start tries again.
     """
     sinks = survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
     record = stream.catalog.streams.get(stream.stream_id)
-    if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
+    if plan.kind is RecoveryKind.RESUME and record.live_directory is not None and rewrite is None:
         return _resume(stream, LiveDirectory(record.live_directory), sinks, lease)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         return _finish_restore(stream, _out_of_the_fence(stream, record, lease), sinks, lease)
     claim_live_folder(stream)
-    live = stream.new_live_directory(record.live_generation, lease.record.token)
+    building = Building(stream.new_live_directory(record.live_generation, lease.record.token), rewrite, watch)
+    prepared = _prepare_new(stream, plan, record, building, sinks=sinks, lease=lease)
+    return replace(prepared, rewritten=building.rewritten)
+
+
+def _prepare_new(
+    stream: StreamHandle,
+    plan: RecoveryPlan,
+    record: StreamRecord,
+    building: Building,
+    *,
+    sinks: Survey,
+    lease: LeaseKeeper,
+) -> PreparedStart:
+    """Prepare a start in a new live directory."""
+    live = building.live
     if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None:
-        return _restore(stream, plan, plan.snapshot, live, sinks=sinks, lease=lease, watch=watch)
+        return _restore(stream, plan, plan.snapshot, building, sinks=sinks, lease=lease)
     rewound = plan.directory or record.live_directory
     if plan.kind is RecoveryKind.REWIND and rewound is not None and plan.to_batch is not None:
         origin = _origin_of_rewound(record, rewound, plan.to_batch)
-        return _rewind(stream, origin, live, plan=plan, sinks=sinks, lease=lease, watch=watch)
-    if plan.kind is RecoveryKind.CLONE and record.live_directory is not None:
-        # A sink that already has the batch in flight skips it, so the state of that batch must be
-        # carried along.
+        return _rewind(stream, origin, building, plan=plan, sinks=sinks, lease=lease)
+    if plan.kind in (RecoveryKind.CLONE, RecoveryKind.RESUME) and record.live_directory is not None:
         started_ms = monotonic_ms()
-        made = clone(LiveDirectory(record.live_directory), live, carry_state=True, marked=True, watch=watch)
-        origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
+        old = LiveDirectory(record.live_directory)
+        if plan.kind is RecoveryKind.RESUME:
+            # Its last writer has ended, so it is read where it is.
+            building.rewrite(old)
+        else:
+            # A sink that already has the batch in flight skips it, so the state of that batch must
+            # be carried along.
+            building.fill(lambda new: _clone(old, new, building.watch, carry_state=not building.rewrites))
+        building.check_in_flight(sinks.to_settle, roll_back_tables=stream.options.roll_back_tables)
+        origin = StateOrigin.of_directory(record.live_directory, live.positions().commit, record.origin)
         took_ms = monotonic_ms() - started_ms
         stream.catalog.streams.switch_live_directory(lease.record, live.url, origin=origin, duration_ms=took_ms)
         return _resume(stream, live, sinks, lease)
     return _start_empty(stream, record, live, sinks=sinks, lease=lease)
+
+
+def _clone(
+    old: LiveDirectory, new: LiveDirectory, watch: Watch, *, at_batch: int | None = None, carry_state: bool
+) -> None:
+    clone(old, new, at_batch=at_batch, carry_state=carry_state, marked=True, watch=watch)
 
 
 def restore_into(
@@ -180,18 +214,23 @@ def _restore(
     stream: StreamHandle,
     plan: RecoveryPlan,
     snapshot: SnapshotRecord,
-    live: LiveDirectory,
+    building: Building,
     *,
     sinks: Survey,
     lease: LeaseKeeper,
-    watch: Watch,
 ) -> PreparedStart:
+    live = building.live
     location, started_ms = snapshot_location(snapshot), monotonic_ms()
     before = stream.catalog.streams.get(stream.stream_id)
     undo = _undo(stream, snapshot.query_id, may_repeat=plan.new_query_id)
     is_new = plan.new_query_id or _is_skipped_under(snapshot.query_id, snapshot.batch_id, sinks)
     query_id = str(uuid.uuid4()) if is_new else None
-    restore_into(stream, location, live, new_query_id=query_id, donor=plan.donor, marked=True, watch=watch)
+
+    def fill(new: LiveDirectory) -> None:
+        watch = building.watch
+        restore_into(stream, location, new, new_query_id=query_id, donor=plan.donor, marked=True, watch=watch)
+
+    building.fill(fill)
     if plan.source_offsets is not None:
         move_sources(live, plan.source_offsets)
     record = stream.catalog.streams.switch_live_directory(
@@ -220,13 +259,13 @@ def _restore(
 def _rewind(
     stream: StreamHandle,
     origin: StateOrigin,
-    live: LiveDirectory,
+    building: Building,
     *,
     plan: RecoveryPlan,
     sinks: Survey,
     lease: LeaseKeeper,
-    watch: Watch,
 ) -> PreparedStart:
+    live = building.live
     old, batch_id, fork = LiveDirectory(origin.directory or ""), origin.batch_id or 0, plan.new_query_id
     wrote_to = sinks_written(stream)
     if not wrote_to:
@@ -242,12 +281,15 @@ def _rewind(
         sink.check_roll_back(_point(stream, batch_id, undo))
     started_ms = monotonic_ms()
     # For a sink that already has the next batch and cannot be rolled back.
-    has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to)) and plan.source_offsets is None
-    clone(old, live, at_batch=batch_id, carry_state=has_others, marked=True, watch=watch)
+    has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to))
+    carry_state = has_others and plan.source_offsets is None and not building.rewrites
+    building.fill(lambda new: _clone(old, new, building.watch, at_batch=batch_id, carry_state=carry_state))
     if plan.source_offsets is not None:
         move_sources(live, plan.source_offsets)
     if fork or _is_skipped_under(query_id, batch_id, sinks):
         give_query_id(live, str(uuid.uuid4()))
+    others = [sink.name for sink in sinks_of(wrote_to) if not sink.rolls_back]
+    building.check_in_flight(others, roll_back_tables=stream.options.roll_back_tables)
     # The new timeline inherits the old one's snapshots up to this batch.
     past = [
         snapshot

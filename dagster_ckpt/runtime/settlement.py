@@ -36,6 +36,8 @@ from dagster_ckpt.errors import (
     StateAtRiskError,
     StateBackendChangeError,
     StatePartitionsError,
+    StateRewriteError,
+    UnsupportedSparkError,
 )
 from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
@@ -46,7 +48,7 @@ from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 # The start cannot be done as requested, and a retry does not help.
 _REFUSALS = (
     *(SnapshotNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
-    *(PlanChangedError, StateBackendChangeError, StatePartitionsError),
+    *(PlanChangedError, StateBackendChangeError, StatePartitionsError, StateRewriteError, UnsupportedSparkError),
 )
 
 

@@ -23,12 +23,19 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason
-from dagster_ckpt.errors import CatalogError, LeaseLostError, RestartWithdrawnError, StartStoppedError
+from dagster_ckpt.errors import (
+    CatalogError,
+    LeaseLostError,
+    RestartWithdrawnError,
+    StartStoppedError,
+    StateRewriteError,
+)
+from dagster_ckpt.recovery.building import StateRewrite
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.plan_check import check_backend, check_plan
+from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
@@ -43,10 +50,12 @@ from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput, named_output
+from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
+from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
@@ -92,6 +101,19 @@ class StartedQuery:
     plan: RecoveryPlan
     prepared: PreparedStart
     query: SupervisedQuery
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A start that is not refused.
+
+    Attributes:
+        query_plan: Description of the query's plan; None if it is not known.
+        rewrite: How the state has to be rewritten first; None if it stays as it is.
+    """
+
+    query_plan: PlanDescription | None
+    rewrite: StateRewrite | None
 
 
 class Start:
@@ -180,17 +202,17 @@ class Start:
             prepared: PreparedStart | None = None
             try:
                 with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
-                    query_plan = self._check(facts, plan, output)
+                    checked = self._check(facts, plan, output)
                     if take_over(
                         stream,
                         self._lease,
-                        resumes=plan.kind is RecoveryKind.RESUME,
+                        resumes=plan.kind is RecoveryKind.RESUME and checked.rewrite is None,
                         still_mine=self._still_mine,
                     ):
                         # Its query may have gone on until it was fenced.
                         facts = self._facts(output)
                         plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
-                    prepared = self._prepare(facts, plan, output, query_plan)
+                    prepared = self._prepare(facts, plan, output, checked)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
                     return StartedQuery(plan, prepared, self._request.start_query(prepared.live))
@@ -213,36 +235,38 @@ class Start:
             output=output,
         )
 
-    def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> PlanDescription | None:
-        """Refuse the start before anything is changed; returns the description of the query's plan."""
+    def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
+        """Refuse the start before anything is changed."""
         stream = self._stream
         self._check_loss(preview_rewind(stream, facts, plan, output))
         self._check_sources(plan)
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
-        for message in check_backend(stream, plan):
-            log_message(stream.stream_id, message)
+        rewrite = self._check_state(plan)
         query_plan = self._check_plan(plan)
         refuse_shared_folder(stream, output)
         self._watch()
-        return query_plan
+        return Checked(query_plan, rewrite)
 
     def _prepare(
         self,
         facts: RecoveryFacts,
         plan: RecoveryPlan,
         output: NamedOutput | None,
-        query_plan: PlanDescription | None,
+        checked: Checked,
     ) -> PreparedStart:
         stream = self._stream
         kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record)
         if kept is not None:
             log_message(stream.stream_id, kept)
         self._watch()
-        prepared = prepare(stream, plan, self._lease, output, watch=self._watch)
+        prepared = prepare(stream, plan, self._lease, output, rewrite=checked.rewrite, watch=self._watch)
+        if prepared.rewritten is not None:
+            log_message(stream.stream_id, str(prepared.rewritten))
         self._report_sinks(prepared)
         # The restore may have outlived the lease, and a successor may be using the same directories.
         self._lease.check()
+        query_plan = checked.query_plan
         stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
         self._note_output(output, prepared.live)
         # Checked again: two streams that start at the same moment see each other's output folder only now.
@@ -259,6 +283,23 @@ class Start:
         if describe is not None:
             for message in refuse_gone_records(self._stream, plan, describe, accept_loss=self._start_from.accept_loss):
                 log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
+
+    def _check_state(self, plan: RecoveryPlan) -> StateRewrite | None:
+        """How the state has to be rewritten before the query continues from it, if at all."""
+        checked = check_state(self._stream, plan, self._start_from)
+        for message in checked.messages:
+            log_message(self._stream.stream_id, message)
+        if checked.rewrite is None:
+            return None
+        describe = self._request.describe
+        session = session_of(describe()) if describe is not None else active_session()
+        if session is None:
+            raise StateRewriteError(
+                f"The state of stream {self._stream.stream_id!r} has to be rewritten, but this process has no Spark "
+                "session to do it. Start the stream where its query runs."
+            )
+        require_rewriter(session)
+        return StateRewrite(session, checked.rewrite)
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
         describe = self._request.describe

@@ -189,12 +189,7 @@ def settle_in_flight(
         LiveDirectoryError: A log cannot be parsed.
         StorageAccessError: The directory or a sink cannot be reached.
     """
-    found = _decided(live, sinks, roll_back_tables=roll_back_tables)
-    stops = (InFlight.REFUSE, InFlight.FOREIGN)
-    forecasts = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
-    refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in forecasts if each is not None)
-    if refused:
-        raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
+    found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]
     for sink, at in rolled_back:
         query_id = live_query_id(live)
@@ -203,6 +198,33 @@ def settle_in_flight(
             with still_mine():
                 give_query_id(live, str(uuid.uuid4()))
     return [sink for sink, _ in rolled_back]
+
+
+def refuse_skipped_batch(
+    live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool
+) -> list[tuple[Sink, int, InFlight]]:
+    """Refuse a start if a sink would skip a batch whose state is missing, and cannot be rolled back.
+
+    Args:
+        live: The directory in which the query would start.
+        sinks: The query's sinks.
+        roll_back_tables: Whether this process may roll a table back.
+
+    Returns:
+        Each sink with the batch after which the query continues, and what happens to the next one.
+
+    Raises:
+        RowsAtRiskError: A sink would.
+        LiveDirectoryError: A log cannot be parsed.
+        StorageAccessError: The directory or a sink cannot be reached.
+    """
+    found = _decided(live, sinks, roll_back_tables=roll_back_tables)
+    stops = (InFlight.REFUSE, InFlight.FOREIGN)
+    told = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
+    refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in told if each is not None)
+    if refused:
+        raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
+    return found
 
 
 def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[tuple[Sink, int, InFlight]]:

@@ -44,6 +44,7 @@ class Feature(StrEnum):
     NAMED_SOURCES = "named sources"
     NAMED_SINKS = "named sinks"
     OFFSET_LOG_2 = "offset log v2"
+    STATE_REWRITER = "a writer of state (StateRewriter)"
     ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink"
 
 
@@ -74,6 +75,7 @@ _OF_4_2 = _OF_4_1 | {
     Feature.NAMED_SOURCES,
     Feature.NAMED_SINKS,
     Feature.OFFSET_LOG_2,
+    Feature.STATE_REWRITER,
 }
 _OF_4_3 = _OF_4_2 | {Feature.UPLOAD_THREAD_SHARE, Feature.JOIN_STATE_4, Feature.ASYNC_FOREACH}
 

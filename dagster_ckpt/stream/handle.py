@@ -13,7 +13,7 @@ from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.redaction import refuse_user_info
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.state_backend import OnStateChange, StateBackend, StatePartitions
 from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
@@ -26,8 +26,9 @@ from dagster_ckpt.stream.recorded_settings import RecordedSettings
 Clock = Callable[[], int]
 
 
-# An unfinished directory has the suffix `.partial`. Names without a token predate this rule.
-_LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.partial)?")
+# An unfinished directory has the suffix `.partial`, the temporary copies of a rewrite of state have `.source` and
+# `.staged`. Names without a token predate this rule.
+_LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged))*")
 
 
 def wall_clock_ms() -> int:
@@ -71,7 +72,7 @@ class BuiltDirectory:
     @property
     def is_unfinished(self) -> bool:
         """Whether it was not yet renamed to its final name, or never will be."""
-        return self.live.url.endswith(".partial")
+        return "." in self.live.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,9 @@ class StreamHandle:
             query always copies.
         backend: How the query keeps its state. None uses the session's settings without checking them.
             Its `transfer_threads` copy files while a snapshot is taken or restored.
+        on_backend_change: What a start does with state of another backend.
+        state_partitions: The configured number of state partitions. None: that of the state, or of the
+            session for a query that has none.
         stall_timeout_ms: Fails the run if the query makes no progress for this long and no task is
             running, so that the restart strategy starts a new one. None: never. See `StallDetector`.
         code_version: Version of the code that defines the query, as its owner names it; snapshots
@@ -110,6 +114,8 @@ class StreamHandle:
     restart: RestartPolicy
     live_root: str
     backend: StateBackend | None = None
+    on_backend_change: OnStateChange = OnStateChange.REFUSE
+    state_partitions: StatePartitions | None = None
     code_version: str | None = None
     executor_copy_bytes: int | None = None
     stall_timeout_ms: int | None = None

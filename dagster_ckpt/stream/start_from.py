@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from dagster_ckpt.config.execution_config import MAX_PARALLELISM
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.config.redaction import refuse_user_info
+from dagster_ckpt.config.validation import WholeNumber
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 
@@ -24,6 +26,7 @@ class StartPoint(Enum):
     NAMED = "named"
 
 
+STATE_PARTITIONS = WholeNumber("state_partitions", minimum=1, maximum=MAX_PARALLELISM.maximum)
 _BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -91,6 +94,7 @@ class StartFrom:
         discard_state: Confirms that an empty start may discard all existing state.
         no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
         source_offsets: Where Kafka sources continue instead of where they stopped; see `SourceOffsets`.
+        state_partitions: Rewrite the state to this number of partitions; None keeps the number.
     """
 
     point: StartPoint = StartPoint.LATEST
@@ -102,6 +106,7 @@ class StartFrom:
     discard_state: bool = False
     no_safety_savepoint: bool = False
     source_offsets: str = ""
+    state_partitions: int | None = None
 
     @staticmethod
     def parse(
@@ -114,6 +119,7 @@ class StartFrom:
         discard_state: bool = False,
         no_safety_savepoint: bool = False,
         source_offsets: str = "",
+        state_partitions: int | None = None,
     ) -> StartFrom:
         """Parse a starting point from a run configuration or a command line.
 
@@ -131,11 +137,14 @@ class StartFrom:
             source_offsets: Where Kafka sources continue, as JSON: `{"orders": {"0": 124}}`, or
                 `{"orders": "2026-11-23T07:00:00Z"}` for the first record that is not older. Records between
                 are skipped, or read again. For a start from a snapshot or a batch.
+            state_partitions: Rewrite the state to this number of partitions, 1 to 32768; None keeps the
+                number.
 
         Raises:
             OptionError: start_from is empty, new_query_id is combined with latest or empty, a snapshot is
-                claimed by a start that names none, the claim mode is not supported, or discard_state is
-                set for a start that is not empty.
+                claimed by a start that names none, the claim mode is not supported, discard_state is
+                set for a start that is not empty, or state_partitions is out of range or set for one
+                that is empty.
         """
         word = start_from.strip()
         if not word:
@@ -166,6 +175,13 @@ class StartFrom:
                 f"source_offsets is for a start from a snapshot or a batch, but start_from is {word!r}. Name the "
                 "newest batch (batch-<n>) to keep the state and continue elsewhere in the source."
             )
+        if state_partitions is not None:
+            STATE_PARTITIONS.checked(state_partitions)
+            if point is StartPoint.EMPTY:
+                raise OptionError(
+                    "state_partitions rewrites existing state, but start_from is 'empty', which keeps none. Leave it "
+                    "out, and set spark.sql.shuffle.partitions for the new state."
+                )
         return StartFrom(
             point,
             reference,
@@ -176,6 +192,7 @@ class StartFrom:
             discard_state,
             no_safety_savepoint,
             str(SourceOffsets.parse(source_offsets)) if source_offsets else "",
+            state_partitions,
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import dagster as dg
 import pytest
@@ -13,6 +14,9 @@ import yaml
 import dagster_ckpt
 from dagster_ckpt import streaming_asset
 from dagster_ckpt.cli.deployment import Deployment
+from dagster_ckpt.client.client import Client
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.flink.configured_program import ConfiguredProgram
 from tests.support.page_blocks import DOCS, Block, blocks_of
 
 ROOT = DOCS.parent
@@ -48,6 +52,9 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
         **{"dg": dg, "orders": orders, "us_orders": us_orders},
         "CHECKPOINTING": dagster_ckpt.CheckpointConfig(interval=60_000),
         "page_on_call": print,
+        "client": create_autospec(Client, instance=True),
+        "env": ConfiguredProgram(),
+        "EmbeddedRocksDBStateBackend": EmbeddedRocksDBStateBackend,
     }
 
 

@@ -14,7 +14,7 @@ from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.damage import damage_of
 from dagster_ckpt.recovery.plan import RecoveryPlan
-from dagster_ckpt.recovery.plan_check import check_backend
+from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.rewind_history import LAST, History
 
@@ -51,7 +51,7 @@ def test_a_flipped_bit_in_the_name_is_damage_so_a_recovery_goes_back(history: Hi
     stream = replace(history.shelf.stream, backend=EmbeddedRocksDBStateBackend(True))
 
     with pytest.raises(LiveDirectoryError, match="one of these entries is damaged") as refused:
-        check_backend(stream, planned(history))
+        check_state(stream, planned(history), StartFrom())
 
     damage = damage_of(refused.value)
     assert damage is not None
@@ -61,4 +61,4 @@ def test_a_flipped_bit_in_the_name_is_damage_so_a_recovery_goes_back(history: Hi
 def test_another_backend_is_refused_as_before(history: History) -> None:
     stream = replace(history.shelf.stream, backend=HashMapStateBackend())
     with pytest.raises(StateBackendChangeError):
-        check_backend(stream, planned(history))
+        check_state(stream, planned(history), StartFrom())

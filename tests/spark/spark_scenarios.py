@@ -73,7 +73,7 @@ class Workload:
         to_sink = (
             writer.format("json").option("path", str(self.output))
             if self.mode == "append"
-            else writer.foreachBatch(_write_batch_to(self.output))
+            else writer.foreachBatch(write_batch_to(self.output))
         )
         return to_sink.option("checkpointLocation", "/must/not/be/used").queryName("must not be used")
 
@@ -118,7 +118,7 @@ class Workload:
         return stream.json(str(source)).withWatermark("t", "20 seconds")
 
 
-def _write_batch_to(output: Path) -> Callable[[DataFrame, int], None]:
+def write_batch_to(output: Path) -> Callable[[DataFrame, int], None]:
     def write(batch: DataFrame, batch_id: int) -> None:
         output.mkdir(exist_ok=True)
         (output / str(batch_id)).write_text("\n".join(sorted(map(str, batch.collect()))))

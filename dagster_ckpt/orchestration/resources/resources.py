@@ -19,7 +19,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.rocksdb_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
-from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend, StateBackend
+from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend, OnStateChange, StateBackend
 from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.translator import (
@@ -241,6 +241,13 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
         default_factory=dict,
         description="ROCKSDB and CUSTOM: further Spark SQL settings of the state store, applied to the session before "
         "the query starts.",
+    )
+
+    on_change: OnStateChange = Field(
+        default=OnStateChange.REFUSE,
+        description="What a start does with state of another provider or checkpoint format. REFUSE: it is refused. "
+        "CONVERT: the state is rewritten into a new live directory first, and every row is compared. Needs Spark 4.2 "
+        "or later.",
     )
 
     def backend(self) -> StateBackend:

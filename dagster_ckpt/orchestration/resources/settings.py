@@ -341,6 +341,11 @@ class StartConfig(dg.Config):
         description='Where Kafka sources continue, as JSON: {"orders": {"0": 124}} skips to a record, and '
         '{"orders": "2026-11-23T07:00:00Z"} to a time. Only with a snapshot or batch-<n>.',
     )
+    state_partitions: int | None = Field(
+        default=None,
+        description="Rewrite the state to this number of partitions, 1 to 32768, before the query starts. Spark keeps "
+        "the number of the first batch otherwise. Needs Spark 4.2 or later.",
+    )
 
     def parsed(self) -> StartFrom:
         """The starting point.

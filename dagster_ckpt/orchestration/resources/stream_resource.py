@@ -213,6 +213,7 @@ def open_stream(
         live_root=resources.state_backend.live_directory,
         code_version=code_version,
         backend=backend,
+        on_backend_change=resources.state_backend.on_change,
         executor_copy_bytes=deployment.executor_copy_bytes,
         stall_timeout_ms=spec.stall_timeout_ms,
         storage=storage,

@@ -118,7 +118,14 @@ def _run_to_its_end(
         handle = _handle_of_this_step(context, _with_run_config(spec, config), resources)
         context.instance.add_run_tags(context.run.run_id, run_tags(handle.catalog, spec.stream_id))
         if config.preflight:
-            tried = run_preflight(context, handle, resources, describe, interrupted=watch.should_stop)
+            tried = run_preflight(
+                context,
+                handle,
+                resources,
+                describe,
+                state_partitions=config.state_partitions,
+                interrupted=watch.should_stop,
+            )
         else:
             outcome = _run(context, handle, resources, describe, config=config, watch=watch)
     except CkptError as error:
@@ -278,6 +285,7 @@ def run_preflight(
     resources: DeploymentResources,
     describe: Callable[[], DataStreamWriter],
     *,
+    state_partitions: int | None = None,
     interrupted: Callable[[], bool],
 ) -> PreflightRecord:
     """Try the loaded code. The stream, which may be running, is not affected.
@@ -288,7 +296,9 @@ def run_preflight(
     apply_state_backend(resources.spark_session, resources.state_backend.backend())
     # Enter again, because creating a Spark session replaces the SIGINT handler.
     with capture_interrupts():
-        return preflight(handle, describe, interrupted=interrupted, report=context.log.info)
+        return preflight(
+            handle, describe, state_partitions=state_partitions, interrupted=interrupted, report=context.log.info
+        )
 
 
 def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:

@@ -159,6 +159,7 @@ def _start_run(stream: Stream, request: RequestRecord, deployment_id: str) -> dg
         **{name: True for name in _SWITCHES if request.arguments.get(name)},
         **{name: request.arguments[name] for name in ("claim_mode",) if request.arguments.get(name) == "CLAIM"},
         **{name: request.arguments[name] for name in ("source_offsets",) if request.arguments.get(name)},
+        **{name: request.arguments[name] for name in ("state_partitions",) if request.arguments.get(name) is not None},
     }
     return dg.RunRequest(
         # One run per request, however often it is evaluated.

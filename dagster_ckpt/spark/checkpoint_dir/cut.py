@@ -34,6 +34,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_commit_entry,
     parse_offset_entry,
     parse_query_id,
+    parse_rewrite_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 from dagster_ckpt.spark.checkpoint_dir.snapshot_properties import CutFacts, describe
@@ -164,7 +165,8 @@ def _cut_at(
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:
         needed += operator.files
-    state = CommittedState(folder, query_id, operators, committed, commit)
+    rewrite_id = parse_rewrite_id(metadata.data or b"", f"{live.url}/{METADATA}")
+    state = CommittedState(folder, query_id, operators, committed, commit, rewrite_id)
     state_needed, chain, extends = _state(state, base)
     needed += state_needed
     after = state_after(folder, query_id, operators, in_flight, commit) if carry_state and in_flight else None

@@ -6,9 +6,7 @@ writes the manifest, so a snapshot becomes visible atomically.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,13 +21,13 @@ from dagster_ckpt.snapshot.packs import (
     pack_names,
     write_packs,
 )
+from dagster_ckpt.spark.job_groups import in_job_group
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 # Several tasks per core, so that no core is left waiting for one task that got large files.
 _TASKS_A_CORE = 2
-_POLL_S = 0.2
 _ONE_THREAD = Threads(1)
 
 
@@ -72,28 +70,17 @@ class ExecutorCopy:
         return Packed.joined(outcome for outcome in outcomes if isinstance(outcome, Packed))
 
     def _collect(self, work: Sequence[tuple[PackTask, Create]], callbacks: PackCallbacks) -> list[Packed | CkptError]:
-        group = f"dagster-ckpt-{uuid.uuid4()}"
-
         def collect() -> list[Packed | CkptError]:
-            self.context.setJobGroup(group, "copy a snapshot", interruptOnCancel=True)
-            return self.context.parallelize(work, len(work)).map(_copy).collect()
-
-        with ThreadPoolExecutor(1, thread_name_prefix="executor-copy") as pool:
-            future = pool.submit(collect)
             try:
-                while not wait([future], timeout=_POLL_S).done:
-                    callbacks.check_aborted()
-            except BaseException:
-                self.context.cancelJobGroup(group)
-                raise
-        try:
-            return future.result()
-        except Exception as error:
-            raise StorageAccessError(
-                f"Spark's executors could not copy the snapshot: {error}. They must reach live directory and "
-                "snapshots by the same URLs as the driver, and have dagster-ckpt installed. Without "
-                "executor_copy_bytes the driver copies."
-            ) from error
+                return self.context.parallelize(work, len(work)).map(_copy).collect()
+            except Exception as error:
+                raise StorageAccessError(
+                    f"Spark's executors could not copy the snapshot: {error}. They must reach live directory and "
+                    "snapshots by the same URLs as the driver, and have dagster-ckpt installed. Without "
+                    "executor_copy_bytes the driver copies."
+                ) from error
+
+        return in_job_group(self.context, "copy a snapshot", collect, callbacks.check_aborted)
 
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:

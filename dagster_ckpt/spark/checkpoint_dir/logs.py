@@ -21,7 +21,14 @@ from dagster_ckpt.spark.versions import SparkFile
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
+COMPRESSION_CODEC = "spark.sql.streaming.stateStore.compression.codec"
+# Of Spark; used where no codec is pinned.
+DEFAULT_CODEC = "lz4"
+ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 NO_OFFSET = "-"
+# Ours, in Spark's file `metadata`, of which Spark reads only the id of the query: the state was
+# written by a rewrite, and not by the query.
+REWRITE_ID = "dagsterCkptRewriteId"
 # Ten times as many as any deployment of Spark uses. A file with more is damaged and would exhaust
 # the memory.
 _MOST_PARTITIONS = 1_000_000
@@ -88,6 +95,7 @@ class CommitEntry:
 
 class _QueryMetadata(BaseModel):
     id: str = Field(min_length=1)
+    rewrite_id: str | None = Field(default=None, alias=REWRITE_ID)
 
 
 class _OffsetMetadata(BaseModel):
@@ -110,6 +118,26 @@ def parse_query_id(data: bytes, where: str) -> str:
         LiveDirectoryError: It cannot be parsed.
     """
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
+
+
+def parse_rewrite_id(data: bytes, where: str) -> str | None:
+    """Parse the id of the rewrite that wrote the state, in the file `metadata`; None if the query wrote all of it.
+
+    Raises:
+        LiveDirectoryError: It cannot be parsed.
+    """
+    return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).rewrite_id
+
+
+def query_metadata(query_id: str, rewrite_id: str | None = None) -> bytes:
+    """Content of the file `metadata`.
+
+    Args:
+        query_id: Id of the query.
+        rewrite_id: Id of the rewrite that wrote the state, if one did.
+    """
+    fields = {"id": query_id} if rewrite_id is None else {"id": query_id, REWRITE_ID: rewrite_id}
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
@@ -201,6 +229,46 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
     planned["batchWatermarkMs"] = max(entry.watermark_ms, commit.next_watermark_ms)
     planned["batchTimestampMs"] = now_ms
     return "\n".join([version, json.dumps(planned, separators=(",", ":")), *sources]).encode()
+
+
+def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes:
+    """An entry of the offset log with other pinned settings.
+
+    Args:
+        data: Content of the file.
+        where: Its path.
+        settings: Settings to change, by full name.
+
+    Raises:
+        LiveDirectoryError: It is not such an entry, or continuous processing wrote it.
+    """
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    with reading(lambda why: _malformed(where, why)):
+        metadata = from_json(lines[0])
+        metadata["conf"] = {**metadata["conf"], **settings}
+    return "\n".join([f"v{version}", json.dumps(metadata, separators=(",", ":")), *lines[1:]]).encode()
+
+
+def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None) -> bytes:
+    """An entry of the commit log for state of another checkpoint format, or with other unique ids.
+
+    Args:
+        data: Content of the file.
+        where: Its path.
+        state_ids: Unique ids by operator, partition and store, for checkpoint format v2; None for v1.
+
+    Raises:
+        LiveDirectoryError: It is not such an entry.
+    """
+    version, lines = _lines(data, where, SparkFile.COMMITS)
+    with reading(lambda why: _malformed(where, why)):
+        metadata = from_json(lines[0] if lines and lines[0].strip() else "{}")
+        metadata.pop("stateUniqueIds", None)
+    if state_ids is not None:
+        metadata["stateUniqueIds"] = {str(operator): ids for operator, ids in state_ids.items()}
+    # Version 3 has named sinks, with either format of the state.
+    version = version if version > 2 else 1 if state_ids is None else 2
+    return f"v{version}\n{json.dumps(metadata, separators=(',', ':'))}".encode()
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:

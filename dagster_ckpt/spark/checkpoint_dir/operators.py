@@ -30,7 +30,7 @@ from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFil
 
 _SCHEMAS = "_stateSchema"
 JOIN = "symmetricHashJoin"
-_LIMIT = "globalLimit"
+LIMIT = "globalLimit"
 # Without metadata, as in Spark 3.5, an operator has one store or is a join of two streams with
 # these four.
 _JOIN_STORES = ("left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue")
@@ -92,16 +92,18 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
     return [_read_operator(folder, number, batch_id) for number in numbers]
 
 
-def rewrite_schema_paths(data: bytes, old_path: str, location: str) -> bytes:
+def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partitions: int | None = None) -> bytes:
     """Rewrite the schema paths of operator metadata v2 for the directory that it is restored into.
 
     Spark stores them as absolute paths (transformWithState, join state v3 and later). Unchanged, a
-    restored query would read, and even re-create, directories at the original location.
+    restored query would read, and even re-create, directories at the original location. Metadata v1
+    has none and stays as it is, apart from the partitions.
 
     Args:
         data: Content of `state/<operator>/_metadata/v2/<batch>`.
         old_path: Its path, for error messages.
         location: The new live directory, as passed to Spark.
+        partitions: The new number of state partitions; None keeps that of the metadata.
 
     Raises:
         LiveDirectoryError: It cannot be parsed.
@@ -110,10 +112,17 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str) -> bytes:
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
         metadata: dict[str, Any] = from_json(text)
         for store in metadata["stateStoreInfo"]:
+            if partitions is not None:
+                store["numPartitions"] = partitions
             if "stateSchemaFilePaths" in store:
                 paths = [_below_state(path, old_path) for path in store["stateSchemaFilePaths"]]
                 store["stateSchemaFilePaths"] = [f"{location}/{path}" for path in paths]
     return f"{version}\n{json.dumps(metadata, separators=(',', ':'))}".encode()
+
+
+def is_operator_metadata(path: str) -> bool:
+    """Whether a path in a live directory is operator metadata of any version."""
+    return is_metadata_v2(path) or (path.startswith(f"{STATE}/") and path.endswith("/_metadata/metadata"))
 
 
 def is_metadata_v2(path: str) -> bool:
@@ -141,7 +150,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
     stores = tuple(store.name for store in metadata.stores)
     schemas = [_schema(folder, f"{store_directory(number, 0, store)}/_metadata/schema") for store in stores]
     version = max(_schema_version(schema) for schema in schemas)
-    single = metadata.info.name == _LIMIT or not _key_types(schemas[0])
+    single = metadata.info.name == LIMIT or not _key_types(schemas[0])
     return Operator(number, metadata.info.name, stores, single, (file, *schemas), 1, version)
 
 
@@ -164,8 +173,8 @@ def _without_metadata(folder: FileIO, number: int) -> Operator:
     version = max(_schema_version(schema) for schema in schemas)
     types = _key_types(schemas[0])
     # A limit has one counter, whose key is a null.
-    name = JOIN if is_join else _LIMIT if types == ["void"] else UNNAMED
-    return Operator(number, name, stores, name == _LIMIT or not types, tuple(schemas), 0, version)
+    name = JOIN if is_join else LIMIT if types == ["void"] else UNNAMED
+    return Operator(number, name, stores, name == LIMIT or not types, tuple(schemas), 0, version)
 
 
 def _with_schema_files(folder: FileIO, number: int, paths: list[str]) -> Operator:

@@ -44,6 +44,7 @@ class CommittedState:
         operators: The stateful operators.
         offsets: Offsets of the batch; its settings name provider and partitions.
         commit: Its commit.
+        rewrite_id: Id of the rewrite that wrote the state, if one did.
     """
 
     folder: FileIO
@@ -51,6 +52,7 @@ class CommittedState:
     operators: list[Operator]
     offsets: OffsetEntry
     commit: CommitEntry
+    rewrite_id: str | None = None
 
 
 class StorePlace(NamedTuple):

@@ -53,12 +53,16 @@ class _Look:
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
-    """The layout, which must be equal for one state to extend another."""
+    """The layout, which must be equal for one state to extend another.
+
+    A rewrite may leave everything but the rows as it was, so its id is a part of the layout.
+    """
     offsets = state.offsets
-    return [
+    layout: list[list[object]] = [
         [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
         for operator in state.operators
     ]
+    return layout if state.rewrite_id is None else [*layout, [state.rewrite_id]]
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:

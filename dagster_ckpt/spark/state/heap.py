@@ -1,0 +1,317 @@
+"""Heap state (`HDFSBackedStateStoreProvider`) as rows of bytes: read and written by Spark's executors.
+
+Spark has no reader of the bytes and no way to write them, so tasks read and write the files
+themselves. A file is a compressed stream of records: length of the key, key, length of the value,
+value, with -1 for the value of a deleted key and -1 instead of a key at the end
+(`HDFSBackedStateStoreProvider.writeUpdateToDeltaFile`). Keys and values are the bytes of an
+`UnsafeRow`, as in RocksDB. Executors need this package, as they do to copy snapshots.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import reading
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
+from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK
+from dagster_ckpt.spark.checkpoint_dir.state.version_files import StoreDirectory, heap_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+# What heap state is written with: a frame of zstd needs no checksum of each block, as LZ4 does.
+HEAP_CODEC = "zstd"
+# Every row is a whole number of words.
+_WORD = 8
+_LENGTH = struct.Struct(">i")
+_LZ4_HEADER = struct.Struct("<8sBiii")
+_LZ4_STORED = 0x10
+# Header of snappy-java: its magic, its version, and the oldest version that reads it.
+_SNAPPY_HEADER = 16
+_CHUNK = 1 << 20
+_ROWS_A_BATCH = 4_096
+_END = _LENGTH.pack(-1)
+
+
+@dataclass(frozen=True)
+class HeapStore:
+    """One store of one operator; a task gets it with its partition.
+
+    Attributes:
+        folder: The live directory.
+        operator: Number of the operator.
+        store: Name of the store.
+        version: Version of the state.
+        codec: Name of the codec that its files are compressed with.
+    """
+
+    folder: FileIO
+    operator: int
+    store: str
+    version: int
+    codec: str = HEAP_CODEC
+
+    def rows(self, session: SparkSession, partitions: int) -> DataFrame:
+        """The rows as bytes, each in its partition of the state, with the columns `key_bytes` and `value_bytes`.
+
+        Args:
+            session: The session.
+            partitions: Number of partitions.
+        """
+        numbers = session.range(0, partitions, 1, partitions)
+        return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
+
+    def write(self, rows: DataFrame) -> int:
+        """Write one snapshot of each partition.
+
+        Args:
+            rows: With the columns `key_bytes` and `value_bytes`, each in its partition of the state.
+
+        Returns:
+            The number of rows.
+        """
+        written = rows.select("key_bytes", "value_bytes").mapInArrow(partial(_write_partition, self), "rows long")
+        return sum(row.rows for row in written.collect())
+
+    def read(self, partition: int) -> dict[bytes, bytes]:
+        """The rows of one partition.
+
+        Raises:
+            LiveDirectoryError: A file is missing or damaged, or rows have checksums.
+        """
+        state: dict[bytes, bytes] = {}
+        path = store_directory(self.operator, partition, self.store)
+        for file in heap_files(StoreDirectory(self.folder, path), self.version):
+            refuse = partial(_refuse, f"{self.folder.url}/{file.source}")
+            with reading(refuse), self.folder.open(file.source) as stream:
+                for key, value in _records(_Plain(_plain(stream, self.codec))):
+                    if value is None:
+                        state.pop(key, None)
+                    else:
+                        state[key] = value
+        return state
+
+
+def _refuse(where: str, why: str) -> LiveDirectoryError:
+    return LiveDirectoryError(f"{where} is no file of heap state that can be read: {why}. Restore a snapshot.")
+
+
+def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """The uncompressed content of a snapshot."""
+    for key, value in rows:
+        yield b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value))
+    yield _END
+
+
+def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task: reads the partitions whose numbers it gets."""
+    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+
+    for batch in batches:
+        for partition in batch.column(0).to_pylist():
+            rows = iter(store.read(partition).items())
+            while some := [row for _, row in zip(range(_ROWS_A_BATCH), rows, strict=False)]:
+                columns = [pa.array([row[at] for row in some], pa.binary()) for at in (0, 1)]
+                yield pa.RecordBatch.from_arrays(columns, names=["key_bytes", "value_bytes"])
+
+
+def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task: writes the partition of the state that has its own number."""
+    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+    from pyspark import TaskContext  # noqa: PLC0415
+
+    context = TaskContext.get()
+    assert context is not None
+    count = 0
+
+    def rows() -> Iterator[tuple[bytes, bytes]]:
+        nonlocal count
+        for batch in batches:
+            for key, value in zip(batch.column(0), batch.column(1), strict=True):
+                count += 1
+                yield key.as_py(), value.as_py()
+
+    path = f"{store_directory(store.operator, context.partitionId(), store.store)}/{store.version}.snapshot"
+    # A second attempt of a task writes the same rows.
+    store.folder.write(path, _compressed(heap_snapshot(rows())))
+    yield pa.RecordBatch.from_arrays([pa.array([count], pa.int64())], names=["rows"])
+
+
+def _compressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """One frame of zstd, in pieces."""
+    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+
+    out = _Collected()
+    with pa.CompressedOutputStream(pa.PythonFile(out, "wb"), "zstd") as stream:
+        for chunk in chunks:
+            stream.write(chunk)
+            if out.size >= _CHUNK:
+                yield out.take()
+        stream.close()
+        yield out.take()
+
+
+class _Collected:
+    """A file of which the written bytes are taken."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        """Keep some bytes."""
+        self._parts.append(bytes(data))
+        self.size += len(data)
+        return len(data)
+
+    def take(self) -> bytes:
+        """The bytes since the last call."""
+        data, self._parts, self.size = b"".join(self._parts), [], 0
+        return data
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def writable(self) -> bool:
+        """Whether it is open for writing."""
+        return True
+
+    def readable(self) -> bool:
+        """Whether it is open for reading."""
+        return False
+
+    def seekable(self) -> bool:
+        """Whether it has positions."""
+        return False
+
+
+class _Opened:
+    """A stream with what pyarrow asks of a file; the caller, who opened it, closes it."""
+
+    closed = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def read(self, count: int = -1) -> bytes:
+        """Read bytes."""
+        return self._stream.read(count)
+
+    def readable(self) -> bool:
+        """Whether it is open for reading."""
+        return True
+
+    def writable(self) -> bool:
+        """Whether it is open for writing."""
+        return False
+
+    def seekable(self) -> bool:
+        """Whether it has positions."""
+        return False
+
+    def close(self) -> None:
+        """Left to the caller."""
+
+
+def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
+    """The decompressed content of a file, in pieces."""
+    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+
+    if codec == "zstd":
+        with pa.CompressedInputStream(pa.PythonFile(_Opened(stream), "rb"), "zstd") as plain:
+            while data := plain.read(_CHUNK):
+                yield bytes(data)
+    elif codec == "snappy":
+        yield from _snappy(stream, pa.Codec("snappy"))
+    else:
+        yield from _lz4(stream, pa.Codec("lz4_raw"))
+
+
+def _lz4(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
+    """Blocks of lz4-java (`LZ4BlockInputStream`), without their checksums: every row is compared after a rewrite."""
+    while header := stream.read(_LZ4_HEADER.size):
+        magic, token, packed, length, _checksum = _LZ4_HEADER.unpack(header)
+        if magic != b"LZ4Block" or not (0 <= packed <= LARGEST_BLOCK and 0 <= length <= LARGEST_BLOCK):
+            raise ValueError("it has a block that LZ4 did not write")
+        data = _exactly(stream, packed)
+        if length:
+            yield data if token & 0xF0 == _LZ4_STORED else bytes(codec.decompress(data, length))
+
+
+def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
+    """Blocks of snappy-java (`SnappyInputStream`)."""
+    if not _exactly(stream, _SNAPPY_HEADER).startswith(b"\x82SNAPPY\x00"):
+        raise ValueError("it has no header of Snappy")
+    while head := stream.read(_LENGTH.size):
+        data = _exactly(stream, _LENGTH.unpack(head)[0])
+        yield bytes(codec.decompress(data, _uncompressed_length(data)))
+
+
+def _uncompressed_length(data: bytes) -> int:
+    """The length that a block of Snappy begins with, seven bits a byte, lowest first."""
+    length = 0
+    for at, byte in enumerate(data[:5]):
+        length |= (byte & 0x7F) << 7 * at
+        if byte < 0x80:
+            if length > LARGEST_BLOCK:
+                break
+            return length
+    raise ValueError("it has a block of Snappy that is too long")
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    data = stream.read(count) if 0 <= count <= LARGEST_BLOCK else b""
+    if len(data) != count:
+        raise EOFError("it ends within a block")
+    return data
+
+
+class _Plain:
+    """Reads pieces as one stream."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._data = b""
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        """Exactly this many bytes."""
+        if self._at + count > len(self._data):
+            parts = [self._data[self._at :]]
+            held = len(parts[0])
+            while held < count:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    raise EOFError("it ends within a row")
+                parts.append(piece)
+                held += len(piece)
+            self._data, self._at = b"".join(parts), 0
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+
+def _records(plain: _Plain) -> Iterator[tuple[bytes, bytes | None]]:
+    while True:
+        (length,) = _LENGTH.unpack(plain.take(4))
+        if length < 0:
+            return
+        key = plain.take(length)
+        (length,) = _LENGTH.unpack(plain.take(4))
+        if length < 0:
+            yield key, None
+        elif length % _WORD:
+            raise ValueError("its rows have checksums (spark.sql.streaming.stateStore.rowChecksum.enabled)")
+        else:
+            yield key, plain.take(length)

@@ -1,0 +1,252 @@
+"""Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
+
+The batch keeps its number, so neither sinks nor sources nor watermarks notice. (Spark's own
+`repartition` adds a batch that no sink hears of, and it moves the row of an aggregation without a
+key to a partition where Spark does not look for it.) RocksDB is written by Spark's `StateRewriter`,
+heap state by tasks of ours. Nothing of the source is changed; the new directory is complete and
+compared with the source before `rewrite_state` returns, and deleted if anything goes wrong.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions, pinned_state
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
+from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.job_groups import in_job_group
+from dagster_ckpt.spark.state.heap import HeapStore
+from dagster_ckpt.spark.state.proof import StoreDigest, check_directories, compare_rows
+from dagster_ckpt.spark.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
+from dagster_ckpt.spark.state.shape import StateShape, StoredState, check_rewrite
+from dagster_ckpt.spark.state.skeleton import StateIds, StoppedState, copy_operators, write_skeleton, write_state_ids
+from dagster_ckpt.spark.state.spark_rewriter import require_rewriter, run_rewriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITION_KEY = "partition_key"
+# Receives a store and its rows, with the columns `partition_key` (a struct of the columns that decide
+# about the partition), `key_bytes` and `value_bytes` (as Spark encodes them) and
+# `column_family_name`. Returns the rows to write, with the same columns.
+RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A directory whose state was rewritten; it is marked as not in use.
+
+    Attributes:
+        live: The directory.
+        batch_id: The batch after which it resumes, the same as before.
+        rewrite_id: Id of this rewrite. No snapshot of the directory shares state with one from before.
+        shape: How the state is stored now.
+        stores: Rows of each store that was rewritten and compared; empty if rows were changed.
+        took_ms: How long it took, in milliseconds.
+    """
+
+    live: LiveDirectory
+    batch_id: int
+    rewrite_id: str
+    shape: StateShape
+    stores: Mapping[StateStoreName, StoreDigest]
+    took_ms: int
+
+    def __str__(self) -> str:
+        """For the log."""
+        compared = f"{self.rows:,} rows compared" if self.stores else "rows changed as asked"
+        return f"rewrote the state as {self.shape} in {self.took_ms / 1000:.1f} s: {compared}"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that were compared."""
+        return sum(each.rows for each in self.stores.values())
+
+
+def shape_in(live: LiveDirectory) -> StateShape | None:
+    """How the state in a directory is stored, from its newest log entries; None without state. A query may run there.
+
+    Raises:
+        LiveDirectoryError: An entry cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
+    if pinned.provider is None or partitions is None or commit is None:
+        return None
+    path = f"{COMMITS}/{commit}"
+    ids = parse_commit_entry(live.folder.read(path), f"{live.url}/{path}").state_ids
+    return StateShape(pinned.provider, partitions, 1 if ids is None else 2)
+
+
+def stored_state(live: LiveDirectory) -> StoredState | None:
+    """How the state in a directory is stored, in which no query runs; None for a stateless query.
+
+    Raises:
+        LiveDirectoryError: The directory is incomplete at its newest batch.
+    """
+    return StoppedState.read(live).stored
+
+
+def rewrite_state(
+    spark: SparkSession,
+    source: LiveDirectory,
+    target: LiveDirectory,
+    *,
+    shape: StateShape | None = None,
+    change_rows: RowChange | None = None,
+    watch: Watch = unwatched,
+) -> Rewritten:
+    """Rewrite the state after the newest batch of a directory into a new directory. Executors do the work.
+
+    The batch in flight stays planned, and a start in the new directory replays exactly that batch.
+    On any error, the new directory is deleted.
+
+    Args:
+        spark: A session of the application; its settings of the state store apply.
+        source: A directory in which no query runs, with the state as the query left it.
+        target: The directory to create; executors must reach both by these URLs.
+        shape: How to store the state; None stores it as before.
+        change_rows: Which rows to write; None writes those that were read. Not called for a limit, whose
+            only row is its counter.
+        watch: Called several times a second; an exception cancels the Spark jobs.
+
+    Raises:
+        UnsupportedSparkError: This Spark cannot rewrite state.
+        StateRewriteError: The state cannot be stored so, or Spark failed to write it.
+        LiveDirectoryError: The source is incomplete.
+        RestoreError: The target exists.
+    """
+    require_rewriter(spark)
+    state = StoppedState.read(source)
+    if state.stored is None:
+        raise StateRewriteError(f"{source.url}: the query keeps no state, so there is nothing to rewrite.")
+    before = state.stored.shape
+    shape = shape or before
+    check_rewrite(state.stored, shape)
+    moves = change_rows is not None or shape.partitions != before.partitions
+    rewrite = _Rewrite(spark, state, target, shape, change_rows)
+    if before.provider == HEAP and rewrite.written and (moves or shape.provider == HEAP):
+        # Files of heap state hold bytes only. Spark's reader of RocksDB decodes the keys, which
+        # decide about the partition.
+        staged = target.sibling(".staged")
+        staged.delete()
+        try:
+            rewrite_state(spark, source, staged, shape=StateShape(ROCKSDB, before.partitions), watch=watch)
+            return rewrite_state(spark, staged, target, shape=shape, change_rows=change_rows, watch=watch)
+        finally:
+            staged.delete()
+    rewrite_id, began = str(uuid.uuid4()), time.monotonic()
+    try:
+        write_skeleton(state, target, shape, rewrite_id, watch, left_out=rewrite.copied)
+        _write_rows(rewrite, watch)
+        stores = _prove(rewrite, watch)
+        target.folder.flush_all()
+    except BaseException:
+        target.delete()
+        raise
+    return Rewritten(target, state.batch_id, rewrite_id, shape, stores, round(1000 * (time.monotonic() - began)))
+
+
+@dataclass(frozen=True)
+class _Rewrite:
+    """One rewrite.
+
+    Attributes:
+        spark: The session of the caller.
+        source: The state to read.
+        target: The directory to fill.
+        shape: How to store the state.
+        change_rows: See `rewrite_state`.
+    """
+
+    spark: SparkSession
+    source: StoppedState
+    target: LiveDirectory
+    shape: StateShape
+    change_rows: RowChange | None
+
+    @cached_property
+    def copied(self) -> list[Operator]:
+        """Operators whose state is copied: Spark does not read the counter of a limit."""
+        is_same = replace(self.before, partitions=self.shape.partitions) == self.shape
+        return [operator for operator in self.source.operators if is_same and operator.name == LIMIT]
+
+    @property
+    def written(self) -> list[Operator]:
+        """Operators whose rows are written."""
+        return [operator for operator in self.source.operators if operator not in self.copied]
+
+    @property
+    def before(self) -> StateShape:
+        """How the state is stored in the source."""
+        assert self.source.stored is not None
+        return self.source.stored.shape
+
+    def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
+        """The rows to write, each in the partition that Spark will look for it in."""
+        rows = rows_of(session, self.source, operator, store)
+        if self.change_rows is not None:
+            rows = self.change_rows(store, rows)
+        elif operator.single_partition or self.shape.partitions == self.before.partitions:
+            return rows
+        if operator.single_partition:
+            return rows.repartition(1)
+        # Spark's own rule for the partition of a key.
+        return rows.repartition(self.shape.partitions, PARTITION_KEY)
+
+
+def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
+    """Write the state of every operator."""
+    source, target, shape = rewrite.source, rewrite.target, rewrite.shape
+    write = _write_to_heap if shape.provider == HEAP else _write_with_spark
+    ids: StateIds = {}
+    if rewrite.written:
+        what = f"rewrite state as {shape}: {target.url}"
+        ids = in_job_group(rewrite.spark.sparkContext, what, partial(write, rewrite), watch)
+    copied = copy_operators(source, target, shape, rewrite.copied, watch)
+    if shape.checkpoint_format == 2:
+        write_state_ids(target, source.batch_id, {**ids, **copied})
+
+
+def _write_with_spark(rewrite: _Rewrite) -> StateIds:
+    reading = state_session(rewrite.spark, rewrite.before)
+    operators = {operator.number: operator for operator in rewrite.written}
+
+    def rows_of_store(number: int, store: str) -> DataFrame:
+        operator = operators[number]
+        return rewrite.rows(reading, operator, StateStoreName(number, operator.name, store))
+
+    return run_rewriter(rewrite.spark, rewrite.target, rewrite.source.batch_id, rewrite.shape, rows_of_store)
+
+
+def _write_to_heap(rewrite: _Rewrite) -> StateIds:
+    reading = state_session(rewrite.spark, rewrite.before)
+    for operator in rewrite.written:
+        for store in stores_of([operator]):
+            rows = rewrite.rows(reading, operator, store)
+            HeapStore(rewrite.target.folder, operator.number, store.store, rewrite.source.batch_id + 1).write(rows)
+    return {}
+
+
+def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
+    """Check the new directory, and compare its rows with those of before."""
+    made = StoppedState.read(rewrite.target)
+    check_directories(made, rewrite.shape.partitions)
+    if rewrite.change_rows is not None:
+        return {}
+    sessions = state_session(rewrite.spark, rewrite.before), state_session(rewrite.spark, rewrite.shape)
+    before, after = (
+        partial(rows_of, session, state) for session, state in zip(sessions, (rewrite.source, made), strict=True)
+    )
+    stores = [(operator, store) for operator in rewrite.written for store in stores_of([operator])]
+    what = f"compare rewritten state: {rewrite.target.url}"
+    return in_job_group(rewrite.spark.sparkContext, what, lambda: compare_rows(stores, before, after), watch)

@@ -1,0 +1,147 @@
+"""How a query's state is stored, and whether a rewrite can store it in another way. Pure.
+
+A shape is the state store provider, the number of state partitions and the checkpoint format. Spark
+fixes all three at the first batch of a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.spark.checkpoint_dir.logs import COMPRESSION_CODEC, DEFAULT_CODEC, ROW_CHECKSUM
+from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, LIMIT
+from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+
+MOST_PARTITIONS = 32_768
+# What Spark's option names; LZF blocks cannot be read here.
+READABLE_CODECS = ("lz4", "zstd", "snappy")
+_JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+_TRANSFORM = "transformWithState"
+_NAMES = {HEAP: "heap state (HDFSBackedStateStoreProvider)", ROCKSDB: "RocksDB"}
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """How state is stored.
+
+    Attributes:
+        provider: Full name of the state store provider.
+        partitions: Number of state partitions.
+        checkpoint_format: Format of state checkpoints, 1 or 2.
+    """
+
+    provider: str
+    partitions: int
+    checkpoint_format: int = 1
+
+    def __str__(self) -> str:
+        provider = _NAMES.get(self.provider, self.provider)
+        return f"{self.partitions} partitions of {provider}, checkpoint format v{self.checkpoint_format}"
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """The state of a query, as far as the decision needs it.
+
+    Attributes:
+        shape: How it is stored.
+        operators: Names of its stateful operators.
+        has_metadata: Whether Spark has described them, as Spark 4.0 and later do.
+        settings: Settings that Spark pins for the life of the query, by full name.
+    """
+
+    shape: StateShape
+    operators: tuple[str, ...]
+    has_metadata: bool
+    settings: Mapping[str, str]
+
+    @staticmethod
+    def of_properties(properties: Mapping[str, Any]) -> StoredState | None:
+        """The state in a snapshot, from the properties in its header; None for a stateless query."""
+        operators = properties.get("state_operators") or ()
+        provider, partitions = properties.get("state_store_provider"), properties.get("state_partitions")
+        if not operators or not provider or not partitions:
+            return None
+        version = (properties.get("formats") or {}).get("state_checkpoint") or 1
+        return StoredState(
+            StateShape(str(provider), int(partitions), int(version)),
+            tuple(str(operator["name"]) for operator in operators),
+            all(operator.get("metadata_format") for operator in operators),
+            properties.get("conf") or {},
+        )
+
+
+@dataclass(frozen=True)
+class WantedShape:
+    """How state is to be stored; None leaves that as it is.
+
+    Attributes:
+        partitions: Number of state partitions.
+        provider: Full name of the state store provider.
+        checkpoint_format: Format of state checkpoints, 1 or 2.
+    """
+
+    partitions: int | None = None
+    provider: str | None = None
+    checkpoint_format: int | None = None
+
+    def of(self, shape: StateShape) -> StateShape:
+        """The shape that state of another shape is to get."""
+        wanted = {name: value for name, value in vars(self).items() if value is not None}
+        changed = replace(shape, **wanted)
+        # Only RocksDB has format v2.
+        return replace(changed, checkpoint_format=1) if changed.provider == HEAP else changed
+
+
+def check_rewrite(stored: StoredState, wanted: StateShape) -> None:
+    """Check that a rewrite can store some state in another shape.
+
+    Args:
+        stored: The state.
+        wanted: Its new shape; may be the same, if only rows change.
+
+    Raises:
+        StateRewriteError: It cannot; the message says why.
+    """
+    why = _why_not(stored, wanted)
+    if why is not None:
+        raise StateRewriteError(
+            f"The state ({stored.shape}) cannot be rewritten as {wanted}: {why} Nothing was changed. Keep the shape "
+            "that the state has, or begin a new stream."
+        )
+
+
+def _why_not(stored: StoredState, wanted: StateShape) -> str | None:
+    if not 0 < wanted.partitions <= MOST_PARTITIONS:
+        return f"the number of state partitions must be from 1 to {MOST_PARTITIONS}."
+    for shape in (stored.shape, wanted):
+        if shape.provider not in _NAMES:
+            return f"the files of {shape.provider} are not known, only those of Spark's own providers."
+    if not stored.has_metadata:
+        return "Spark 3.5 wrote it without metadata of its operators. Run the query for one batch on this Spark first."
+    if replace(stored.shape, partitions=wanted.partitions) != wanted and LIMIT in stored.operators:
+        return "Spark cannot read the counter of a limit, so its state is only copied as it is."
+    if HEAP in (stored.shape.provider, wanted.provider):
+        return _why_not_on_the_heap(stored, wanted)
+    return None
+
+
+def _why_not_on_the_heap(stored: StoredState, wanted: StateShape) -> str | None:
+    if stored.settings.get(ROW_CHECKSUM) == "true":
+        return f"{ROW_CHECKSUM} is on, and heap state and RocksDB keep these checksums differently."
+    codec = stored.settings.get(COMPRESSION_CODEC, DEFAULT_CODEC)
+    if stored.shape.provider == HEAP and codec not in READABLE_CODECS:
+        return f"it is compressed with {codec}, and only {', '.join(READABLE_CODECS)} can be read."
+    if LIMIT in stored.operators and set(stored.operators) != {LIMIT}:
+        return "Spark cannot read the counter of a limit, and heap state is rewritten by way of RocksDB."
+    if wanted.provider != HEAP:
+        return None
+    for name in stored.operators:
+        if name.startswith(_TRANSFORM):
+            return f"Spark keeps the state of {name} in RocksDB only."
+        if name == JOIN and int(stored.settings.get(_JOIN_FORMAT, "2")) > 2:
+            return f"Spark keeps join state of format v{stored.settings[_JOIN_FORMAT]} in RocksDB only."
+    return None

@@ -1,0 +1,185 @@
+"""The directory that a rewrite of state fills: everything of a stopped query but the state itself. Only files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import (
+    COMPRESSION_CODEC,
+    INTERNAL_PARTITIONS,
+    PROVIDER_CLASS,
+    SHUFFLE_PARTITIONS,
+    CommitEntry,
+    OffsetEntry,
+    parse_commit_entry,
+    parse_offset_entry,
+    query_metadata,
+    with_settings,
+    with_state_ids,
+)
+from dagster_ckpt.spark.checkpoint_dir.operators import (
+    LIMIT,
+    Operator,
+    is_operator_metadata,
+    read_operators,
+    rewrite_schema_paths,
+)
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch
+from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, CommittedState, state_files
+from dagster_ckpt.spark.state.heap import HEAP_CODEC
+from dagster_ckpt.spark.state.shape import StateShape, StoredState
+
+StateIds = Mapping[int, tuple[tuple[str, ...], ...]]
+
+
+@dataclass(frozen=True)
+class StoppedState:
+    """The state of a query that does not run, after its newest committed batch.
+
+    Attributes:
+        live: Its directory.
+        cut: The files that a resume needs.
+    """
+
+    live: LiveDirectory
+    cut: Cut
+
+    @staticmethod
+    def read(live: LiveDirectory) -> StoppedState:
+        """Read a directory in which no query runs.
+
+        Raises:
+            LiveDirectoryError: It is incomplete at its newest batch.
+        """
+        return StoppedState(live, cut(live, carry_in_flight=True))
+
+    @property
+    def batch_id(self) -> int:
+        """The batch after which the query resumes."""
+        return self.cut.batch_id
+
+    @cached_property
+    def operators(self) -> list[Operator]:
+        """Its stateful operators."""
+        return read_operators(self.live.folder, self.batch_id)
+
+    @cached_property
+    def offsets(self) -> OffsetEntry:
+        """Offsets of the batch."""
+        path = f"{OFFSETS}/{self.batch_id}"
+        return parse_offset_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+
+    @cached_property
+    def commit(self) -> CommitEntry:
+        """Commit of the batch."""
+        path = f"{COMMITS}/{self.batch_id}"
+        return parse_commit_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+
+    @cached_property
+    def stored(self) -> StoredState | None:
+        """How the state is stored; None for a stateless query."""
+        return StoredState.of_properties(self.cut.properties)
+
+
+def write_skeleton(
+    source: StoppedState,
+    target: LiveDirectory,
+    shape: StateShape,
+    rewrite_id: str,
+    watch: Watch,
+    *,
+    left_out: Sequence[Operator] = (),
+) -> None:
+    """Create a directory that has everything of a stopped query but its state.
+
+    It is marked as not in use from the first file to the last, so no stream takes it for its own if
+    this process dies.
+
+    Args:
+        source: The query.
+        target: The directory, which must not exist.
+        shape: How its state will be stored.
+        rewrite_id: Id of the rewrite.
+        watch: Called for every file; if it raises, the directory is incomplete.
+        left_out: Operators without a file in it, so that Spark's rewriter does not see them.
+
+    Raises:
+        RestoreError: The directory exists.
+    """
+    folder = target.folder
+    if target.exists():
+        raise RestoreError(f"{target.url} exists already. A rewrite of state needs a directory of its own.")
+    folder.make()
+    folder.place(NOT_IN_USE, [b""])
+    for path, data in _files(source, target, shape, rewrite_id):
+        watch()
+        if not _is_of(path, left_out):
+            folder.place(path, [data])
+
+
+def _files(
+    source: StoppedState, target: LiveDirectory, shape: StateShape, rewrite_id: str
+) -> Iterator[tuple[str, bytes]]:
+    kept = {file.path for operator in source.operators for file in operator.files}
+    settings = _settings(source.offsets, shape)
+    number_of = {operator.number: operator for operator in source.operators}
+    for file in source.cut.needed:
+        where, path = f"{source.live.url}/{file.source}", file.path
+        if path == METADATA:
+            yield path, query_metadata(source.cut.query_id, rewrite_id)
+        elif path.startswith(f"{OFFSETS}/"):
+            yield path, with_settings(file.read(), where, settings)
+        elif path.startswith(f"{COMMITS}/"):
+            yield path, with_state_ids(file.read(), where, {} if shape.checkpoint_format == 2 else None)
+        elif is_operator_metadata(path):
+            operator = number_of[int(path.split("/")[1])]
+            # Spark records one partition for a limit, but the usual number for a total without a key.
+            partitions = None if operator.name == LIMIT else shape.partitions
+            yield path, rewrite_schema_paths(file.read(), where, target.spark_location, partitions=partitions)
+        elif path in kept or not path.startswith(f"{STATE}/"):
+            yield path, file.read()
+
+
+def _settings(offsets: OffsetEntry, shape: StateShape) -> dict[str, str]:
+    partitions = INTERNAL_PARTITIONS if INTERNAL_PARTITIONS in offsets.conf else SHUFFLE_PARTITIONS
+    settings = {partitions: str(shape.partitions)}
+    if shape.provider != offsets.provider_class:
+        settings[PROVIDER_CLASS] = shape.provider
+    if shape.provider == HEAP:
+        settings[COMPRESSION_CODEC] = HEAP_CODEC
+    return settings
+
+
+def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -> None:
+    """Name the state files of checkpoint format v2 in the commit of a directory that a rewrite has filled."""
+    path = f"{COMMITS}/{batch_id}"
+    target.folder.write(path, [with_state_ids(target.folder.read(path), f"{target.url}/{path}", state_ids)])
+
+
+def copy_operators(
+    source: StoppedState, target: LiveDirectory, shape: StateShape, operators: Sequence[Operator], watch: Watch
+) -> StateIds:
+    """Copy operators that the skeleton has left out, with their state as it is.
+
+    Returns:
+        The unique ids of their state, in checkpoint format v2.
+    """
+    if operators:
+        described = [each for each in _files(source, target, shape, "") if _is_of(each[0], operators)]
+        state = CommittedState(source.live.folder, source.cut.query_id, list(operators), source.offsets, source.commit)
+        held = ((file.path, file.read()) for file in state_files(state).files)
+        for path, data in itertools.chain(described, held):
+            watch()
+            target.folder.place(path, [data])
+    ids = source.commit.state_ids or {}
+    return {operator.number: ids[operator.number] for operator in operators if operator.number in ids}
+
+
+def _is_of(path: str, operators: Sequence[Operator]) -> bool:
+    return any(path.startswith(f"{STATE}/{operator.number}/") for operator in operators)

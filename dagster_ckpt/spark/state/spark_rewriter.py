@@ -1,0 +1,179 @@
+"""The bridge to Spark's `StateRewriter`: the only module that knows its class.
+
+It writes the rows that a function returns for each state store. Ours ignores the frame that Spark
+offers, which is a reading of the directory that is about to be filled, and returns the rows of the
+source. So source and target need not have the same provider, format or partitions, which Spark's
+own reading of the source would require.
+
+Source: `StateRewriter` of Spark 4.2.1 and 4.3.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dagster_ckpt.errors import CkptError, StateRewriteError, UnsupportedSparkError
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.session import is_classic_session
+from dagster_ckpt.spark.state.raw_rows import state_session
+from dagster_ckpt.spark.state.shape import StateShape
+from dagster_ckpt.spark.state.skeleton import StateIds
+from dagster_ckpt.spark.versions import Feature, release_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# How Spark's table of a state store names itself in a plan.
+_STORE_IN_PLAN = re.compile(r"\[operatorId=(\d+)\]\[storeName=([^\]]+)\]")
+_ARGUMENTS = 8
+_CLASS = "org.apache.spark.sql.execution.streaming.state.StateRewriter"
+# Number of an operator and name of its store to the rows to write.
+RowsOf = Callable[[int, str], "DataFrame"]
+
+
+def require_rewriter(spark: SparkSession) -> None:
+    """Check that a session can rewrite state.
+
+    Raises:
+        UnsupportedSparkError: Its Spark has no `StateRewriter`, or it is a Spark Connect session.
+    """
+    what = "A rewrite of state (other partitions, another backend, other rows)"
+    release_of(spark.version).require(Feature.STATE_REWRITER, what)
+    if not is_classic_session(spark):
+        raise UnsupportedSparkError(
+            f"{what} needs the JVM of the driver, which a Spark Connect session does not have. Run it in the driver."
+        )
+    found = _arities(spark)
+    if _ARGUMENTS not in found:
+        raise UnsupportedSparkError(
+            f"{what} needs the StateRewriter of Spark 4.3, but that of this Spark {spark.version} "
+            f"{'is missing' if not found else f'takes {found} arguments'}. Use a release of Apache Spark."
+        )
+
+
+class _RowsForSpark:
+    """A `scala.Function1` that returns the rows of each store that Spark's rewriter asks for.
+
+    Attributes:
+        error: What went wrong in it: Spark only reports that a function of Python failed.
+    """
+
+    def __init__(self, rows_of: RowsOf, writing: SparkSession) -> None:
+        self._rows_of = rows_of
+        self._writing = writing
+        self.error: Exception | None = None
+
+    def apply(self, offered: Any) -> Any:
+        """Spark's name for the call of a function."""
+        try:
+            return self._rows(offered)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _rows(self, offered: Any) -> Any:
+        named = _STORE_IN_PLAN.search(offered.queryExecution().analyzed().toString())
+        if named is None:
+            raise StateRewriteError("Spark's StateRewriter does not say which state store it is about to write.")
+        rows = self._rows_of(int(named[1]), named[2])
+        if rows._jdf.schema().equals(offered.schema()):
+            return rows._jdf
+        # Nullability has to be the same too, of which an internal row says nothing. Spark does not
+        # read the partition key any more, which heap state lacks.
+        columns = [rows[name] if name in rows.columns else _null(offered, name) for name in offered.columns()]
+        plain = rows.select(*columns)._jdf.queryExecution().toRdd()
+        return self._writing._jsparkSession.internalCreateDataFrame(plain, offered.schema(), False)
+
+    def toString(self) -> str:  # noqa: N802 - Java's name
+        """Spark's name for the description."""
+        return "rows of the state to rewrite"
+
+    class Java:
+        """Read by py4j."""
+
+        implements: ClassVar[list[str]] = ["scala.Function1"]
+
+
+def _null(offered: Any, column: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: PLC0415 - see `run_rewriter`
+
+    kind = offered.schema().apply(column).dataType()
+    return F.lit(None).cast(kind.sql()).alias(column)
+
+
+def run_rewriter(
+    spark: SparkSession, target: LiveDirectory, batch_id: int, shape: StateShape, rows_of: RowsOf
+) -> StateIds:
+    """Let Spark write the state of every operator. Blocks for as long as the Spark jobs take.
+
+    Args:
+        spark: The session of the caller.
+        target: The directory to fill, which has everything but the state.
+        batch_id: The committed batch after which the state is.
+        shape: How to store it.
+        rows_of: Returns the rows to write of a store, each in its partition.
+
+    Returns:
+        The unique ids of the state, in checkpoint format v2.
+
+    Raises:
+        StateRewriteError: Spark failed.
+    """
+    # Imported here, because it takes a second and only callers with a session need it.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
+
+    writing = state_session(spark, shape)
+    jvm = _jvm(spark)
+    some = jvm.scala.Option.apply
+    rows = _RowsForSpark(rows_of, writing)
+    ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
+    location = target.spark_location
+    try:
+        rewriter = jvm.org.apache.spark.sql.execution.streaming.state.StateRewriter(
+            writing._jsparkSession,
+            batch_id,
+            batch_id,
+            location,
+            writing._jsparkSession.sessionState().newHadoopConf(),
+            some(location),
+            some(rows),
+            jvm.scala.Option.empty(),
+        )
+        return _state_ids(rewriter.run())
+    except (PySparkException, Py4JError) as error:
+        if isinstance(rows.error, CkptError):
+            raise rows.error from error
+        first = str(rows.error or error).strip().partition("\n")[0]
+        raise StateRewriteError(
+            f"Spark could not write the state to {target.url}: {first} The stream is unchanged."
+        ) from error
+
+
+def _state_ids(found: Any) -> StateIds:
+    """The ids of an `Option[Map[Long, Array[Array[String]]]]`: by operator, partition and store."""
+    ids: dict[int, tuple[tuple[str, ...], ...]] = {}
+    operators = found.get().iterator() if found.isDefined() else None
+    while operators is not None and operators.hasNext():
+        of_operator = operators.next()
+        ids[int(of_operator._1())] = tuple(tuple(map(str, stores)) for stores in of_operator._2())
+    return ids
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark.sparkContext._jvm
+
+
+def _arities(spark: SparkSession) -> list[int]:
+    """Numbers of arguments that the constructors of Spark's rewriter take; empty if it has no such class."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - see `run_rewriter`
+
+    loader = spark._jsparkSession.getClass().getClassLoader()
+    try:
+        found = _jvm(spark).java.lang.Class.forName(_CLASS, True, loader)
+        return [constructor.getParameterCount() for constructor in found.getConstructors()]
+    except Py4JError:
+        return []

@@ -1,0 +1,129 @@
+"""What a start says before it rewrites state: which change is allowed, possible, and offered by this Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange, PinnedState, StatePartitions
+from dagster_ckpt.errors import (
+    CkptError,
+    OptionError,
+    StateBackendChangeError,
+    StatePartitionsError,
+    StateRewriteError,
+    UnsupportedSparkError,
+)
+from dagster_ckpt.recovery import plan_check
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan_check import check_state
+from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.state.shape import StateShape, StoredState
+from dagster_ckpt.spark.versions import release_of
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.rewind_history import History
+
+RESUME = RecoveryPlan(RecoveryKind.RESUME, "it goes on")
+FORMAT_2 = {"spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
+V2 = EmbeddedRocksDBStateBackend(True, settings=FORMAT_2)
+Changed = Callable[..., StreamHandle]
+
+
+@pytest.fixture
+def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Changed]:
+    """A stream with five partitions of RocksDB, on Spark 4.3."""
+    history = History(tmp_path)
+    shape = StateShape(ROCKSDB, 5)
+    stored = StoredState(shape, ("stateStoreSave",), has_metadata=True, settings={})
+    monkeypatch.setattr(plan_check, "shape_in", lambda _live: shape)
+    monkeypatch.setattr(plan_check, "stored_state", lambda _live: stored)
+    monkeypatch.setattr(plan_check, "pinned_state", lambda _live: PinnedState(ROCKSDB))
+    monkeypatch.setattr(plan_check, "installed_release", lambda: release_of("4.3.0"))
+
+    def changed(**fields: Any) -> StreamHandle:
+        return replace(history.shelf.stream, **fields)
+
+    yield changed
+    history.close()
+
+
+def test_a_start_is_refused_on_a_spark_without_a_writer_of_state(
+    stream: Changed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_check, "installed_release", lambda: release_of("4.1.4"))
+    with pytest.raises(UnsupportedSparkError, match=r"which Spark 4\.1 does not have: Spark 4\.2 is the oldest"):
+        check_state(stream(), RESUME, StartFrom(state_partitions=12))
+    # The number that it has needs no writer.
+    assert check_state(stream(), RESUME, StartFrom(state_partitions=5)).rewrite is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "partitions", "becomes"),
+    [
+        ({}, None, None),
+        ({}, 12, StateShape(ROCKSDB, 12)),
+        ({"state_partitions": StatePartitions(5)}, None, None),
+        ({"state_partitions": StatePartitions(12)}, 12, StateShape(ROCKSDB, 12)),
+        ({"state_partitions": StatePartitions(12, OnStateChange.CONVERT)}, None, StateShape(ROCKSDB, 12)),
+        ({"backend": HashMapStateBackend(), "on_backend_change": OnStateChange.CONVERT}, None, StateShape(HEAP, 5)),
+        ({"backend": HashMapStateBackend(), "on_backend_change": OnStateChange.CONVERT}, 3, StateShape(HEAP, 3)),
+        ({"backend": V2, "on_backend_change": OnStateChange.CONVERT}, None, StateShape(ROCKSDB, 5, 2)),
+        ({"backend": V2}, None, None),
+        ({"backend": EmbeddedRocksDBStateBackend(False), "on_backend_change": OnStateChange.CONVERT}, None, None),
+    ],
+)
+def test_what_a_start_rewrites(
+    stream: Changed, fields: dict[str, Any], partitions: int | None, becomes: StateShape | None
+) -> None:
+    checked = check_state(stream(**fields), RESUME, StartFrom(state_partitions=partitions))
+    assert checked.rewrite == becomes
+    assert any("the state is rewritten: 5 partitions" in message for message in checked.messages) is (
+        becomes is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "plan", "partitions", "error", "why"),
+    [
+        (
+            {"state_partitions": StatePartitions(12)},
+            RESUME,
+            None,
+            StatePartitionsError,
+            r"in 5 partitions, but the max parallelism is 12.*allow_state_rewrite=True",
+        ),
+        ({"state_partitions": StatePartitions(8)}, RESUME, 12, OptionError, "state_partitions is 12, but the max"),
+        ({"backend": HashMapStateBackend()}, RESUME, None, StateBackendChangeError, "on_change: CONVERT"),
+        (
+            {},
+            RecoveryPlan(RecoveryKind.FINISH_RESTORE, "first this"),
+            12,
+            StateRewriteError,
+            "unfinished restore",
+        ),
+    ],
+)
+def test_what_is_refused(
+    stream: Changed,
+    fields: dict[str, Any],
+    plan: RecoveryPlan,
+    partitions: int | None,
+    error: type[CkptError],
+    why: str,
+) -> None:
+    with pytest.raises(error, match=why):
+        check_state(stream(**fields), plan, StartFrom(state_partitions=partitions))
+
+
+def test_an_empty_start_rewrites_nothing(stream: Changed) -> None:
+    assert check_state(stream(), RecoveryPlan(RecoveryKind.START_EMPTY, "empty"), StartFrom()).rewrite is None
+    with pytest.raises(OptionError, match="start_from is 'empty', which keeps none"):
+        StartFrom.parse("empty", state_partitions=12)
+    with pytest.raises(OptionError, match="state_partitions is 0"):
+        StartFrom.parse("latest", state_partitions=0)

@@ -9,6 +9,7 @@ from kafka_broker import Kafka, running_broker
 
 PAGE = Path(__file__).parents[2] / "docs" / "kafka-reliability.md"
 _MATRIX = pytest.StashKey[list[tuple[str, dict[str, str], bool]]]()
+FEWEST_CASES = 50
 _HEAD = """# Reliability of the transactional Kafka sink
 
 Written by `make test-kafka`; a slice of it runs with `make test`. A real broker, a topic with three
@@ -44,7 +45,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the table of kills and results, once the whole matrix has run."""
     results = session.config.stash.get(_MATRIX, [])
-    if {name for name, _, _ in results} < {*_WHAT}:
+    # A selection of the cases does not replace the page.
+    if len([name for name, _, _ in results if name in _WHAT]) < FEWEST_CASES:
         return
     lines = [_HEAD]
     for test, what in _WHAT.items():
@@ -54,6 +56,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
                 key = (facts.get("call") or facts["step"], facts["when"])
                 tried[key] += 1
                 held[key] += passed
+        if not tried:
+            continue
         lines += [f"## Killed: {what}\n", "| call | before it | after it |", "|---|---|---|"]
         for call in dict.fromkeys(call for call, _ in tried):
             cells = [f"{held[call, when]} of {tried[call, when]} hold" for when in ("before", "after")]

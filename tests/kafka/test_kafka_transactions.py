@@ -186,6 +186,7 @@ def test_a_transaction_that_times_out_is_aborted_and_written_again(life: Life) -
     assert_each_row_once(replace(life, batches=1))
 
 
+@pytest.mark.kafka_matrix
 def test_a_broker_killed_within_a_transaction_loses_and_repeats_nothing(kafka: Kafka, life: Life) -> None:
     target = transactions(life, writers=1)
     claim(target, 0)
@@ -233,7 +234,9 @@ def test_another_number_of_writers_is_taken_between_batches_and_refused_within_o
     with pytest.raises(RowsAtRiskError, match=r"Writers \[0\] .* start it once more with as many"):
         claim(transactions(life, owner="second", writers=others), 1)
 
-    write_share(target, 1, 1, share(1, 1, 2))
+    as_before = transactions(life, owner="as before")
+    claim(as_before, 1)
+    write_all(as_before, 1)
     changed = transactions(life, owner="third", writers=others)
     claim(changed, 1)
     assert all(write_share(changed, writer, 1, share(1, writer, others)).was_done for writer in range(others))

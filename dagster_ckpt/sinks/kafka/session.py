@@ -225,7 +225,7 @@ def _patiently(call: Callable[[], _T]) -> _T:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return _bounded(call, PATIENCE_S)
+            return _bounded(call, 1.5 * _CALL_S)
         except kafka_errors() as error:
             reason = reason_of(error)
             if reason is None or reason.fatal() or reason.txn_requires_abort() or not _may_repeat(reason):

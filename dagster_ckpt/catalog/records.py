@@ -55,6 +55,7 @@ class SnapshotTrigger(StrEnum):
     MANUAL = "MANUAL"
     STOP = "STOP"
     REWIND = "REWIND"
+    EDIT = "EDIT"
     UNKNOWN = "UNKNOWN"
 
 

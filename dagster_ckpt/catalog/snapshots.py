@@ -325,7 +325,8 @@ class SnapshotRecords:
         """Snapshots that an automatic recovery may use, newest first.
 
         These are the snapshots of the stream's current timeline, the one that this timeline began
-        with, and those of its ancestors, up to the batch where each ancestor was left.
+        with, and those of its ancestors, up to the batch where each ancestor was left. A savepoint
+        with edited state is only used if a start named it: the query has not had this state.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -338,9 +339,8 @@ class SnapshotRecords:
         return [
             snapshot
             for snapshot in self.completed(stream_id)
-            if snapshot.timeline == stream.timeline
-            or snapshot.snapshot_id == stream.restored_snapshot_id
-            or (snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1))
+            if snapshot.snapshot_id == stream.restored_snapshot_id
+            or (snapshot.trigger is not SnapshotTrigger.EDIT and _is_past(snapshot, stream.timeline, past))
         ]
 
     def _start(self, connection: Connection, **values: str | int | None) -> SnapshotRecord:
@@ -414,6 +414,13 @@ class SnapshotRecords:
             execution_id=snapshot.execution_id,
             payload={"kind": snapshot.kind, "number": snapshot.number, **payload},
         )
+
+
+def _is_past(snapshot: SnapshotRecord, timeline: int, past: Mapping[int, int]) -> bool:
+    """Whether the query of a timeline has had the state of a snapshot."""
+    if snapshot.timeline == timeline:
+        return True
+    return snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1)
 
 
 def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:

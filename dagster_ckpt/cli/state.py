@@ -1,4 +1,4 @@
-"""Commands on the state of streams: state show, state diff."""
+"""Commands on the state of streams: state show, state diff, state forget."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import cli, command, progress
+from dagster_ckpt.cli.main import cli, command, confirm, progress, stream_exists, yes
 from dagster_ckpt.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _THREADS = 2
 
 @cli.group("state")
 def state() -> None:
-    """Look into the state of a stream, and compare it.
+    """Look into the state of a stream, compare it, and forget keys.
 
     Spark reads the state: PySpark must be installed, and an application is started on this machine unless
     PYSPARK_SUBMIT_ARGS names a master.
@@ -126,6 +126,51 @@ def diff(
             print_table(each.columns, each.first, empty="None.")
     for url in written:
         progress(f"wrote {url}")
+
+
+@command(
+    "forget",
+    group=state,
+    epilog='\b\nExample:\n  dagster-ckpt state forget orders --where "user_id = 7" --reason "request 4711"',
+)
+@click.argument("stream")
+@click.argument("snapshot", default="latest")
+@click.option("--where", metavar="SQL", required=True, help="Which keys: a condition on fields of the key.")
+@click.option("--reason", required=True, help="Why, as the savepoint records it.")
+@operator
+@click.option("--label", help="A name for the savepoint, to start from later.")
+@click.option("--target", metavar="PATH", help="Folder for the savepoint, instead of the configured one.")
+@yes
+def forget(
+    client: Client,
+    *,
+    stream: str,
+    snapshot: str,
+    where: str,
+    reason: str,
+    operator: str | None,
+    label: str | None,
+    target: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Make a savepoint of a snapshot without the state of some keys.
+
+    Nothing else is changed: start the stream from the savepoint, and delete the older snapshots.
+    """
+    from dagster_ckpt.spark.state.editing import StateEdit
+
+    stream_exists(client, stream)
+    confirm(f"Make a savepoint of {snapshot} of {stream} without the keys that meet {where}?", yes=yes)
+    edit = StateEdit(operator, forget=where)
+    done = client.edit_state(
+        stream, edit, reason=reason, snapshot=snapshot, label=label, target_directory=target, spark=_spark()
+    )
+    if as_json:
+        print_json({"savepoint": done.savepoint, "rows": done.rows, "messages": done.messages()})
+        return
+    for message in done.messages():
+        click.echo(message)
 
 
 def _spark() -> SparkSession:

@@ -5,5 +5,6 @@ logic of their own. Start with `client.py`.
 """
 
 from dagster_ckpt.client.client import Client
+from dagster_ckpt.spark.state.editing import StateEdit
 
-__all__ = ["Client"]
+__all__ = ["Client", "StateEdit"]

@@ -1,12 +1,15 @@
-"""Methods of the client that look into the state of streams."""
+"""Methods of the client that read, compare and edit the state of streams."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.client.connection import Connection
+from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.operations.state_browsing import StreamState
 from dagster_ckpt.operations.state_comparison import StreamStateDiff
+from dagster_ckpt.operations.state_editing import EditedState, edit_state
+from dagster_ckpt.spark.state.editing import StateEdit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,3 +80,48 @@ class StateMethods(Connection):
             ...         print(state.name, state.counts)
         """
         return StreamStateDiff(self._open(stream), before, after, operator=operator, state=state, spark=spark)
+
+    def edit_state(
+        self,
+        stream: str,
+        edits: StateEdit | Sequence[StateEdit],
+        *,
+        reason: str,
+        snapshot: str = "latest",
+        label: str | None = None,
+        target_directory: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> EditedState:
+        """Make a savepoint of a snapshot, with other rows in its state. Nothing else is changed.
+
+        Start the stream from the savepoint to continue with the edited state.
+
+        Args:
+            stream: The stream; it may be running.
+            edits: Keys to forget and rows to write.
+            reason: Why, as the savepoint records it.
+            snapshot: The snapshot.
+            label: A name to start from later.
+            target_directory: Folder for the savepoint, instead of the configured one.
+            spark: The session that reads and writes; default: the one of this process.
+
+        Raises:
+            UnsupportedSparkError: The session's Spark cannot write state: this needs Spark 4.2.
+            StateRewriteError: The state cannot be edited like this; nothing was written.
+            SnapshotNotFoundError: There is no such snapshot.
+            OptionError: No reason is given, or the label or operator is wrong.
+
+        Example:
+            >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")
+            >>> client.restart("orders", start_from=made.savepoint.snapshot_id)
+        """
+        return edit_state(
+            self._open(stream),
+            [edits] if isinstance(edits, StateEdit) else list(edits),
+            snapshot=snapshot,
+            reason=reason,
+            origin=self._origin,
+            label=label,
+            target_directory=given_folder(target_directory),
+            spark=spark,
+        )

@@ -127,7 +127,7 @@ def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> li
 
 
 def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
-    """Write all rows as Parquet, each state into a folder of its own below `folder`.
+    """Write all rows as Parquet, each state into its own folder below `folder`.
 
     Args:
         tables: The states and their rows.

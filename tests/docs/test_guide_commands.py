@@ -21,8 +21,8 @@ from tests.support.page_blocks import DOCS, blocks_of
 from tests.support.stream_program import StreamProgram
 
 DEPLOYMENT = "3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10"
-# Their commands start Spark: tests/operations/test_state_with_spark.py runs them.
-WITH_SPARK = ["look-into-state.md"]
+# Their commands start Spark: tests/operations/test_state_with_spark.py and test_state_editing.py run them.
+WITH_SPARK = ["delete-a-customers-data.md", "look-into-state.md"]
 GUIDES = [path for path in sorted((DOCS / "guides").glob("*.md")) if path.name not in WITH_SPARK]
 PAGES = ["command-line.md", *(str(path.relative_to(DOCS)) for path in GUIDES)]
 

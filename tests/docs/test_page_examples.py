@@ -26,6 +26,7 @@ ELSEWHERE = {
     "environment.md": "tests/flink/test_environment_script.py",
     "get-started.md": "tests/e2e/test_get_started.py",
     "migrate.md": "tests/recovery/test_adopt.py",
+    "guides/delete-a-customers-data.md": "tests/operations/test_state_editing.py",
     "guides/look-into-state.md": "tests/operations/test_state_with_spark.py",
     "policies.md": "tests/policies/test_policies_page.py",
     "python-api.md": "tests/client/test_python_api_page.py",

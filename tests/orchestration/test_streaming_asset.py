@@ -43,6 +43,7 @@ OPERATOR_JOBS = [
     "verify_state_job",
     "browse_state_job",
     "diff_state_job",
+    "forget_key_job",
     "preview_rewind_job",
     "fork_stream_job",
     "import_stream_job",

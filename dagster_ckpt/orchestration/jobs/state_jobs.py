@@ -1,4 +1,4 @@
-"""Ops and jobs that look into the state of a stream, and compare it at two points."""
+"""Ops and jobs that look into the state of a stream, compare it at two points, and forget keys."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +16,9 @@ from dagster_ckpt.operations.state_report import (
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure, table
+from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
+from dagster_ckpt.spark.state.editing import StateEdit
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 _POINT = "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
 _POINT += "location of a snapshot."
@@ -53,11 +56,28 @@ class DiffStateConfigSchema(dg.Config):
     write_to: str | None = Field(default=None, description=_WRITE_TO)
 
 
+class ForgetKeyConfigSchema(dg.Config):
+    """Make a savepoint without the state of some keys."""
+
+    stream_id: str = Field(description=STREAM_ID)
+    snapshot: str = Field(default="latest", description="latest, or the id, number, label or location of a snapshot.")
+    where: str = Field(description="Which keys: an SQL condition on fields of the key, such as user_id = 7.")
+    reason: str = Field(description="Why, as the savepoint records it.")
+    operator: str | None = Field(
+        default=None,
+        description="Number or name of an operator. Default: all whose key has the columns of the condition.",
+    )
+    label: str | None = Field(default=None, description="A name for the savepoint, to start from later.")
+    target_directory: str | None = Field(
+        default=None, description="Folder for the savepoint, as a URL. Default: the configured savepoint folder."
+    )
+
+
 def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     """Build the jobs that read these streams' state; each of their runs starts Spark.
 
     Returns:
-        `browse_state_job` and `diff_state_job`.
+        `browse_state_job`, `diff_state_job` and `forget_key_job`.
     """
     ops = StreamOps(streams)
 
@@ -93,7 +113,27 @@ def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata({**difference_metadata(shown), **_places(written)})
         return _totals(shown)
 
-    return [ops.job(browse_state), ops.job(diff_state)]
+    @ops.op_with_spark
+    def forget_key(context: dg.OpExecutionContext, config: ForgetKeyConfigSchema) -> str:
+        """Make a savepoint of a snapshot without the state of some keys. Start the stream from it afterwards."""
+        with errors_as_failure():
+            done = ops.client(context, config.stream_id).edit_state(
+                config.stream_id,
+                StateEdit(config.operator, forget=config.where),
+                reason=config.reason,
+                snapshot=config.snapshot,
+                label=config.label,
+                target_directory=config.target_directory,
+                spark=ops.resources(context).spark_session,
+            )
+        for message in done.messages():
+            context.log.info(message)
+        older = [describe_snapshot(each) for each in done.still_there]
+        figures = {"dagster_ckpt/rows": done.rows, "dagster_ckpt/older_snapshots": dg.MetadataValue.json(older)}
+        context.add_output_metadata({**snapshot_metadata(done.savepoint), **figures})
+        return done.savepoint.location or ""
+
+    return [ops.job(browse_state), ops.job(diff_state), ops.job(forget_key)]
 
 
 def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:

@@ -54,6 +54,8 @@ def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
             session.conf.set(name, value)
     session.conf.set(FORMAT_VERSION, str(shape.checkpoint_format))
     session.conf.set("spark.sql.adaptive.enabled", "false")
+    # Starts the coordinator that state stores report to, as in `require_state_reader`.
+    _ = session.streams.active
     return session
 
 

@@ -19,6 +19,8 @@ MOST_PARTITIONS = 32_768
 # What Spark's option names; LZF blocks cannot be read here.
 READABLE_CODECS = ("lz4", "zstd", "snappy")
 _JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+# Seen on Spark 4.3: its reader of all column families knows only lists of transformWithState as several values.
+_NEWEST_JOIN_FORMAT = 3
 _TRANSFORM = "transformWithState"
 _NAMES = {HEAP: "heap state (HDFSBackedStateStoreProvider)", ROCKSDB: "RocksDB"}
 
@@ -122,6 +124,11 @@ def _why_not(stored: StoredState, wanted: StateShape) -> str | None:
             return f"the files of {shape.provider} are not known, only those of Spark's own providers."
     if not stored.has_metadata:
         return "Spark 3.5 wrote it without metadata of its operators. Run the query for one batch on this Spark first."
+    if JOIN in stored.operators and int(stored.settings.get(_JOIN_FORMAT, "2")) > _NEWEST_JOIN_FORMAT:
+        return (
+            f"Spark's StateRewriter damages join state of format v{stored.settings[_JOIN_FORMAT]}: it takes several "
+            "values of a key for one."
+        )
     if replace(stored.shape, partitions=wanted.partitions) != wanted and LIMIT in stored.operators:
         return "Spark cannot read the counter of a limit, so its state is only copied as it is."
     if HEAP in (stored.shape.provider, wanted.provider):

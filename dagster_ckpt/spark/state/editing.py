@@ -1,0 +1,243 @@
+"""Edits of state: rows to forget, and rows to write instead, as changes that a rewrite of state applies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.spark.state.diff import CHANGE, Change, StateDifference
+from dagster_ckpt.spark.state.raw_rows import StateStoreName
+from dagster_ckpt.spark.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader
+from dagster_ckpt.spark.state.rewriting import PARTITION_KEY
+from dagster_ckpt.spark.state.unsafe_rows import encoder, plain
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_KEY_BYTES = "key_bytes"
+_VALUE_BYTES = "value_bytes"
+_FAMILY = "column_family_name"
+_DEFAULT = "default"
+_LIMIT = "globalLimit"
+
+
+@dataclass(frozen=True)
+class StateEdit:
+    """A change of the rows of state. Rows are forgotten first, then replaced.
+
+    Attributes:
+        operator: Number or name of the operator; None for every operator whose key has the columns of
+            `forget`.
+        forget: Which keys to forget: a condition on the fields of the key, as a column or in SQL.
+        replace: Rows to write, with the columns `key` and `value` as `StreamState.rows` returns them. A
+            row replaces the one with the same key.
+
+    Example:
+        >>> StateEdit(forget="user_id = 7")
+        >>> StateEdit(0, replace=state.rows().where("key.user_id = 7").withColumn("value", corrected))
+    """
+
+    operator: int | str | None = None
+    forget: Column | str | None = None
+    replace: DataFrame | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an edit that does nothing, and rows of no operator.
+
+        Raises:
+            StateRewriteError: The edit names neither rows to forget nor rows to write, or rows to write
+                without an operator.
+        """
+        if self.forget is None and self.replace is None:
+            raise StateRewriteError("The edit changes nothing. Name the keys to forget, or the rows to write.")
+        if self.replace is not None and self.operator is None:
+            raise StateRewriteError("The rows to write belong to one operator. Name it.")
+
+
+@dataclass(frozen=True)
+class PlannedEdit:
+    """An edit that was checked against the state that it changes.
+
+    Attributes:
+        edit: The edit.
+        reader: Reads the state.
+        states: The states whose rows it changes.
+        skipped: States of other operators, whose keys do not have the columns of `forget`.
+    """
+
+    edit: StateEdit
+    reader: StateReader
+    states: tuple[StateName, ...]
+    skipped: tuple[StateName, ...]
+
+    def changes(self, store: StateStoreName) -> bool:
+        """Whether it changes rows of a store."""
+        return store.operator_id in {name.operator_id for name in self.states}
+
+    def apply(self, store: StateStoreName, rows: DataFrame) -> DataFrame:
+        """The rows to write instead of those of a store: see `rewrite_state`."""
+        if not self.changes(store):
+            return rows
+        if self.edit.forget is not None:
+            rows = _without(rows, self.edit.forget, PARTITION_KEY)
+        if self._encoded is None:
+            return rows
+        new = self._encoded.select(_partition_key(rows), _KEY_BYTES, _VALUE_BYTES, _literal(_DEFAULT).alias(_FAMILY))
+        kept = rows.join(new.select(_KEY_BYTES), on=_KEY_BYTES, how="left_anti")
+        return kept.select(new.columns).unionByName(new)
+
+    @cached_property
+    def _encoded(self) -> DataFrame | None:
+        from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+        if self.edit.replace is None:
+            return None
+        [name] = self.states
+        schema = self.reader.frame(name).rows.schema
+        columns = [F.col(KEY)]
+        for column, into in ((KEY, _KEY_BYTES), (VALUE, _VALUE_BYTES)):
+            kind = schema[column].dataType
+            columns.append(encoder(kind, f"{column} of {name}")(plain(F.col(column), kind)).alias(into))
+        return self.edit.replace.select(*columns)
+
+
+def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
+    """Check an edit against the state that it changes, before anything is written.
+
+    Args:
+        edit: The edit.
+        reader: Reads the state.
+
+    Raises:
+        OptionError: There is no such operator.
+        StateRewriteError: The state cannot be edited like this; the message says why.
+    """
+    wanted = reader.select(edit.operator)
+    states, skipped = list(wanted), []
+    if edit.forget is not None:
+        fits = {name: _can_forget(reader.frame(name), edit.forget) for name in wanted}
+        skipped = [name for name, why in fits.items() if why is not None]
+        states = [name for name in wanted if name not in skipped]
+        if not states or (skipped and edit.operator is not None):
+            reasons = " ".join(f"{name}: {why}" for name, why in fits.items() if why is not None)
+            raise StateRewriteError(f"No key can be forgotten like this. {reasons or 'The query keeps no state.'}")
+    if edit.replace is not None:
+        _check_replacement(edit.replace, reader, states)
+    return PlannedEdit(edit, reader, tuple(states), tuple(skipped))
+
+
+def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, after: StateReader) -> None:
+    """Check that a state differs in the rows that the edits name, and in no other.
+
+    Args:
+        planned: The edits.
+        difference: What the edited state differs in from the original.
+        after: Reads the edited state.
+
+    Raises:
+        StateRewriteError: It does not; the message says how many rows are wrong.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+    unasked, name = difference.rows, difference.name
+    left = after.frame(name).rows
+    for edit in (each for each in planned if name in each.states):
+        if edit.edit.forget is not None:
+            is_removed = F.col(CHANGE) == Change.REMOVED.value
+            unasked = unasked.where(~is_removed).unionByName(_without(unasked.where(is_removed), edit.edit.forget, KEY))
+        if edit.edit.replace is not None:
+            asked = edit.edit.replace.select(KEY, VALUE)
+            unasked = _other_keys(unasked, asked)
+            written = left.select(KEY, VALUE).intersect(asked).count()
+            if written != asked.distinct().count():
+                raise _wrong(name, f"{written} of the rows to write are there")
+            left = _other_keys(left, asked)
+        if edit.edit.forget is not None and (kept := left.count() - _without(left, edit.edit.forget, KEY).count()):
+            raise _wrong(name, f"{kept} rows that were to be forgotten are still there")
+    if wrong := unasked.count():
+        raise _wrong(name, f"{wrong} rows differ that the edit does not name")
+
+
+def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+    keys = asked.select(F.col(KEY).alias("__asked"))
+    return rows.join(keys, F.col(KEY).eqNullSafe(F.col("__asked")), "left_anti")
+
+
+def _wrong(name: StateName, what: str) -> StateRewriteError:
+    return StateRewriteError(
+        f"The edited state {name} is not what was asked for: {what}. No savepoint was made. Please report this, with "
+        "the versions of Spark and dagster-ckpt."
+    )
+
+
+def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
+    """None if a condition fits the keys of a state, else why not."""
+    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - Spark is optional
+
+    if frame.name.operator == _LIMIT:
+        return "a limit keeps a counter and no keys."
+    if not frame.key_fields:
+        return "it has no key, all rows of the input are in one value."
+    try:
+        _without(frame.rows, condition, KEY)
+    except (AnalysisException, ParseException):
+        return f"its key has only the columns {', '.join(frame.key_fields)}."
+    return None
+
+
+def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
+    """The rows whose key does not meet a condition; one that is null is not met."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+    fields = rows.select(f"{key}.*").columns
+    shadowed = rows.select(*(F.col(name).alias(f"__{name}") for name in rows.columns), F.col(f"{key}.*"))
+    met = F.expr(condition) if isinstance(condition, str) else condition
+    left = shadowed.where(~F.coalesce(met, F.lit(False)))
+    assert not set(fields) & {f"__{name}" for name in rows.columns}
+    return left.select(*(F.col(f"__{name}").alias(name) for name in rows.columns))
+
+
+def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequence[StateName]) -> None:
+    if len(states) != 1 or states[0].state != _DEFAULT or states[0].operator == _LIMIT:
+        named = "; ".join(map(str, states))
+        raise StateRewriteError(
+            f"Rows of this operator cannot be replaced ({named}): it keeps several stores in step, or a counter. Only "
+            "keys can be forgotten."
+        )
+    frame = reader.frame(states[0])
+    if frame.kind is not StateKind.VALUE or "storeName" not in states[0].options:
+        raise StateRewriteError(
+            f"Rows of {states[0]} cannot be replaced, only forgotten: it is state of your own code."
+        )
+    for column in (KEY, VALUE):
+        wanted = frame.rows.schema[column].dataType
+        found = replacement.schema[column].dataType.simpleString() if column in replacement.columns else "missing"
+        if found != wanted.simpleString():
+            raise StateRewriteError(
+                f"The rows to write have a column {column} that is {found}, but that of {states[0]} is "
+                f"{wanted.simpleString()}. Cast it; nothing was changed."
+            )
+        encoder(wanted, f"{column} of {states[0]}")
+    if replacement.groupBy(KEY).count().where("count > 1").count():
+        raise StateRewriteError(
+            f"The rows to write have a key several times, but {states[0]} has one row for each key."
+        )
+
+
+def _partition_key(rows: DataFrame) -> Column:
+    """The columns of the key that decide about the partition, as the rows of a store have them."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+    fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
+    return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
+
+
+def _literal(text: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+    return F.lit(text)

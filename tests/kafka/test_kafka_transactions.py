@@ -244,6 +244,14 @@ def test_another_number_of_writers_is_taken_between_batches_and_refused_within_o
     assert_each_row_once(life)
 
 
+def test_a_topic_that_does_not_exist_yet_is_created_by_the_cluster_as_for_any_producer(life: Life) -> None:
+    target = transactions(life, topic=f"{life.topic}-new")
+    claim(target, 0)
+    write_all(target, 0)
+
+    assert committed_rows(life.servers, target.topic) == all_rows(1)
+
+
 def test_two_deployments_with_the_same_ids_are_told_apart(life: Life) -> None:
     claim(transactions(life), 0)
 

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from dagster_ckpt.errors import RowsAtRiskError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, refuse_others
-from dagster_ckpt.sinks.kafka.session import Session, is_fenced, kafka_errors, marker_at_a_glance, unavailable
+from dagster_ckpt.sinks.kafka.session import (
+    Session,
+    await_topic,
+    is_fenced,
+    kafka_errors,
+    marker_at_a_glance,
+    unavailable,
+)
 
 # A claim that another one has fenced is repeated: the one with the later live directory wins.
 _CLAIMS = 3
@@ -26,6 +33,7 @@ def claim(target: Transactions, first: int) -> None:
         OptionError: Another deployment uses the same ids.
         StorageAccessError: Kafka does not answer.
     """
+    await_topic(target)
     for attempt in range(1, _CLAIMS + 1):
         sessions: list[Session] = []
         try:

@@ -131,6 +131,31 @@ class Session:
             _bounded(closed, 2 * _ABORT_S)
 
 
+def await_topic(target: Transactions) -> None:
+    """Make sure that a topic exists, to which markers can be committed; a cluster may create it on demand.
+
+    Raises:
+        StorageAccessError: It does not exist, or Kafka does not answer.
+    """
+    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415 - an extra
+
+    producer = _created(lambda: KafkaProducer(dict(target.client)))
+    deadline = time.monotonic() + _CALL_S
+    while True:
+        try:
+            found = producer.list_topics(target.topic, timeout=_CALL_S).topics[target.topic]
+        except kafka_errors() as error:
+            raise unavailable(target, 0, error) from error
+        if found.error is None and found.partitions:
+            return
+        if time.monotonic() > deadline:
+            raise StorageAccessError(
+                f"Topic {target.topic} does not exist ({found.error}), and the cluster does not create it on demand. "
+                "Nothing was written. Create the topic, then start the stream again."
+            )
+        time.sleep(0.2)
+
+
 def _send(producer: Producer, topic: str, record: Record) -> None:
     while True:
         try:

@@ -86,7 +86,11 @@ def _home_of(database: Database) -> CatalogHome | None:
             return None
         found = Path(path).resolve()
         host = socket.gethostname()
-        return CatalogHome(str(found.stat().st_ino), f"{host}:{found}", host)
+        try:
+            return CatalogHome(str(found.stat().st_ino), f"{host}:{found}", host)
+        except OSError:
+            # Deleted or moved this moment: the next call to the database says so.
+            return None
     with database.reading() as connection:
         if not connection.execute(text("SELECT has_function_privilege('pg_control_system()', 'execute')")).scalar():
             return None

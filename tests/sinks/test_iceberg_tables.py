@@ -91,7 +91,7 @@ def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(
     ("scenario", "name"),
     [
         ("lost directory", "IcebergTable[lake.db.lost_directory at "),
-        ("lost directory, by folder", "IcebergTable[/"),
+        ("lost directory, by folder", "IcebergTable["),
         ("lost directory, to a table", "IcebergTable[books.db.lost_directory_to_a_table at "),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_forked_output_shows_the_originals_files_up_to_the_fork(history: Histo
 def test_an_output_with_a_named_file_gone_cannot_be_forked(history: History) -> None:
     (history.sink / "part-2").unlink()
 
-    with pytest.raises(RestoreError, match="part-2 is gone"):
+    with pytest.raises(RestoreError, match="part-2 is missing"):
         make(history, "batch-5", outputs={str(history.sink): str(history.shelf.root / "new")})
 
     assert not (history.shelf.root / "new/_spark_metadata").exists()
@@ -233,7 +233,7 @@ def test_a_stream_that_runs_is_not_forked_into(history: History) -> None:
 
 
 def test_what_cannot_be_forked_is_refused(history: History) -> None:
-    with pytest.raises(OptionError, match="not empty"):
+    with pytest.raises(OptionError, match="not to empty"):
         make(history, "empty")
     with pytest.raises(OptionError, match="into itself"):
         fork(history.shelf.stream, history.shelf.stream, StartFrom(), origin="a test")

@@ -62,7 +62,7 @@ def forbidden():
 
 
 def test_no_right_to_write_is_found_before_the_first_checkpoint(forbidden) -> None:
-    with pytest.raises(StorageAccessError, match=r"Cannot write forbidden://c/d/stream.*Access Denied.*has the right"):
+    with pytest.raises(StorageAccessError, match=r"Cannot write forbidden://c/d/stream.*Access Denied.*is allowed"):
         open_store(forbidden, "stream").check_access()
 
 

@@ -131,7 +131,7 @@ def test_a_second_environment_registers_its_own_snapshots_in_a_shared_storage(hi
     report = rebuild(again, origin="a test")
 
     assert report.registered == ()
-    assert any(str(theirs.location) in each and "it is of" in each for each in report.skipped)
+    assert any(str(theirs.location) in each and "it belongs to" in each for each in report.skipped)
 
 
 @pytest.mark.parametrize(

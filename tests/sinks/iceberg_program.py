@@ -304,7 +304,6 @@ def goes_back_and_on(shops: Shops) -> None:
 
 SCENARIOS: dict[str, tuple[str, Callable[[Shops], None]]] = {
     "lost directory": (HADOOP, lost_directory),
-    "lost directory, by folder": (FOLDER, lost_directory),
     "lost directory, to a table": (JDBC, lost_directory),
     "lost directory, by REST": (REST, lost_directory),
     "back and forth": (JDBC, back_and_forth),

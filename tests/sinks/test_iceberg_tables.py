@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 SQLITE = ("org.xerial", "sqlite-jdbc", "3.50.3.0")
 SHOWN = {
     "lost directory": range(6),
-    "lost directory, by folder": range(6),
     "lost directory, to a table": range(6),
     "lost directory, by REST": range(6),
     "back and forth": range(5),
@@ -91,7 +90,6 @@ def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(
     ("scenario", "name"),
     [
         ("lost directory", "IcebergTable[lake.db.lost_directory at "),
-        ("lost directory, by folder", "IcebergTable["),
         ("lost directory, to a table", "IcebergTable[books.db.lost_directory_to_a_table at "),
     ],
 )

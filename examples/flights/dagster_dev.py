@@ -163,7 +163,7 @@ def running_dagster_dev(workspace: Workspace, definitions: Path, *, port: int | 
         _await_page(dev)
         yield dev
     finally:
-        _end_group(process)
+        end_group(process)
 
 
 def _await_page(dev: DagsterDev) -> None:
@@ -175,7 +175,8 @@ def _await_page(dev: DagsterDev) -> None:
         time.sleep(POLL_S)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End a process and everything in its process group: politely first, then by SIGKILL."""
     for sign, patience_s in ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, sign)

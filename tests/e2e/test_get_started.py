@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from examples.flights.dagster_dev import free_port
+from examples.flights.dagster_dev import end_group, free_port
 from tests.support.page_blocks import Block, blocks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster_dev, pytest.mark.timeout(1500)]
@@ -82,13 +82,8 @@ class Reader:
         return output
 
     def end(self) -> None:
-        for sign, patience_s in ((signal.SIGINT, 30.0), (signal.SIGKILL, 5.0)):
-            for process in self.left_running:
-                if process.poll() is None:
-                    os.killpg(process.pid, sign)
-            deadline = time.monotonic() + patience_s
-            while time.monotonic() < deadline and any(process.poll() is None for process in self.left_running):
-                time.sleep(0.1)
+        for process in self.left_running:
+            end_group(process)
 
     def executions(self) -> list[dict[str, Any]]:
         """Of the stream, newest first."""
@@ -136,14 +131,14 @@ def test_the_page_leads_to_a_stream_that_survives_a_kill_and_a_rewind(reader: Re
     reader.run("export DAGSTER_HOME=$PWD/dagster_home")
     reader.leave_running("dagster dev -f definitions.py", "--port", str(reader.port))
     reader.await_that(lambda: bool(reader.executions()), "the supervisor sensor to start the stream")
-    reader.await_that(lambda: "chk-2" in reader.run("dagster-ckpt list orders"), "two checkpoints")
+    reader.await_that(lambda: reader.run("dagster-ckpt list orders").count("chk-") > 1, "two checkpoints")
 
     (first,) = reader.executions()
     assert "kill -9 12345" in COMMANDS
     os.kill(first["pid"], signal.SIGKILL)
     watched = reader.leave_running("dagster-ckpt watch orders")
     reader.await_that(lambda: len(reader.executions()) == 2, "the supervisor sensor to restart the stream")
-    reader.await_that(lambda: "RUNNING" in watched.read_text().splitlines()[-1], "a line of watch")
+    reader.await_that(lambda: "RUNNING" in watched.read_text()[-200:], "a line of watch")
 
     reader.run("dagster-ckpt savepoint orders --label before-release-42")
     reader.await_that(lambda: sum(1 for _ in reader.folder.glob("data/counts/*.parquet")) > 3, "output")
@@ -152,7 +147,7 @@ def test_the_page_leads_to_a_stream_that_survives_a_kill_and_a_rewind(reader: Re
     reader.run("dagster-ckpt restart orders --from before-release-42 --yes")
 
     rewound, _, _ = reader.executions()
-    assert rewound["recovery"]["kind"] == "REWIND", rewound
+    assert rewound["recovery"]["kind"] == "RESTORE", rewound
     before = reader.windows()
     reader.await_that(lambda: len(reader.windows()) > len(before), "output after the rewind")
     first_window, *full = sorted(reader.windows().items())

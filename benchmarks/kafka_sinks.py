@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -78,6 +79,8 @@ def main(folder: Path, rounds: int) -> None:
 
 @contextmanager
 def _session(jars: tuple[Path, ...]) -> Iterator[SparkSession]:
+    # The executors' Python needs pyarrow and confluent-kafka, as this one has them.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{PARTITIONS}]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.jars", ",".join(map(str, jars))).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -87,30 +87,21 @@ class SnapshotRecords:
         with self._database.writing_under(lease) as connection:
             return self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
 
-    def fail(
-        self,
-        lease: LeaseRecord,
-        snapshot_id: str,
-        reason: str,
-        *,
-        failures: int | None = None,
-        tolerable: int | None = None,
-    ) -> None:
+    def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
         """Record that a snapshot of an execution failed; a completed one is unchanged.
 
         Args:
             lease: The lease of the stream.
             snapshot_id: The snapshot.
             reason: Why it failed.
-            failures: Consecutive failures including this one, for the log; None if it does not count.
-            tolerable: Consecutive failures that are tolerated.
+            streak: For the log: consecutive failures including this one, and how many are tolerated.
 
         Raises:
             LeaseLostError: The lease is no longer held.
         """
-        streak = {} if failures is None else {"failures": failures, "tolerable": tolerable}
+        counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_under(lease) as connection:
-            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason, streak)
+            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason, counted)
 
     def start_of_stopped(
         self,
@@ -386,7 +377,7 @@ class SnapshotRecords:
         snapshot_id: str,
         whose: ColumnElement[bool],
         reason: str,
-        streak: Mapping[str, int | None],
+        streak: Mapping[str, int],
     ) -> None:
         pending = (
             (snapshots.c.snapshot_id == snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)

@@ -350,9 +350,9 @@ class AttemptRunner:
     ) -> None:
         lease = self._lease.record
         tally = self._tally(attempt, reason) if reason is not None else None
-        failures, tolerable = (tally.consecutive, tally.tolerable) if tally is not None else (None, None)
+        streak = (tally.consecutive, tally.tolerable) if tally is not None else None
         snapshots = self._catalog.snapshots
-        self._retry_queue.run(lambda: snapshots.fail(lease, snapshot_id, why, failures=failures, tolerable=tolerable))
+        self._retry_queue.run(lambda: snapshots.fail(lease, snapshot_id, why, streak=streak))
         self._answer(attempt.request_id, RequestStatus.FAILED, error=why)
 
     def _answer(

@@ -2,9 +2,9 @@
 
 The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers":
 appId is the query's id, version is the batch) and skips a batch that is not greater than the newest
-one without running it (`DeltaSink.addBatch`). `RESTORE` brings back the files of an earlier version
-in one commit, and does not touch the transactions: the table then still skips the undone batches of
-that query id, so the query continues under a new one.
+one without running it (`DeltaSink.addBatch`). A restore brings back the files of an earlier version
+in one commit (`delta_commit.py`), and does not touch the transactions: the table then still skips the
+undone batches of that query id, so the query continues under a new one.
 
 Checkpoints of the log are Parquet and are not read here.
 """
@@ -13,13 +13,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.sinks.delta_commit import (
+    ROLL_BACK_ID,
+    UnknownDeltaError,
+    VersionTakenError,
+    record_roll_back,
+    restore_version,
+)
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_A_PERSON, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
@@ -28,6 +36,8 @@ from dagster_ckpt.spark.query.session import active_session
 LOG = "_delta_log"
 _NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _COMMIT = re.compile(r"(\d{20})\.json")
+# Other writers, such as OPTIMIZE, may commit between a decision and its commit.
+_ATTEMPTS = 10
 # How Delta writes the predicate of a statement without a WHERE.
 _NO_PREDICATE = (None, "[]", '["true"]')
 
@@ -60,11 +70,13 @@ class TableRollBack:
     """What a roll-back to a batch would do to a table.
 
     Attributes:
+        decided_on: The newest version of the table when this was determined.
         version: The version to restore; -1 is before the first, None if nothing has to be undone.
         others: Versions written by others that this would undo too.
         reaches_back: Whether the readable commits are sufficient to tell.
     """
 
+    decided_on: int
     version: int | None = None
     others: tuple[int, ...] = ()
     reaches_back: bool = True
@@ -90,14 +102,14 @@ def plan_table_roll_back(
     own = {*query_ids, *([query_id] if query_id is not None else [])}
     wanted = log.version_of(own, query_id, batch_id)
     if wanted is None:
-        return TableRollBack(reaches_back=False)
+        return TableRollBack(log.newest, reaches_back=False)
     at, target = log.newest, None
     others: list[int] = []
     foreign: list[int] = []
     while at > wanted:
         commit = log.commit(at)
         if commit is None:
-            return TableRollBack(reaches_back=False)
+            return TableRollBack(log.newest, reaches_back=False)
         if commit.restored_to is not None and commit.restored_to >= wanted:
             # The table is as it was then: what lies between does not count.
             at = commit.restored_to
@@ -110,7 +122,7 @@ def plan_table_roll_back(
         elif commit.changes:
             foreign.append(at)
         at -= 1
-    return TableRollBack(target, tuple(sorted(others)))
+    return TableRollBack(log.newest, target, tuple(sorted(others)))
 
 
 class _Log:
@@ -198,12 +210,14 @@ def _read(table: FileIO, version: int) -> DeltaCommit:
         (action["commitInfo"] for action in found if isinstance(action.get("commitInfo"), dict)), {}
     )
     operation, parameters = str(info.get("operation")), info.get("operationParameters") or {}
+    batches = dict(batch for batch in map(_batch, found) if batch is not None)
     return DeltaCommit(
         version,
-        dict(batch for batch in map(_batch, found) if batch is not None),
+        batches,
         number_in(str(parameters.get("version"))) if operation == "RESTORE" else None,
         operation == "TRUNCATE" or (operation == "DELETE" and parameters.get("predicate") in _NO_PREDICATE),
-        any(_is_change(action) for action in found),
+        # A roll-back with nothing to undo repeats the metadata.
+        ROLL_BACK_ID not in batches and any(_is_change(action) for action in found),
     )
 
 
@@ -283,40 +297,72 @@ class DeltaTable(Sink):
 
     def check_roll_back(self, to: RollBack) -> None:
         """See `Sink.check_roll_back`."""
-        version = self._target(to)
-        if version is not None and not to.roll_back_tables:
+        found = self._found(to)
+        if found is not None and found.version is not None and not to.roll_back_tables:
             raise SinkRollbackError(
                 f"The Delta table {self.folder} has to be brought back to batch {to.batch_id}, {LEFT_TO_A_PERSON}. "
-                f"Type: {self._command(version)}. Then start again."
+                f"Type: {self._command(found.version)}. Then start again."
             )
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """See `Sink.roll_back`. One commit of the table; repeated, it finds nothing to undo."""
-        version = self._target(to)
-        if version is None:
+        """See `Sink.roll_back`. One commit of the table; repeated, it finds nothing to undo.
+
+        The commit is the version after the one that was looked at, or fails. The lease is asked in
+        between: if it is still held then, whatever a successor commits comes after the version looked
+        at, and this commit fails. A table with nothing to undo gets a commit as well, so that the
+        roll-back of a former holder that was decided before fails.
+        """
+        for _ in range(_ATTEMPTS):
+            found = self._found(to)
+            if found is None or (found.version is None and not to.roll_back_tables):
+                return
+            with still_mine():
+                pass
+            try:
+                self._commit(found, to.batch_id)
+            except VersionTakenError:
+                # Ours no more, or another writer's commit, such as OPTIMIZE: look again.
+                continue
+            with still_mine():
+                pass
             return
+        raise SinkRollbackError(
+            f"The Delta table {self.folder} could not be brought back to batch {to.batch_id}: others committed to it "
+            f"during each of {_ATTEMPTS} attempts. Start again once they pause."
+        )
+
+    def _commit(self, found: TableRollBack, batch_id: int) -> None:
         session = active_session()
+        if found.version is None:
+            # Without Delta there is no roll-back of a former holder in this process's reach, and no query after it.
+            if session is not None:
+                with suppress(UnknownDeltaError):
+                    record_roll_back(session, self.folder, decided_on=found.decided_on)
+            return
+        command = self._command(found.version)
         if session is None:
             raise SinkRollbackError(
-                f"The Delta table {self.folder} has to be brought back to batch {to.batch_id}, and this process has no "
-                f"Spark session. Start the stream, which does it, or type: {self._command(version)}"
+                f"The Delta table {self.folder} has to be brought back to batch {batch_id}, and this process has no "
+                f"Spark session. Start the stream, which does it, or type: {command}"
             )
-        # Not held during the statement, which takes seconds: a lease that lives in SQLite could not be
-        # renewed meanwhile. RESTORE itself fails if another version is committed while it runs.
-        with still_mine():
-            pass
-        session.sql(self._command(version))
-        with still_mine():
-            pass
+        try:
+            restore_version(session, self.folder, found.version, decided_on=found.decided_on)
+        except UnknownDeltaError as error:
+            raise UnknownDeltaError(f"{error} Type: {command}. Then start again.") from error
 
-    def _target(self, to: RollBack) -> int | None:
+    def _found(self, to: RollBack) -> TableRollBack | None:
+        """What a roll-back would do; None if the table does not exist.
+
+        Raises:
+            SinkRollbackError: The table cannot be brought back to that batch.
+        """
         try:
             found = plan_table_roll_back(open_file_io(self.folder), to.query_ids, to.query_id, to.batch_id)
         except FileNotFoundError:
             # Nothing was ever written.
             return None
         if found.others and to.may_repeat:
-            return None
+            return replace(found, version=None)
         if not found.reaches_back:
             raise SinkRollbackError(
                 f"The Delta table {self.folder} cannot be brought back to batch {to.batch_id}: older commits are only "
@@ -329,7 +375,7 @@ class DeltaTable(Sink):
                 f"The Delta table {self.folder} cannot be brought back to batch {to.batch_id}: others have written "
                 f"versions {listed} since. To undo theirs as well, type: {self._command(found.version or 0)}"
             )
-        return found.version
+        return found
 
     def _with_others(self, found: TableRollBack, replay: Replay) -> SinkForecast:
         listed = ", ".join(map(str, found.others))

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import Client, run_stream
-from dagster_ckpt.errors import CkptError, SinkRollbackError
+from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
+from dagster_ckpt.sinks import delta_commit
 from dagster_ckpt.sinks.delta import DeltaTable
+from dagster_ckpt.sinks.sink import RollBack
 from tests.support.small_spark import SETTINGS, lay_file
 
 DELTA = {
@@ -74,6 +78,11 @@ class Shops:
         if state_too:
             for path in [*(live / "state").rglob(f"{newest + 1}.delta"), *(live / "state").rglob(f"{newest + 1}.zip")]:
                 path.unlink()
+
+    def actions(self, kind: str) -> list[dict[str, Any]]:
+        """The actions of a kind in the table's log, oldest first."""
+        lines = [line for commit in sorted(Path(self.table, "_delta_log").glob("*.json")) for line in commit.open("rb")]
+        return [action[kind] for line in lines if kind in (action := json.loads(line))]
 
     def told(self) -> dict[str, Any]:
         rows = self.spark.read.format("delta").load(self.table).collect()
@@ -152,7 +161,64 @@ def optimized(shops: Shops) -> None:
     shops.run("batch-0", files_per_batch=2)
 
 
-SCENARIOS: dict[str, Callable[[Shops], None]] = {
+class FormerHolder:
+    """A start that was paused in its roll-back to batch 0, for so long that a successor has taken its lease."""
+
+    def __init__(self, shops: Shops, step: str, successor: Callable[[], None]) -> None:
+        self.shops, self.step, self.successor, self.lost = shops, step, successor, False
+
+    def pauses(self, step: str) -> None:
+        if step == self.step and not self.lost:
+            self.lost = True
+            self.successor()
+
+    @contextmanager
+    def still_mine(self) -> Iterator[None]:
+        self.pauses("it has looked at the table")
+        if self.lost:
+            raise LeaseLostError("a successor has it")
+        yield
+        self.pauses("it has asked for its lease")
+
+    def roll_back(self) -> str:
+        commits = delta_commit._Table.commit
+
+        def commit(*what: Any) -> None:
+            self.pauses("it has begun its transaction")
+            commits(*what)
+
+        delta_commit._Table.commit = commit  # type: ignore[method-assign]
+        ids = [str(action["appId"]) for action in self.shops.actions("txn")]
+        query_ids = [each for each in ids if each != delta_commit.ROLL_BACK_ID]
+        try:
+            DeltaTable("", self.shops.table).roll_back(
+                RollBack(0, query_id=query_ids[0], query_ids=query_ids), self.still_mine
+            )
+        except CkptError as error:
+            return type(error).__name__
+        finally:
+            delta_commit._Table.commit = commits  # type: ignore[method-assign]
+        return "rolled back"
+
+
+def paused_in_its_roll_back(shops: Shops) -> list[str]:
+    def goes_on() -> None:
+        shops.feed(1)
+        shops.run()
+
+    def comes_to_the_same_point() -> None:
+        shops.run("here")
+
+    shops.feed(2)
+    shops.run()
+    shops.savepoint("here")
+    steps = ["it has looked at the table", "it has asked for its lease", "it has begun its transaction"]
+    holders = [FormerHolder(shops, step, comes_to_the_same_point) for step in steps[1:]]
+    holders += [FormerHolder(shops, step, goes_on) for step in steps]
+    return [f"{holder.step}: {holder.roll_back()}" for holder in holders]
+
+
+SCENARIOS: dict[str, Callable[[Shops], list[str] | None]] = {
     "lost directory": lost_directory,
     "back and forth": back_and_forth,
     "from nothing": from_nothing,
@@ -161,7 +227,60 @@ SCENARIOS: dict[str, Callable[[Shops], None]] = {
     "in flight, its state is missing": lambda shops: in_flight(shops, state_too=True),
     "others wrote": others_wrote,
     "optimized": optimized,
+    "paused in its roll-back": paused_in_its_roll_back,
 }
+
+
+def compare_with_sql(spark: SparkSession, folder: Path) -> Iterator[dict[str, Any]]:
+    """Each version of a table with all that a restore has to care for, restored by SQL and by this package."""
+    table = folder / "original"
+    of_table = f"delta.`{table}`"
+    spark.sql(
+        f"CREATE TABLE {of_table} (shop long, place string, id bigint GENERATED ALWAYS AS IDENTITY) USING delta "
+        "PARTITIONED BY (place) TBLPROPERTIES ("
+        "'delta.enableDeletionVectors' = 'true', 'delta.enableRowTracking' = 'true')"
+    )
+    spark.sql(f"INSERT INTO {of_table} (shop, place) VALUES (1, 'a b'), (2, 'a b'), (3, 'ü%/'), (4, NULL)")
+    spark.sql(f"DELETE FROM {of_table} WHERE shop = 1")
+    spark.sql(f"INSERT INTO {of_table} (shop, place) VALUES (5, 'a b'), (6, NULL)")
+    spark.sql(f"ALTER TABLE {of_table} ADD COLUMN (note string)")
+    spark.sql(f"INSERT INTO {of_table} (shop, place, note) VALUES (7, 'a b', 'x')")
+    spark.sql(f"DELETE FROM {of_table} WHERE shop = 2")
+    spark.sql(f"OPTIMIZE {of_table}")
+    newest = max(int(path.stem) for path in (table / "_delta_log").glob("*.json"))
+    for version in range(newest):
+        by_sql, by_package = folder / f"sql-{version}", folder / f"package-{version}"
+        for copy in (by_sql, by_package):
+            shutil.copytree(table, copy)
+        spark.sql(f"RESTORE TABLE delta.`{by_sql}` TO VERSION AS OF {version}")
+        delta_commit.restore_version(spark, str(by_package), version, decided_on=newest)
+        commits = [commit_of(copy, newest + 1) for copy in (by_sql, by_package)]
+        yield {"scenario": f"version {version}", "by_sql": commits[0], "by_package": commits[1]}
+    added = (json.loads(text)["add"]["path"] for text in commit_of(table, 1)["actions"] if '"add"' in text)
+    (table / unquote(next(path for path in added if "a%20b" in path))).unlink()
+    try:
+        delta_commit.restore_version(spark, str(table), 1, decided_on=newest)
+    except SinkRollbackError as error:
+        newer = (table / "_delta_log" / f"{newest + 1:020}.json").exists()
+        yield {"scenario": "vacuumed", "refused": str(error), "is_changed": newer}
+
+
+def commit_of(table: Path, version: int) -> dict[str, Any]:
+    """What a commit does, without its time and how it was measured."""
+    lines = (table / "_delta_log" / f"{version:020}.json").read_text().splitlines()
+    actions = [json.loads(line) for line in lines]
+    (info,) = (action["commitInfo"] for action in actions if "commitInfo" in action)
+    others = [action for action in actions if "commitInfo" not in action]
+    for action in others:
+        action.get("remove", {}).pop("deletionTimestamp", None)
+        # SQL omits an empty map.
+        for file in action.values():
+            if file.get("tags") == {}:
+                del file["tags"]
+    return {
+        "operation": [info["operation"], info["operationParameters"]],
+        "actions": sorted(json.dumps(action, sort_keys=True) for action in others),
+    }
 
 
 def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
@@ -171,12 +290,15 @@ def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
         if only and name not in only:
             continue
         shops = Shops(spark, folder / name.replace(" ", "-").replace(",", ""))
-        refused = None
+        refused, ended = None, None
         try:
-            play(shops)
+            ended = play(shops)
         except CkptError as error:
             refused = f"{type(error).__name__}: {error}"
-        print("TOLD", json.dumps({"scenario": name, "refused": refused, **shops.told()}), flush=True)
+        print("TOLD", json.dumps({"scenario": name, "refused": refused, "ended": ended, **shops.told()}), flush=True)
+    if not only or "compared" in only:
+        for found in compare_with_sql(spark, folder / "compared"):
+            print("TOLD", json.dumps(found), flush=True)
     spark.stop()
 
 

@@ -25,6 +25,7 @@ SHOWN = {
     "in flight, its state is there": range(4),
     "in flight, its state is missing": range(4),
     "optimized": range(3),
+    "paused in its roll-back": range(5),
 }
 
 pytestmark = [
@@ -73,3 +74,26 @@ def test_rows_of_others_are_not_undone(told: dict[str, dict[str, Any]]) -> None:
     assert "others have written versions 3 since" in shown["refused"]
     assert "RESTORE TABLE delta.`" in shown["refused"]
     assert (shown["rows"], "RESTORE" in shown["operations"]) == ([0, 1, 2, 100], False)
+
+
+def test_a_roll_back_that_was_paused_undoes_nothing_of_a_successor(told: dict[str, dict[str, Any]]) -> None:
+    """RESTORE read the newest version after the pause, and undid the batches that the successor had committed."""
+    shown = told["paused in its roll-back"]
+
+    assert [each.rpartition(": ")[2] for each in shown["ended"]] == ["LeaseLostError"] * 5
+    assert "RESTORE" not in shown["operations"]
+
+
+def test_a_restore_has_the_actions_of_sql(told: dict[str, dict[str, Any]]) -> None:
+    compared = [line for name, line in told.items() if name.startswith("version")]
+
+    assert len(compared) > 5
+    for line in compared:
+        assert line["by_package"] == line["by_sql"], line["scenario"]
+
+
+def test_a_version_whose_files_were_deleted_is_not_restored(told: dict[str, dict[str, Any]]) -> None:
+    shown = told["vacuumed"]
+
+    assert "1 of its data files were deleted since" in shown["refused"]
+    assert not shown["is_changed"]

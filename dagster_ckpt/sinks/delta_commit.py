@@ -1,0 +1,218 @@
+"""Commits to a Delta table that are conditional on the version that they were decided on.
+
+SQL's `RESTORE` reads the newest version when it begins. A process that was paused between its decision
+and the statement would therefore undo what a successor has committed since. So a table is rolled back
+by Delta's own transaction, begun from the version of the decision: `commitLarge`, which `RESTORE` uses
+as well, writes the version after that one or fails. The actions are those of `RestoreTableCommand`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.errors import SinkRollbackError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# The id under which a table records a roll-back that had nothing to undo.
+ROLL_BACK_ID = "dagster_ckpt roll-back"
+_KEY = "dagster_ckpt_key"
+_ADD = "dagster_ckpt_add"
+_MISSING_SHOWN = 5
+
+
+class VersionTakenError(Exception):
+    """Another commit has the version that this one was to have; the table is unchanged."""
+
+
+class UnknownDeltaError(SinkRollbackError):
+    """This Delta lacks an interface that a conditional commit needs; the table is unchanged."""
+
+
+def restore_version(session: SparkSession, folder: str, version: int, *, decided_on: int) -> None:
+    """Bring the rows of a table back to those of an earlier version, as the version after `decided_on`.
+
+    Args:
+        session: A session with Delta.
+        folder: The table's folder.
+        version: The version to restore; -1 removes all rows.
+        decided_on: The newest version when that was decided.
+
+    Raises:
+        VersionTakenError: Another commit has that version.
+        UnknownDeltaError: This Delta has other interfaces.
+        SinkRollbackError: Data files of the version to restore were deleted.
+    """
+    with _Table.opened(session, folder, decided_on) as table:
+        newest = table.snapshot(decided_on)
+        transaction = table.transaction(newest)
+        if version < 0:
+            table.commit(transaction, table.removals(table.files(newest)), table.operation("Truncate"))
+            return
+        wanted = table.snapshot(version)
+        kept, there = table.files(wanted), table.files(newest)
+        actions = [
+            *table.additions(kept.join(there, _KEY, "left_anti"), version),
+            *table.removals(there.join(kept, _KEY, "left_anti")),
+            *table.domains(wanted, newest),
+        ]
+        transaction.updateMetadata(table.metadata(wanted, newest), False)
+        restore = table.operation("Restore", table.some(version), table.none())
+        table.commit(transaction, actions, restore, table.some(table.protocol(wanted, newest)))
+
+
+def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> None:
+    """Commit that a table has nothing to undo, as the version after `decided_on`.
+
+    No roll-back that was decided on that version or an earlier one can be committed afterwards.
+
+    Raises:
+        VersionTakenError: Another commit has that version.
+        UnknownDeltaError: This Delta has other interfaces.
+    """
+    with _Table.opened(session, folder, decided_on) as table:
+        record = table.delta.actions.SetTransaction(ROLL_BACK_ID, decided_on, table.none())
+        table.commit(table.transaction(table.snapshot(decided_on)), [record], table.manual_update())
+
+
+class _Table:
+    """A table through Delta's classes in the JVM. What it passes around are objects of the JVM."""
+
+    def __init__(self, session: SparkSession, folder: str) -> None:
+        self._session = session
+        jvm: Any = session._jvm
+        self._jvm = jvm
+        self.delta = self._jvm.org.apache.spark.sql.delta
+        self._log = self.delta.DeltaLog.forTable(session._jsparkSession, folder)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, session: SparkSession, folder: str, decided_on: int) -> Iterator[_Table]:
+        """A table, with the JVM's errors translated."""
+        # Imported here, because reading a table's log does not require Spark.
+        from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+
+        table = None
+        try:
+            table = cls(session, folder)
+            yield table
+        except (Py4JJavaError, PySparkException) as error:
+            if table is not None and table.newest_version() > decided_on:
+                raise VersionTakenError(folder) from error
+            raise
+        except (Py4JError, TypeError, AttributeError) as error:
+            raise UnknownDeltaError(
+                f"The Delta table {folder} cannot be rolled back: the Delta library of this session lacks an interface "
+                f"that a conditional commit needs ({error}). The table is unchanged."
+            ) from error
+
+    def newest_version(self) -> int:
+        return int(_with_defaults(self._log, "update").version())
+
+    def snapshot(self, version: int) -> Any:
+        return _with_defaults(self._log, "getSnapshotAt", version)
+
+    def transaction(self, newest: Any) -> Any:
+        """A transaction that can only commit the version after this snapshot's."""
+        return self._log.startTransaction(self.none(), self.some(newest))
+
+    def files(self, snapshot: Any) -> DataFrame:
+        """The data files of a snapshot. One with another deletion vector is another file."""
+        from pyspark.sql import functions as F  # noqa: PLC0415 - see `opened`
+
+        # A DataFrame of this session over one of Delta's.
+        of_session: Any = type(self._session.range(0))
+        files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
+        key = F.concat_ws("|", "path", F.to_json("deletionVector"))
+        return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
+
+    def additions(self, files: DataFrame, version: int) -> list[Any]:
+        """Actions that add files again.
+
+        Raises:
+            SinkRollbackError: Some were deleted from storage.
+        """
+        found = self._add_actions(files)
+        missing = [path for path in (str(each.path()) for each in found) if not self._exists(path)]
+        if missing:
+            raise SinkRollbackError(
+                f"Version {version} of the Delta table cannot be restored: {len(missing)} of its data files were "
+                f"deleted since (VACUUM?), such as {', '.join(missing[:_MISSING_SHOWN])}. The table is unchanged. "
+                "Start with new_query_id to leave its rows and write the batches again."
+            )
+        return found
+
+    def removals(self, files: DataFrame) -> list[Any]:
+        return [_with_defaults(each, "removeWithTimestamp") for each in self._add_actions(files)]
+
+    def _add_actions(self, files: DataFrame) -> list[Any]:
+        found = (json.loads(row[_ADD]) for row in files.collect())
+        parse = self.delta.actions.Action.fromJson
+        return [parse(json.dumps({"add": {**add, "dataChange": True}})) for add in found]
+
+    def _exists(self, path: str) -> bool:
+        place = self.delta.util.DeltaFileOperations.absolutePath(self._log.dataPath().toString(), path)
+        return bool(place.getFileSystem(self._log.newDeltaHadoopConf()).exists(place))
+
+    def domains(self, wanted: Any, newest: Any) -> Iterable[Any]:
+        changed = self.delta.DomainMetadataUtils.handleDomainMetadataForRestoreTable(wanted, newest)
+        return [changed.apply(index) for index in range(changed.length())]
+
+    def metadata(self, wanted: Any, newest: Any) -> Any:
+        """The metadata to restore. Identity columns do not go back, so that no value is issued twice."""
+        to, now = wanted.metadata(), newest.metadata()
+        merge = self.delta.IdentityColumn.copySchemaWithMergedHighWaterMarks
+        schema = merge(self._log, to.schema(), now.schema()).json()
+        # Not `copy`, whose parameters differ between versions of Delta.
+        text = json.loads(to.json())
+        text["metaData"]["schemaString"] = schema
+        return self.delta.actions.Action.fromJson(json.dumps(text))
+
+    def protocol(self, wanted: Any, newest: Any) -> Any:
+        """The protocol of both: without a feature that one of them needs, its files could not be read."""
+        others = self._scala([newest.protocol()]).toList()
+        return wanted.protocol().merge(others)
+
+    def some(self, value: Any) -> Any:
+        return self._jvm.scala.Some(value)
+
+    def none(self) -> Any:
+        return self._jvm.scala.Option.empty()
+
+    def operation(self, name: str, *arguments: Any) -> Any:
+        return getattr(self.delta, f"DeltaOperations${name}")(*arguments)
+
+    def manual_update(self) -> Any:
+        return getattr(getattr(self.delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+
+    def commit(self, transaction: Any, actions: Iterable[Any], operation: Any, protocol: Any = None) -> None:
+        nothing = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap({})
+        protocol = self.none() if protocol is None else protocol
+        session = self._session._jsparkSession
+        transaction.commitLarge(session, self._scala(actions), protocol, operation, nothing, nothing)
+
+    def _scala(self, objects: Iterable[Any]) -> Any:
+        """An iterator of Scala."""
+        listed = self._jvm.java.util.ArrayList()
+        for each in objects:
+            listed.add(each)
+        return self._jvm.scala.collection.JavaConverters.asScalaIteratorConverter(listed.iterator()).asScala()
+
+
+def _with_defaults(target: Any, method: str, *given: object) -> Any:
+    """Call a method of Scala with the default values of its other parameters, which differ between versions."""
+    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415 - see `_Table.opened`
+
+    arguments = list(given)
+    while True:
+        try:
+            arguments.append(getattr(target, f"{method}$default${len(arguments) + 1}")())
+        except Py4JJavaError:
+            raise
+        except Py4JError:
+            return getattr(target, method)(*arguments)

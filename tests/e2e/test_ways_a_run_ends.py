@@ -99,7 +99,7 @@ def test_sigkill_of_the_run_worker_stops_the_orphaned_step(deaths: Deaths) -> No
 
     resumed_in_place(ending)
     assert "stopped: " in ending.log
-    assert "is gone" in ending.log or "is recorded as FAILURE" in ending.log
+    assert "has ended" in ending.log or "is recorded as FAILURE" in ending.log
 
 
 def test_max_runtime(deaths: Deaths) -> None:

@@ -114,6 +114,10 @@ def test_every_field_has_a_default_but_those_that_name_something() -> None:
         "snapshot",
         "schedule",
         "state",
+        # What a comparison begins with, which rows are forgotten, and why.
+        "before",
+        "where",
+        "reason",
     }
 
 

@@ -44,7 +44,7 @@ class Feature(StrEnum):
     NAMED_SOURCES = "named sources"
     NAMED_SINKS = "named sinks"
     OFFSET_LOG_2 = "offset log v2"
-    STATE_REWRITER = "a writer of state (StateRewriter)"
+    STATE_REWRITER = "StateRewriter (writes state anew)"
     ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink"
 
 

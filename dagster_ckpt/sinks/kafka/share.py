@@ -107,10 +107,10 @@ def _keep(name: str, session: Session) -> None:
     sessions[name] = session
 
 
-def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
+def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
     """The function that Spark maps over the partitions of a batch, one for each writer."""
 
-    def write(rows: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         import pyarrow  # noqa: PLC0415 - on executors
         from pyspark import TaskContext  # noqa: PLC0415 - on executors
 
@@ -128,7 +128,7 @@ def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterator[Reco
     return write
 
 
-def _records(rows: Iterator[RecordBatch]) -> Iterator[Record]:
+def _records(rows: Iterable[RecordBatch]) -> Iterator[Record]:
     for batch in rows:
         columns: list[list[Any]] = [batch.column(name).to_pylist() for name in COLUMNS]
         for key, value, headers, topic, partition in zip(*columns, strict=True):

@@ -31,6 +31,7 @@ from dagster_ckpt.runtime.run import Outcome, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
+from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.adopted import CLAIM
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
@@ -215,7 +216,8 @@ def test_a_query_is_adopted_while_it_runs_and_handed_back(spark: SparkSession, t
             before = content_of(place.root / "checkpoint")
             arguments = ("adopt", "orders", place.folders["checkpoint"], "--sink", place.folders["output"])
             told = place.command(*arguments, "--dry-run")
-            assert "stateStoreSave" in told
+            # Spark 3.5 does not record the operators in the directory.
+            assert ("stateStoreSave" in told) == installed_release().has(Feature.OPERATOR_METADATA)
             assert "dry run: nothing was registered" in told
             place.command(*arguments, "--label", "adopted", *(["--in-place"] if place is in_place else []))
             assert content_of(place.root / "checkpoint") == before

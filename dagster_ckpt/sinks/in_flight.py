@@ -220,8 +220,8 @@ def refuse_skipped_batch(
     """
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
-    told = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
-    refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in told if each is not None)
+    forecasts = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
+    refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in forecasts if each is not None)
     if refused:
         raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
     return found

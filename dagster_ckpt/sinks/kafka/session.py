@@ -157,6 +157,12 @@ def await_topic(target: Transactions) -> None:
 
 
 def _send(producer: Producer, topic: str, record: Record) -> None:
+    """Queue one record. A queue that stays full ends the task, which Spark tries again.
+
+    Raises:
+        BufferError: librdkafka took no record for `PATIENCE_S`.
+    """
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             producer.produce(
@@ -167,6 +173,8 @@ def _send(producer: Producer, topic: str, record: Record) -> None:
                 headers=list(record.headers) if record.headers else None,
             )
         except BufferError:
+            if time.monotonic() > deadline:
+                raise
             producer.poll(0.1)
         else:
             return

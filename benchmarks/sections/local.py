@@ -117,8 +117,7 @@ def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repet
                 CHECKED: partial(timed, partial(engine.restore, location, f"live-checked-{turn}", DonorCheck.DIGEST)),
                 "cp -al": partial(run, "cp", "-al", str(same_files), str(root / f"hard-linked-{turn}")),
                 DURABLE_LINKS: partial(
-                    *(run, "sh", "-c", 'cp -al "$0" "$1" && sync -f "$1"'),
-                    *(str(same_files), str(root / f"durable-{turn}")),
+                    run, "sh", "-c", 'cp -al "$0" "$1" && sync -f "$1"', str(same_files), str(root / f"durable-{turn}")
                 ),
                 "cp -a": partial(run, "cp", "-a", str(same_files), str(root / f"copied-{turn}")),
             },

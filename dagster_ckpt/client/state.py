@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.operations.state_browsing import StreamState
-from dagster_ckpt.operations.state_comparison import StreamStateDiff
+from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.operations.state_editing import EditedState, edit_state
 from dagster_ckpt.spark.state.editing import StateEdit
 
@@ -64,15 +63,12 @@ class StateMethods(Connection):
             stream: The stream; it may be running and is not changed.
             before: A snapshot, or `live`.
             after: Likewise.
-            operator: Number or name of an operator; None for all.
-            state: Name of a state; None for all.
-            spark: The session that reads; default: the one of this process.
+            operator: As in `state`.
+            state: As in `state`.
+            spark: As in `state`.
 
         Raises:
-            UnsupportedSparkError: The session's Spark cannot read the state.
-            SparkNotFoundError: This process has no Spark session.
-            SnapshotNotFoundError: There is no such snapshot.
-            OptionError: There is no such operator or state.
+            CkptError: As in `state`.
 
         Example:
             >>> with client.state_diff("orders", "before-release-42", "live") as diff:

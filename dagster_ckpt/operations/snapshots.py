@@ -6,14 +6,7 @@ savepoint of a stream that is not running is taken here.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Mapping
-from functools import partial
-from io import BytesIO
-from typing import Any
-
 from dagster_ckpt.catalog.records import (
-    CompletedSnapshot,
     RequestKind,
     RequestRecord,
     SnapshotRecord,
@@ -22,16 +15,15 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
+from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
 from dagster_ckpt.operations.lifecycle import listed_snapshot, preview_start
 from dagster_ckpt.operations.overview import find_snapshot
 from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S, await_process, is_running, require_running, snapshot_of
 from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import SnapshotKind
-from dagster_ckpt.snapshot.reuse import Source, SourceFile
-from dagster_ckpt.snapshot.store import StoredSnapshot
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
-from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
+from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
 
 
@@ -216,65 +208,26 @@ def promote_checkpoint(
     """
     checked_label(label)
     snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
-    snapshot_id, number = str(uuid.uuid4()), stream.catalog.streams.allocate_number(stream.stream_id)
-    began_ms = wall_clock_ms()
-    begun = stream.catalog.snapshots.start_of_stopped(
-        stream.stream_id,
-        snapshot_id=snapshot_id,
-        number=number,
+    return derive_savepoint(
+        stream,
+        snapshot,
+        lambda identity: _copy(stream, snapshot, identity, target_directory),
         trigger=SnapshotTrigger.MANUAL,
-        timeline=snapshot.timeline,
         label=label,
-    )
-    try:
-        with holding(stream.catalog, [snapshot, begun], f"promotion to savepoint {snapshot_id}"):
-            named = {"label": label} if label is not None else {}
-            said = {"snapshot_id": snapshot_id, "number": number, "properties": named}
-            stored, properties = _write(stream, snapshot, said, target_directory)
-    except BaseException as error:
-        stream.catalog.snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
-        raise
-    facts = CompletedSnapshot(
-        stored.location,
-        batch_id=snapshot.batch_id,
-        query_id=snapshot.query_id,
-        full_bytes=stored.full_bytes,
-        incremental_bytes=stored.incremental_bytes,
-        file_count=stored.file_count,
-        rows=None,
+        purpose="promotion to savepoint",
         state_rows=snapshot.state_rows,
-        watermark=snapshot.watermark,
-        duration_ms=wall_clock_ms() - began_ms,
-        properties=properties,
+        began_ms=wall_clock_ms(),
     )
-    return stream.catalog.snapshots.complete_of_stopped(snapshot_id, facts)
 
 
-def _write(
-    stream: StreamHandle, snapshot: SnapshotRecord, said: Mapping[str, Any], target: str | None
-) -> tuple[StoredSnapshot, dict[str, object]]:
+def _copy(
+    stream: StreamHandle, snapshot: SnapshotRecord, identity: SavepointIdentity, target: str | None
+) -> tuple[StoredSnapshot, SnapshotHeader]:
     location = snapshot_location(snapshot)
     problems = stream.store.verify(location)
     if problems:
         raise SnapshotCorruptError(f"{location} cannot be promoted: {problems[0]}. Promote another checkpoint.")
     manifest = stream.store.manifest(location)
-    taken = {name: value for name, value in manifest.header.properties.items() if name not in ("label", "schedule")}
-    properties = {**taken, "trigger": SnapshotTrigger.MANUAL.value, **said["properties"]}
-    header = manifest.header.model_copy(update={**said, "kind": SnapshotKind.SAVEPOINT, "properties": properties})
-
-    def read(entry: FileEntry) -> BytesIO:
-        found: list[bytes] = []
-
-        def keep(_entry: FileEntry, chunks: Iterable[bytes]) -> None:
-            found.extend(chunks)
-
-        stream.store.extract(location, keep, only=entry.path.__eq__)
-        return BytesIO(b"".join(found))
-
-    # Unique names, so that bytes that the store can link or copy itself are not even read.
-    sources: list[Source] = [
-        SourceFile(entry.path, entry.size, entry.identity, partial(read, entry), entry.token)
-        for entry in manifest.files
-    ]
-    stored = stream.store.write_savepoint(header, sources, target_directory=target, base=location)
-    return stored, properties
+    header = identity.header(manifest.header)
+    sources = sources_in(stream.store, location, manifest.files)
+    return stream.store.write_savepoint(header, sources, target_directory=target, base=location), header

@@ -1,8 +1,13 @@
-"""Look into the state of a stream: a copy of a snapshot or of the live directory, read as Spark DataFrames."""
+"""Read and compare the state of a stream at a snapshot or in the live directory, as Spark DataFrames.
+
+Both read temporary copies, which they own until `close`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +18,7 @@ from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.spark.state.diff import StateDifference, differences, paired
 from dagster_ckpt.spark.state.reading import StateFrame, StateName, StateReader, require_state_reader
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
@@ -23,7 +29,26 @@ if TYPE_CHECKING:
 LIVE = "live"
 
 
-class StreamState:
+class _Copies:
+    """Temporary copies, which are deleted by `close`."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        """Delete the copies, and release their snapshots."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StreamState(_Copies):
     """The state of a stream after one batch, in a temporary copy that this object owns.
 
     Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted
@@ -63,9 +88,9 @@ class StreamState:
             NothingCommittedError: The stream has not committed a batch yet.
             OptionError: There is no such operator or state.
         """
+        super().__init__()
         self.spark = spark if spark is not None else _session()
         require_state_reader(self.spark)
-        self._open = ExitStack()
         try:
             self.live = self._open.enter_context(scratch_directory(stream))
             self.snapshot = None if snapshot == LIVE else find_snapshot(stream.catalog, stream.stream_id, snapshot)
@@ -112,18 +137,6 @@ class StreamState:
             return describe_snapshot(self.snapshot)
         return f"the live directory at batch {self.batch_id}"
 
-    def close(self) -> None:
-        """Delete the copy, and release the snapshot."""
-        self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _only(self, found: list[StateName] | None = None) -> StateName:
         names = list(self.states) if found is None else found
         if len(names) == 1:
@@ -134,6 +147,51 @@ class StreamState:
             if self.states
             else "The query keeps no state, so there are no rows to read."
         )
+
+
+class StreamStateDiff(_Copies):
+    """What two points of a stream differ in, by operator and state.
+
+    Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do
+    not differ.
+
+    Attributes:
+        before: The first.
+        after: The second.
+    """
+
+    def __init__(
+        self,
+        stream: StreamHandle,
+        before: str,
+        after: str,
+        *,
+        spark: SparkSession | None = None,
+        operator: int | str | None = None,
+        state: str | None = None,
+    ) -> None:
+        """Copy both points, each as `StreamState` does, with its arguments and errors."""
+        super().__init__()
+        with ExitStack() as opened:
+            self.before, self.after = (
+                opened.enter_context(StreamState(stream, point, spark=spark, operator=operator, state=state))
+                for point in (before, after)
+            )
+            self._open = opened.pop_all()
+
+    @cached_property
+    def states(self) -> Sequence[StateDifference]:
+        """The differences of each state, also of those without any; nothing is computed yet.
+
+        Raises:
+            LiveDirectoryError: Spark cannot read a state.
+        """
+        return differences(self.before.reader, self.after.reader, paired(self.before.states, self.after.states))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the two have the same rows everywhere; reads both."""
+        return all(state.is_empty for state in self.states)
 
 
 def _session() -> SparkSession:

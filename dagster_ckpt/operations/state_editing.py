@@ -7,22 +7,18 @@ with the edited state. No live directory is touched, and no lease is needed.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.errors import OptionError, StateRewriteError
+from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
 from dagster_ckpt.operations.state_browsing import LIVE, StreamState
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
-from dagster_ckpt.snapshot.reuse import Source, SourceFile
-from dagster_ckpt.snapshot.store import StoredSnapshot
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
+from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
@@ -33,7 +29,7 @@ from dagster_ckpt.spark.state.reading import StateName, StateReader
 from dagster_ckpt.spark.state.rewriting import rewrite_state
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
-from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import checked_label
 
 if TYPE_CHECKING:
@@ -139,7 +135,17 @@ def edit_state(
             "reason": reason,
             "changes": {str(name): {k.value: v for k, v in counts.items()} for name, counts in changes.items()},
         }
-        savepoint = _store(stream, _Order(state.snapshot, scratch, done, label, target_directory, began_ms))
+        original = state.snapshot
+        savepoint = derive_savepoint(
+            stream,
+            original,
+            lambda identity: _write(stream, original, scratch, identity, edit=done, target_directory=target_directory),
+            trigger=SnapshotTrigger.EDIT,
+            label=label,
+            purpose="edited savepoint",
+            state_rows=None,
+            began_ms=began_ms,
+        )
         skipped = tuple(dict.fromkeys(name for edit in planned for name in edit.skipped))
         older = [
             each
@@ -167,93 +173,24 @@ def _checked(
     return changes
 
 
-@dataclass(frozen=True)
-class _Order:
-    """The savepoint to make.
-
-    Attributes:
-        original: The snapshot that was edited.
-        rewritten: The directory with the edited state.
-        edit: What was done, by whom and why.
-        label: A name to start from.
-        target_directory: Folder for it, instead of the configured one.
-        began_ms: When the edit began.
-    """
-
-    original: SnapshotRecord
-    rewritten: LiveDirectory
-    edit: Mapping[str, Any]
-    label: str | None
-    target_directory: str | None
-    began_ms: int
-
-
-def _store(stream: StreamHandle, order: _Order) -> SnapshotRecord:
-    snapshots, original = stream.catalog.snapshots, order.original
-    snapshot_id, number = str(uuid.uuid4()), stream.catalog.streams.allocate_number(stream.stream_id)
-    begun = snapshots.start_of_stopped(
-        stream.stream_id,
-        snapshot_id=snapshot_id,
-        number=number,
-        trigger=SnapshotTrigger.EDIT,
-        timeline=original.timeline,
-        label=order.label,
-    )
-    try:
-        with holding(stream.catalog, [begun], f"edited savepoint {snapshot_id}"):
-            stored, header = _write(stream, order, {"snapshot_id": snapshot_id, "number": number})
-    except BaseException as error:
-        snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
-        raise
-    facts = CompletedSnapshot(
-        stored.location,
-        batch_id=header.batch_id,
-        query_id=header.query_id,
-        full_bytes=stored.full_bytes,
-        incremental_bytes=stored.incremental_bytes,
-        file_count=stored.file_count,
-        rows=None,
-        state_rows=None,
-        watermark=original.watermark,
-        duration_ms=wall_clock_ms() - order.began_ms,
-        properties=dict(header.properties),
-    )
-    return snapshots.complete_of_stopped(snapshot_id, facts)
-
-
 def _write(
-    stream: StreamHandle, order: _Order, named: Mapping[str, str | int]
+    stream: StreamHandle,
+    original: SnapshotRecord,
+    rewritten: LiveDirectory,
+    identity: SavepointIdentity,
+    *,
+    edit: Mapping[str, object],
+    target_directory: str | None,
 ) -> tuple[StoredSnapshot, SnapshotHeader]:
-    location = snapshot_location(order.original)
+    """Write the savepoint: the rewritten directory, and what the original carries of its sinks."""
+    location = snapshot_location(original)
     manifest = stream.store.manifest(location)
-    with staged_cut(order.rewritten, carry_in_flight=True) as staged:
+    with staged_cut(rewritten, carry_in_flight=True) as staged:
         # Everything but the rows stays: the query, its sinks, its position in the input.
-        taken = {name: value for name, value in manifest.header.properties.items() if name not in ("label", "schedule")}
         own = {name: staged.cut.properties[name] for name in (CHAIN, LAYOUT)}
-        properties = {**taken, **own, "trigger": SnapshotTrigger.EDIT.value, EDIT: dict(order.edit)}
-        properties |= {"parent_snapshot_id": order.original.snapshot_id}
-        properties |= {"label": order.label} if order.label is not None else {}
-        changed = {**named, "kind": SnapshotKind.SAVEPOINT, "created_at_ms": wall_clock_ms(), "properties": properties}
-        header = manifest.header.model_copy(update=changed)
-        files = [*staged.stage(staged.files), *_sink_logs(stream, location, manifest.files)]
-        stored = stream.store.write_savepoint(header, files, target_directory=order.target_directory)
+        properties = {**own, EDIT: dict(edit), "parent_snapshot_id": original.snapshot_id}
+        header = identity.header(manifest.header, created_at_ms=wall_clock_ms(), properties=properties)
+        of_sinks = [entry for entry in manifest.files if entry.path.startswith(f"{SINKS_FOLDER}/")]
+        files = [*staged.stage(staged.files), *sources_in(stream.store, location, of_sinks)]
+        stored = stream.store.write_savepoint(header, files, target_directory=target_directory)
     return stored, header
-
-
-def _sink_logs(stream: StreamHandle, location: str, entries: Iterable[FileEntry]) -> list[Source]:
-    """What a snapshot carries of its sinks."""
-
-    def read(entry: FileEntry) -> BytesIO:
-        found: list[bytes] = []
-
-        def keep(_entry: FileEntry, chunks: Iterable[bytes]) -> None:
-            found.extend(chunks)
-
-        stream.store.extract(location, keep, only=entry.path.__eq__)
-        return BytesIO(b"".join(found))
-
-    return [
-        SourceFile(entry.path, entry.size, entry.identity, partial(read, entry), entry.token)
-        for entry in entries
-        if entry.path.startswith(f"{SINKS_FOLDER}/")
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord
@@ -14,7 +14,7 @@ from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, su
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
-from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -217,16 +217,12 @@ def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes
     """The few small files of the snapshot that describe its sinks and sources."""
     if plan.snapshot is None:
         return {}
-    files: dict[str, bytes] = {}
-
-    def keep(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-        files[entry.path] = b"".join(chunks)
-
     planned = f"offsets/{plan.snapshot.batch_id}"
-    stream.store.extract(
-        snapshot_location(plan.snapshot), keep, only=lambda path: path == planned or path.startswith(f"{SINKS_FOLDER}/")
+    return read_files(
+        stream.store,
+        snapshot_location(plan.snapshot),
+        lambda path: path == planned or path.startswith(f"{SINKS_FOLDER}/"),
     )
-    return files
 
 
 def _log_entries(

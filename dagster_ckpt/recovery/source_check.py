@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from dagster_ckpt.errors import LiveDirectoryError, OptionError, RowsAtRiskError
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.source_positions import check_known, moved, topic_offsets
-from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.kafka_source import (
@@ -134,14 +134,9 @@ def _positions(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[
 
 
 def _offsets_in_snapshot(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
-    found: list[bytes] = []
-
-    def keep(_: FileEntry, chunks: Iterable[bytes]) -> None:
-        found.append(b"".join(chunks))
-
-    if plan.snapshot is not None:
-        stream.store.extract(snapshot_location(plan.snapshot), keep, only=name.__eq__)
-    return found[0] if found else None
+    if plan.snapshot is None:
+        return None
+    return read_files(stream.store, snapshot_location(plan.snapshot), name.__eq__).get(name)
 
 
 def _live_offsets(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:

@@ -6,15 +6,14 @@ sinks that have no log to capture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.part_files import names_in
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import Sink
-from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.snapshot.store import SnapshotStore, read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 
 
@@ -64,10 +63,4 @@ def part_files_in_snapshot(store: SnapshotStore, location: str) -> set[str]:
 
 
 def _files(store: SnapshotStore, location: str) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-
-    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-        files[entry.path] = b"".join(chunks)
-
-    store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
-    return files
+    return read_files(store, location, lambda path: path.startswith(f"{SINKS_FOLDER}/"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from typing import Protocol
 
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -11,7 +13,7 @@ from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner
 from dagster_ckpt.snapshot.reader import WriteEntry
-from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source, SourceFile
 from dagster_ckpt.snapshot.writer import Stage
 
 
@@ -190,3 +192,35 @@ class SnapshotStore(Protocol):
             dry_run: Report what would be deleted without deleting it.
         """
         ...
+
+
+def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool]) -> dict[str, bytes]:
+    """Read small files of a snapshot into memory, by path.
+
+    Args:
+        store: The store of the snapshot.
+        location: The snapshot.
+        only: Selects paths.
+
+    Raises:
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: Data is missing or was modified.
+    """
+    files: dict[str, bytes] = {}
+
+    def keep(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        files[entry.path] = b"".join(chunks)
+
+    store.extract(location, keep, only=only)
+    return files
+
+
+def sources_in(store: SnapshotStore, location: str, entries: Iterable[FileEntry]) -> list[Source]:
+    """Files of a snapshot as sources of another one. Bytes that the store can link or copy itself are never read."""
+
+    def read(path: str) -> BytesIO:
+        return BytesIO(read_files(store, location, path.__eq__).get(path, b""))
+
+    return [
+        SourceFile(entry.path, entry.size, entry.identity, partial(read, entry.path), entry.token) for entry in entries
+    ]

@@ -19,8 +19,7 @@ from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import NothingCommittedError, OptionError, SnapshotNotFoundError
-from dagster_ckpt.operations.state_browsing import StreamState
-from dagster_ckpt.operations.state_comparison import StreamStateDiff
+from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.operations.state_report import show_differences, show_state, write_rows
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs

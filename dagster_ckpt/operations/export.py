@@ -88,7 +88,7 @@ def export_snapshot(
 
     Raises:
         SnapshotNotFoundError: There is no such snapshot.
-        OptionError: The directory lies among those of the stream.
+        OptionError: The directory lies among those of a stream, or what is beside it is not this package's.
         SnapshotCorruptError: The snapshot lacks data or was altered.
         RestoreError: The directory exists, or Spark could not start in what the snapshot contains.
         SharedSinkError: An output is not one of the snapshot, or its new folder is in use.
@@ -96,26 +96,37 @@ def export_snapshot(
     """
     snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
     location, target = snapshot_location(snapshot), LiveDirectory(to)
-    for place in (stream.live_folder, location):
+    for place in (stream.live_root, location):
         if folders_overlap(to, place):
             raise OptionError(
-                f"{to} overlaps {place}, which the stream manages: retention would delete the exported directory. "
-                "Export to a folder elsewhere."
+                f"{to} overlaps {place}, which streams manage: retention would delete the exported directory. Export "
+                "to a folder elsewhere."
             )
+    _refuse_to_replace(target.sibling(".partial"))
     given = dict(outputs or {})
     with holding(stream.catalog, [snapshot], f"export {uuid.uuid4()}"):
         logs = logs_in_snapshot(stream.store, location)
         properties = stream.store.manifest(location).header.properties
-        restore_into(stream, location, target)
+        restore_into(stream, location, target, marked=True)
         try:
             # No other process continues there: it is a new folder, which belongs to no stream.
             give_outputs(logs, given, snapshot.batch_id or 0, contextlib.nullcontext)
         except BaseException:
             target.delete()
             raise
+    target.note_in_use()
     found = describe_checkpoint(target)
     sinks = tuple(_exported(sink, found, properties, logs, given) for sink in sinks_in(properties))
     return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks)
+
+
+def _refuse_to_replace(unfinished: LiveDirectory) -> None:
+    """Refuse to delete a directory of the user that has the name in which the export is built."""
+    if unfinished.exists() and not unfinished.is_not_in_use():
+        raise OptionError(
+            f"{unfinished.url} exists, and no interrupted export has left it. The exported directory is built there "
+            "before it gets its name: move it away, or export to another folder."
+        )
 
 
 def _exported(

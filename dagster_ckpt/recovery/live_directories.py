@@ -16,7 +16,7 @@ from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import disown_live_folder, lies_elsewhere
+from dagster_ckpt.stream.ownership import disown_live_folder, lies_elsewhere, other_owner_of_live_folder
 
 # Number of the stream's former live directories whose location is checked.
 _MADE = 100
@@ -26,7 +26,8 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
     A directory outside the stream's folder is forgotten and stays: it was adopted or, if the catalog is
-    a copy, it is the original's, whose query is not even fenced.
+    a copy, it is the original's, whose query is not even fenced. So does a folder that another
+    deployment uses now.
 
     If a previous holder may still be alive, its query is fenced first, and fenced directories stay:
     once a directory is forgotten nothing else can fence its query, which would keep writing without
@@ -40,7 +41,8 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
         put_up_fence(stream, acquired, still_mine=lease.check, is_followed=False)
     stream.catalog.streams.forget_live_directory(lease.record)
     _delete_live_directories(stream, record, lease, spares_fenced=not acquired.predecessor_ended)
-    return None if record.live_directory is None or lies_elsewhere(stream, record) else stream.live_folder
+    is_kept = lies_elsewhere(stream, record) or may_be_anothers(stream, record)
+    return None if record.live_directory is None or is_kept else stream.live_folder
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
@@ -125,7 +127,8 @@ def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[Bu
     made = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
     known |= {event.payload.get("live_directory") for event in made.get(stream.stream_id, ())}
     is_own = any(isinstance(url, str) and _is_in(stream.live_folder, url) for url in known)
-    return stream.live_directories() if is_own else []
+    # Another deployment may use the folder since this one has deleted its directories there.
+    return stream.live_directories() if is_own and other_owner_of_live_folder(stream) is None else []
 
 
 def _is_in(folder: str, url: str) -> bool:
@@ -133,13 +136,23 @@ def _is_in(folder: str, url: str) -> bool:
 
 
 def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory is outside the stream's folder, and was not adopted from there."""
-    return adopted_directory(record) is None and lies_elsewhere(stream, record)
+    """Whether the live directory may be another deployment's.
+
+    It is outside the stream's folder and was not adopted from there, or the folder has another owner now.
+    """
+    if adopted_directory(record) is not None:
+        return False
+    return lies_elsewhere(stream, record) or other_owner_of_live_folder(stream) is not None
 
 
-def left_elsewhere(stream: StreamHandle) -> str:
-    """Why a live directory outside the stream's folder is kept."""
+def left_to_another(stream: StreamHandle) -> str:
+    """Why a live directory that may be another deployment's is kept."""
     record = stream.catalog.streams.get(stream.stream_id)
+    if not lies_elsewhere(stream, record):
+        return (
+            f"the live directories in {stream.live_folder}: the folder belongs to deployment "
+            f"{other_owner_of_live_folder(stream)} now"
+        )
     return (
         f"the live directory {record.live_directory}: it is not below {stream.live_folder}, and belongs to another "
         "environment if this catalog is a copy. Otherwise delete it yourself"

@@ -27,7 +27,7 @@ from dagster_ckpt.recovery.dead_attempts import attempts_under_way, settle_while
 from dagster_ckpt.recovery.live_directories import (
     delete_forgotten_live_directories,
     delete_live_directories,
-    left_elsewhere,
+    left_to_another,
     may_be_anothers,
 )
 from dagster_ckpt.snapshot.garbage_collection import Garbage
@@ -293,7 +293,8 @@ def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalStat
         else:
             deleted.append(describe_snapshot(snapshot))
     record = stream.catalog.streams.get(stream.stream_id)
-    drops_live = at_end.drops_live and record.live_directory is not None and not lies_elsewhere(stream, record)
+    is_kept = lies_elsewhere(stream, record) or may_be_anothers(stream, record)
+    drops_live = at_end.drops_live and record.live_directory is not None and not is_kept
     return RetentionReport(
         deleted=tuple(deleted),
         kept=tuple(kept),
@@ -325,7 +326,7 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
     )
     doomed = tuple(snapshot for snapshot in checkpoints if snapshot.snapshot_id not in decision.kept)
     if drops_live and may_be_anothers(stream, stream.catalog.streams.get(stream.stream_id)):
-        kept += (left_elsewhere(stream),)
+        kept += (left_to_another(stream),)
     return _AtEnd(doomed, kept, drops_live, reason)
 
 

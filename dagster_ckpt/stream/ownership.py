@@ -53,7 +53,7 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
             "only the folder of live directories was changed, set it back, or name a snapshot with start_from (such "
             "as chk-7): it is restored into the new folder."
         )
-    _refuse_anothers_folder(stream, owner_of_live_folder(stream))
+    _refuse_anothers_folder(stream)
     if start_from is None or not start_from.discard_state:
         _refuse_older_catalog(stream, record)
 
@@ -83,11 +83,12 @@ def claim_live_folder(stream: StreamHandle) -> None:
     """
     if owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.create_if_absent(OWNER, stream.catalog.deployment_id.encode())
-    _refuse_anothers_folder(stream, owner_of_live_folder(stream))
+    _refuse_anothers_folder(stream)
 
 
-def _refuse_anothers_folder(stream: StreamHandle, owner: str | None) -> None:
-    if owner is not None and owner != stream.catalog.deployment_id:
+def _refuse_anothers_folder(stream: StreamHandle) -> None:
+    owner = other_owner_of_live_folder(stream)
+    if owner is not None:
         raise LiveDirectoryError(
             f"{stream.live_folder} contains the live directories of deployment {owner}, but this catalog belongs to "
             f"deployment {stream.catalog.deployment_id}. Nothing was changed. If the other deployment still exists, "
@@ -119,10 +120,21 @@ def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
     return live is not None and not same_folder(live.rstrip("/").rpartition("/")[0], stream.live_folder)
 
 
-def disown_live_folder(stream: StreamHandle) -> None:
-    """Remove the owner's mark from the stream's folder of live directories, once it contains none.
+def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
+    """Id of another deployment that uses the stream's folder of live directories now; None if there is none.
 
     Raises:
         StorageAccessError: The folder cannot be reached.
     """
-    LiveDirectory(stream.live_folder).folder.delete(OWNER)
+    owner = owner_of_live_folder(stream)
+    return owner if owner != stream.catalog.deployment_id else None
+
+
+def disown_live_folder(stream: StreamHandle) -> None:
+    """Remove this deployment's mark from the stream's folder of live directories, once it contains none.
+
+    Raises:
+        StorageAccessError: The folder cannot be reached.
+    """
+    if other_owner_of_live_folder(stream) is None:
+        LiveDirectory(stream.live_folder).folder.delete(OWNER)

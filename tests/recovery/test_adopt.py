@@ -400,6 +400,34 @@ def test_nothing_is_exported_among_the_live_directories(outside: Outside) -> Non
 
     with pytest.raises(OptionError, match="retention would delete"):
         export_snapshot(outside.stream, "from-before", f"{outside.stream.live_folder}/exported")
+    with pytest.raises(OptionError, match="retention would delete"):
+        export_snapshot(outside.stream, "from-before", f"{outside.stream.live_root}/another_stream/live-7-7")
+
+
+def test_an_export_deletes_no_directory_that_has_the_name_of_an_unfinished_one(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+    theirs = outside.root / "exported.partial"
+    theirs.mkdir()
+    (theirs / "download").write_text("theirs")
+
+    with pytest.raises(OptionError, match="no interrupted export has left it"):
+        export_snapshot(outside.stream, "from-before", str(outside.root / "exported"))
+
+    assert (theirs / "download").read_text() == "theirs"
+
+
+def test_what_a_killed_export_left_is_replaced(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+    to = outside.root / "exported"
+    left = outside.root / "exported.partial"
+    left.mkdir()
+    (left / "not-in-use").touch()
+    (left / "metadata").write_text("half")
+
+    export_snapshot(outside.stream, "from-before", str(to))
+
+    assert not left.exists()
+    assert not (to / "not-in-use").exists()
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -110,6 +110,7 @@ def marker(batch: int, **known: Any) -> Marker:
     default: dict[str, Any] = {
         "query": "query-1",
         "deployment": "ours",
+        "stream": "orders",
         "token": 4,
         "generation": 1,
         "owner": "first",
@@ -167,6 +168,9 @@ def test_whose_marker_may_be_claimed() -> None:
         refuse_others(target, 0, marker(6, token=5, generation=3))
     with pytest.raises(OptionError, match="belong to deployment theirs"):
         refuse_others(target, 0, marker(6, deployment="theirs", query="query-9"))
+    # Prefix "prod.eu" with stream "orders" has the ids of prefix "prod" with stream "eu.orders".
+    with pytest.raises(OptionError, match=r"belong to deployment ours, stream 'eu\.orders', and this is"):
+        refuse_others(transactions(prefix="prod.eu"), 0, marker(6, stream="eu.orders", query="query-9"))
 
 
 def test_a_group_of_another_application_is_not_taken_for_a_marker() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 
-from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.errors import RestoreError, StateRewriteError
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     PROVIDER_CLASS,
     parse_commit_entry,
@@ -16,7 +20,9 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     with_state_ids,
 )
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.state import rewriting
 from dagster_ckpt.spark.state.shape import StateShape, StoredState, WantedShape, check_rewrite
+from tests.support.golden_stream import GoldenStream
 
 CUSTOM = "com.example.Provider"
 CODEC = "spark.sql.streaming.stateStore.compression.codec"
@@ -141,3 +147,17 @@ def test_the_id_of_a_rewrite_is_beside_that_of_the_query() -> None:
     assert (parse_query_id(data, "metadata"), parse_rewrite_id(data, "metadata")) == ("q", "r")
     assert parse_rewrite_id(query_metadata("q"), "metadata") is None
     assert query_metadata("q") == b'{"id":"q"}'
+
+
+def test_a_rewrite_deletes_no_directory_that_was_there_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewriting, "require_rewriter", lambda _spark: None)
+    golden = GoldenStream(tmp_path / "stream").make()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "rows").write_text("theirs")
+
+    with pytest.raises(RestoreError, match="exists already"):
+        rewriting.rewrite_state(Mock(), LiveDirectory(golden.live_url), LiveDirectory(str(theirs)))
+
+    golden.close()
+    assert (theirs / "rows").read_text() == "theirs"

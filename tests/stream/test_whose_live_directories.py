@@ -16,7 +16,8 @@ from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeepi
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
-from tests.support.as_writer import keeping
+from dagster_ckpt.stream.ownership import OWNER, disown_live_folder
+from tests.support.as_writer import keeping, set_stream
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import History
 
@@ -79,3 +80,59 @@ def test_a_clean_up_leaves_the_one_that_the_catalog_names_elsewhere(history: His
     assert files(Path(moved.live_folder)) == before
     assert files(history.shelf.live) == named
     assert any(f"{history.shelf.live}: it is not below" in each for each in report.kept)
+
+
+@pytest.fixture
+def followed(history: History) -> StreamHandle:
+    """The stream was canceled and its directories deleted; since then another catalog's stream runs in its folder.
+
+    So it is after a move to another catalog whose old one is still open somewhere.
+    """
+    stream = history.shelf.stream
+    stream = replace(
+        stream, options=replace(stream.options, cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    )
+    apply_terminal_retention(stream, "first", TerminalState.CANCELED)
+    assert not stream.live_directories()
+    theirs = history.shelf.live
+    (theirs / "commits").mkdir(parents=True)
+    (theirs / "commits/7").write_text("theirs")
+    (theirs.parent / OWNER).write_text("their-deployment")
+    return stream
+
+
+def test_housekeeping_leaves_those_of_the_deployment_that_uses_the_folder_now(followed: StreamHandle) -> None:
+    before = files(Path(followed.live_folder))
+
+    report = housekeeping(followed)
+
+    assert files(Path(followed.live_folder)) == before
+    assert report.live_directory_deleted is None
+
+
+def test_a_clean_up_leaves_those_of_the_deployment_that_uses_the_folder_now(
+    history: History, followed: StreamHandle
+) -> None:
+    """Their live directory may even have the name of the one that this catalog still knows."""
+    set_stream(followed.catalog, STREAM, live_directory=str(history.shelf.live), live_generation=1)
+    history.shelf.execution("second")
+    before = files(Path(followed.live_folder))
+
+    preview = apply_terminal_retention(followed, "second", TerminalState.CANCELED, dry_run=True)
+    report = apply_terminal_retention(followed, "second", TerminalState.CANCELED)
+
+    # Their query is not fenced either, and the mark of the folder stays theirs.
+    assert files(Path(followed.live_folder)) == before
+    assert preview.live_directory_deleted is None
+    assert report.live_directory_deleted is None
+    assert any("belongs to deployment their-deployment" in each for each in report.kept)
+
+
+def test_the_mark_of_a_folder_in_which_they_have_not_started_yet_stays(history: History) -> None:
+    stream = history.shelf.stream
+    history.shelf.live.parent.mkdir(parents=True, exist_ok=True)
+    (history.shelf.live.parent / OWNER).write_text("their-deployment")
+
+    disown_live_folder(stream)
+
+    assert (history.shelf.live.parent / OWNER).read_text() == "their-deployment"

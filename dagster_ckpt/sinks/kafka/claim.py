@@ -30,7 +30,7 @@ def claim(target: Transactions, first: int) -> None:
         LeaseLostError: A later live directory of the stream owns a marker: this process was replaced.
         RowsAtRiskError: The topic has batches that the query does not have, or it is unknown which shares of the
             batch it has.
-        OptionError: Another deployment uses the same ids.
+        OptionError: Another deployment or stream uses the same ids.
         StorageAccessError: Kafka does not answer.
     """
     await_topic(target)

@@ -61,6 +61,7 @@ class Marker:
         batch: The newest batch whose share it has written.
         query: Id of the query.
         deployment: Id of the deployment.
+        stream: Id of the stream.
         token: See `Epoch`.
         generation: See `Epoch`.
         owner: The start of the query that may write.
@@ -70,6 +71,7 @@ class Marker:
     batch: int
     query: str
     deployment: str
+    stream: str
     token: int
     generation: int
     owner: str
@@ -99,6 +101,7 @@ class Marker:
                 offset - 1,
                 str(told["query"]),
                 str(told["deployment"]),
+                str(told["stream"]),
                 int(told["token"]),
                 int(told["generation"]),
                 str(told["owner"]),
@@ -117,15 +120,18 @@ def refuse_others(target: Transactions, writer: int, marker: Marker | None) -> N
 
     Raises:
         LeaseLostError: A later run owns it.
-        OptionError: Another deployment does.
+        OptionError: Another deployment does, or another stream: `shop.eu` and stream `orders` have the ids of `shop`
+            and stream `eu.orders`.
     """
     if marker is None:
         return
-    if marker.query != target.query_id and marker.deployment != target.deployment:
+    is_anothers = (marker.deployment, marker.stream) != (target.deployment, target.stream)
+    # A catalog that was lost and rebuilt may be another deployment; the query is the same.
+    if marker.query != target.query_id and is_anothers:
         raise OptionError(
             f"Transactions {target.id_of(writer)} on topic {target.topic} belong to deployment {marker.deployment}, "
-            f"and this is deployment {target.deployment}. Nothing was written. Give the sink a kafka.transactional.id "
-            "of its own."
+            f"stream {marker.stream!r}, and this is deployment {target.deployment}, stream {target.stream!r}. Nothing "
+            "was written. Give the sink a kafka.transactional.id of its own."
         )
     if marker.epoch > target.epoch:
         raise replaced(target, writer)

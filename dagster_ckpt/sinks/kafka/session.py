@@ -99,6 +99,7 @@ class Session:
             batch,
             target.query_id,
             target.deployment,
+            target.stream,
             target.epoch.token,
             target.epoch.generation,
             target.owner,

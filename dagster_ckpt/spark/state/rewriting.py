@@ -28,7 +28,14 @@ from dagster_ckpt.spark.state.heap import HeapStore
 from dagster_ckpt.spark.state.proof import StoreDigest, check_directories, compare_rows
 from dagster_ckpt.spark.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
 from dagster_ckpt.spark.state.shape import StateShape, StoredState, check_rewrite
-from dagster_ckpt.spark.state.skeleton import StateIds, StoppedState, copy_operators, write_skeleton, write_state_ids
+from dagster_ckpt.spark.state.skeleton import (
+    StateIds,
+    StoppedState,
+    copy_operators,
+    refuse_existing,
+    write_skeleton,
+    write_state_ids,
+)
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter, run_rewriter
 
 if TYPE_CHECKING:
@@ -126,6 +133,8 @@ def rewrite_state(
         RestoreError: The target exists.
     """
     require_rewriter(spark)
+    # Before anything is built there: on an error, what was built is deleted.
+    refuse_existing(target)
     state = StoppedState.read(source)
     if state.stored is None:
         raise StateRewriteError(f"{source.url}: the query keeps no state, so there is nothing to rewrite.")

@@ -87,6 +87,16 @@ class StoppedState:
         return StoredState.of_properties(self.cut.properties)
 
 
+def refuse_existing(target: LiveDirectory) -> None:
+    """Refuse to fill a directory that exists.
+
+    Raises:
+        RestoreError: It exists.
+    """
+    if target.exists():
+        raise RestoreError(f"{target.url} exists already. A rewrite of state needs a directory of its own.")
+
+
 def write_skeleton(
     source: StoppedState,
     target: LiveDirectory,
@@ -103,18 +113,13 @@ def write_skeleton(
 
     Args:
         source: The query.
-        target: The directory, which must not exist.
+        target: The directory, which does not exist: see `refuse_existing`.
         shape: How its state will be stored.
         rewrite_id: Id of the rewrite.
         watch: Called for every file; if it raises, the directory is incomplete.
         left_out: Operators without a file in it, so that Spark's rewriter does not see them.
-
-    Raises:
-        RestoreError: The directory exists.
     """
     folder = target.folder
-    if target.exists():
-        raise RestoreError(f"{target.url} exists already. A rewrite of state needs a directory of its own.")
     folder.make()
     folder.place(NOT_IN_USE, [b""])
     for path, data in _files(source, target, shape, rewrite_id):

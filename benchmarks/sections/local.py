@@ -116,9 +116,7 @@ def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repet
                 CLEAN: partial(timed, partial(engine.restore, location, f"live-clean-{turn}", DonorCheck.IDENTITY)),
                 CHECKED: partial(timed, partial(engine.restore, location, f"live-checked-{turn}", DonorCheck.DIGEST)),
                 "cp -al": partial(run, "cp", "-al", str(same_files), str(root / f"hard-linked-{turn}")),
-                DURABLE_LINKS: partial(
-                    run, "sh", "-c", 'cp -al "$0" "$1" && sync -f "$1"', str(same_files), str(root / f"durable-{turn}")
-                ),
+                DURABLE_LINKS: partial(_durable_links, same_files, root / f"durable-{turn}"),
                 "cp -a": partial(run, "cp", "-a", str(same_files), str(root / f"copied-{turn}")),
             },
             repetition + turn,
@@ -128,6 +126,10 @@ def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repet
         for directory in list(engine.live.parent.iterdir()):
             directory.rename(root / "lost" / directory.name)
         figures.restore.add(LOST, timed(partial(engine.restore, location, f"live-lost-{turn}")))
+
+
+def _durable_links(source: Path, target: Path) -> Sample:
+    return run("sh", "-c", 'cp -al "$0" "$1" && sync -f "$1"', str(source), str(target))
 
 
 def _snapshot_of(next_batch: Callable[[], object], snapshot: Callable[[], Sample]) -> Sample:

@@ -5,6 +5,9 @@
 # make test-versions  the core of the tests on every other version of Spark
 # make test-upgrades  directories of one version of Spark continued by another, and back
 # make test-kafka  the transactional Kafka sink killed at every step of its protocol, and a soak: make test-kafka MINUTES=10
+# make test-cluster  a stream on a standalone Spark cluster, whose master, workers, executors and driver are killed
+# make test-stack  everything that deploy/ runs, as processes, each of them killed in turn while two streams run
+# make stack  the same, to look at: prints the address of Dagster's page, and ends with Ctrl-C
 # make test-state  the state of every operator on every backend: read, compared, rewritten
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
@@ -36,12 +39,12 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-state environment fuzz torture test-fast soak bench mutants check \
+.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state environment fuzz torture test-fast soak bench mutants check \
   format java browser clean
 PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 help:
-	@sed -n '1,17s/^# //p' Makefile
+	@sed -n '1,20s/^# //p' Makefile
 
 demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
@@ -71,6 +74,19 @@ test-upgrades: java $(VENV)/.dev-$(SPARK)
 test-kafka: java $(VENV)/.dev-$(SPARK)
 	KAFKA_SOAK_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),3) $(BIN)/pytest -m 'kafka or kafka_matrix' -s tests/kafka
 
+# Also on the newest version: only there do executors rewrite state.
+test-cluster: java $(VENV)/.dev-$(SPARK)
+	$(BIN)/pytest -m cluster tests/cluster
+ifeq ($(SPARK),$(MAIN_SPARK))
+	$(MAKE) test-cluster SPARK=$(lastword $(OTHER_SPARKS))
+endif
+
+test-stack: java $(VENV)/.dev-$(SPARK)
+	$(BIN)/pytest -m stack tests/stack
+
+stack: java $(VENV)/.dev-$(SPARK)
+	$(BIN)/python -m tests.stack
+
 # Also on the newest version: only there can state be rewritten.
 test-state: java $(VENV)/.dev-$(SPARK)
 	$(PYTEST) -m state
@@ -81,7 +97,7 @@ endif
 environment: $(VENV)/.dev-$(SPARK)
 
 test-fast: $(VENV)/.dev-$(SPARK)
-	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not fuzz and not torture and not upgrades and not state'
+	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not fuzz and not torture and not upgrades and not state and not cluster and not stack'
 
 fuzz: $(VENV)/.dev-$(SPARK)
 	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.transitions import forwarded_log, printed_log
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
 from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.config.validation import STREAM_ID_PATTERN
@@ -61,6 +61,7 @@ def run_stream(
     no_safety_savepoint: bool = False,
     state_partitions: int | None = None,
     on_backend_change: OnStateChange = OnStateChange.REFUSE,
+    executor_copy_bytes: int | None = None,
     code_version: str | None = None,
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
@@ -94,6 +95,9 @@ def run_stream(
         state_partitions: Rewrite the state to this number of partitions before the query starts, unless a
             requested start says otherwise.
         on_backend_change: What the start does with state of another backend than `state_backend`.
+        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, 0 or more.
+            They must reach live directories and snapshots by the same URLs, and have dagster-ckpt
+            installed. Default: the driver copies.
         code_version: Version of the code, recorded in snapshots.
 
     Returns:
@@ -127,7 +131,8 @@ def run_stream(
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)
-    deployment = Deployment(live_root=live_root, catalog_url=catalog, storage=folder)
+    copy_bytes = EXECUTOR_COPY_BYTES.checked(executor_copy_bytes) if executor_copy_bytes is not None else None
+    deployment = Deployment(live_root=live_root, catalog_url=catalog, storage=folder, executor_copy_bytes=copy_bytes)
     session = spark or active_session() or start_application(os.cpu_count() or 1, {})
     settings = state_backend.spark_settings() if state_backend is not None else {}
     with (

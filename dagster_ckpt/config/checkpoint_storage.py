@@ -22,6 +22,7 @@ _MAX_FILE_STATE_THRESHOLD = 1024 * 1024
 _MAX_STATE_SIZE = WholeNumber("max_state_size", minimum=1, unit="of bytes")
 _THRESHOLD = WholeNumber("file_state_size_threshold", minimum=-1, maximum=_MAX_FILE_STATE_THRESHOLD, unit="of bytes")
 _WRITE_BUFFER = WholeNumber("write_buffer_size", minimum=-1, unit="of bytes")
+EXECUTOR_COPY_BYTES = WholeNumber("executor_copy_bytes", minimum=0, maximum=2**63 - 1, unit="of bytes")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 
 _SAVEPOINTS = "Savepoints are stored there and are never deleted automatically."

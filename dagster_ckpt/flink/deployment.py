@@ -30,11 +30,14 @@ class Deployment:
         live_root: Folder of live directories.
         catalog_url: SQLAlchemy URL of the catalog.
         storage: Where snapshots are stored, unless the stream or its backend specifies it.
+        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this; None: the driver
+            copies.
     """
 
     live_root: str
     catalog_url: str
     storage: FileSystemCheckpointStorage
+    executor_copy_bytes: int | None = None
 
     def stream(
         self,
@@ -84,6 +87,7 @@ class Deployment:
             code_version=code_version,
             on_backend_change=on_backend_change,
             state_partitions=state_partitions,
+            executor_copy_bytes=self.executor_copy_bytes,
             storage=storage,
         )
 

@@ -1,4 +1,4 @@
-"""What the code location of `deploy/` loads: one stream from Kafka to Kafka, exactly once, with its places.
+"""What the code location of `deploy/` loads: a topic counted into another topic and kept as Parquet, each exactly once.
 
 Every place comes from the environment, so that the same image runs in compose, on Kubernetes and on one machine.
 """
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import dagster as dg
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import (
@@ -22,6 +22,14 @@ from dagster_ckpt import (
 from dagster_ckpt.flink import Semantic, kafka_delivery
 
 SERVERS = os.environ.get("KAFKA_SERVERS", "kafka:9092")
+ORDERS_TABLE = os.environ.get("ORDERS_TABLE", "/var/lib/streams/orders")
+CHECKPOINTING = CheckpointSettings(interval=int(os.environ.get("CHECKPOINT_INTERVAL_MS", "60000")))
+
+
+def orders(spark: SparkSession) -> DataFrame:
+    """The orders: a topic with the shop as key."""
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", SERVERS)
+    return source.option("subscribe", "orders").option("startingOffsets", "earliest").load()
 
 
 def orders_by_shop(orders: DataFrame) -> DataFrame:
@@ -30,19 +38,12 @@ def orders_by_shop(orders: DataFrame) -> DataFrame:
     return counts.selectExpr("key", "cast(count as string) value")
 
 
-@streaming_asset(checkpointing=CheckpointSettings(interval=60_000))
+@streaming_asset(checkpointing=CHECKPOINTING)
 def shop_counts(context: dg.AssetExecutionContext, pyspark: SparkSessionResource) -> DataStreamWriter:
     """Counts the orders of each shop; consumers that read committed records see each count once."""
-    orders = (
-        pyspark.spark_session.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", SERVERS)
-        .option("subscribe", "orders")
-        .option("startingOffsets", "earliest")
-        .load()
-    )
     delivery = kafka_delivery(Semantic.EXACTLY_ONCE, transactional_id="deploy")
     return (
-        orders_by_shop(orders)
+        orders_by_shop(orders(pyspark.spark_session))
         .writeStream.outputMode("update")
         .format("kafka")
         .options(**delivery.writer_options)
@@ -50,6 +51,14 @@ def shop_counts(context: dg.AssetExecutionContext, pyspark: SparkSessionResource
         .option("topic", "shop-counts")
         .trigger(processingTime="5 seconds")
     )
+
+
+@streaming_asset(checkpointing=CHECKPOINTING)
+def orders_table(context: dg.AssetExecutionContext, pyspark: SparkSessionResource) -> DataStreamWriter:
+    """Keeps every order as Parquet."""
+    rows = orders(pyspark.spark_session).selectExpr("cast(key as string) shop", "cast(value as string) sold")
+    writer = rows.writeStream.format("parquet").option("path", ORDERS_TABLE)
+    return writer.trigger(processingTime="5 seconds")
 
 
 def spark_settings() -> dict[str, str]:
@@ -63,11 +72,12 @@ def spark_settings() -> dict[str, str]:
         settings["spark.jars"] = ",".join(jars)
     if "AWS_ENDPOINT_URL" in os.environ:
         settings["spark.hadoop.fs.s3a.endpoint"] = os.environ["AWS_ENDPOINT_URL"]
+        settings["spark.hadoop.fs.s3a.endpoint.region"] = os.environ.get("AWS_REGION", "us-east-1")
     return settings
 
 
 defs = dg.Definitions.merge(
-    stream_definitions(shop_counts),
+    stream_definitions(shop_counts, orders_table),
     dg.Definitions(
         resources={
             "pyspark": SparkSessionResource(spark_config=spark_settings()),

@@ -5,14 +5,14 @@ import os
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from code_location.definitions import SERVERS, orders_by_shop, spark_settings
+from code_location import definitions
+from code_location.definitions import orders_by_shop, spark_settings
 from dagster_ckpt import CheckpointConfig, run_stream
 
 
 def orders(spark: SparkSession) -> DataStreamWriter:
     """Counts the orders of each shop to the console."""
-    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", SERVERS).option("subscribe", "orders")
-    return orders_by_shop(source.load()).writeStream.outputMode("update").format("console")
+    return orders_by_shop(definitions.orders(spark)).writeStream.outputMode("update").format("console")
 
 
 def main() -> None:

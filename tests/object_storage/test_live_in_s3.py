@@ -1,7 +1,6 @@
 """Live directories in an object store: a real query, its snapshots, and every way back, beside an uninterrupted run.
 
-The bucket is moto's. Hadoop's S3A and the modules of the AWS SDK that it needs come from Maven Central, without the
-SDK's bundle of half a gigabyte. Where that cannot be reached these tests fail and say so.
+The bucket is moto's. Hadoop's S3A comes from Maven Central; where that cannot be reached these tests fail and say so.
 """
 
 from __future__ import annotations
@@ -13,44 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 import s3fs
 
-from tests.support.maven import from_maven
+from tests.support.s3a import s3a_jars
 
 pytestmark = pytest.mark.spark
 
-AWS_SDK = "2.35.4"
-# S3A reads through the first, copies through the second, and looks for credentials in the third.
-MODULES = [
-    ("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", "1.3.1"),
-    ("software.amazon.awssdk", "s3-transfer-manager", AWS_SDK),
-    ("software.amazon.awssdk", "sts", AWS_SDK),
-]
-# Spark brings these itself, in versions of its own.
-OF_SPARK = (
-    "netty-buffer",
-    "netty-codec",
-    "netty-common",
-    "netty-handler",
-    "netty-resolver",
-    "netty-transport",
-    "slf4j",
-)
 DEADLINE_S = 400.0
 
 
 @pytest.fixture(scope="module")
 def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("s3a")
-    (hadoop,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
-    version = hadoop.stem.removeprefix("hadoop-client-api-")
-    from_maven(folder, ("org.apache.hadoop", "hadoop-aws", version), "master")
-    for module in MODULES:
-        from_maven(folder, module, "default")
-    jars = [jar for jar in sorted(folder.glob("*.jar")) if not jar.name.startswith(OF_SPARK)]
-    return os.pathsep.join(map(str, jars))
+    return os.pathsep.join(map(str, s3a_jars(tmp_path_factory.mktemp("s3a"))))
 
 
 def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Imported by each Python process that has this folder on its path: kills it at one call of the Kafka client.
 
-`DIE_AT` is "<process>:<call>:<when>:<nth>:<file>": `worker` kills the Python worker, `all` the process group, that is
-driver, JVM and workers. The calls are counted in the file, across processes; the one that matches is the last counted.
+`DIE_AT` is "<process>:<call>:<when>:<nth>:<file>": `worker` kills the Python worker, `executor` its JVM too, `node`
+also the worker of the cluster, which has started that JVM, and `all` the process group of the driver. The calls are
+counted in the file, across processes; the one that matches is the last counted.
 """
 
 import os
@@ -22,9 +23,19 @@ def _die_at(program: str) -> None:
             file.flush()
             return file.tell()
 
+    def parent(pid: int) -> int:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123 - see above
+            return int(stat.read().rpartition(")")[2].split()[1])
+
     def die() -> None:
         if process == "all":
             os.killpg(os.getpgid(int(os.environ["MORTAL_GROUP"])), signal.SIGKILL)
+        if process in ("executor", "node"):
+            # PySpark's daemon is between the two.
+            executor = parent(os.getppid())
+            if process == "node":
+                os.kill(parent(executor), signal.SIGKILL)
+            os.kill(executor, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     class Mortal(confluent_kafka.Producer):

@@ -176,7 +176,9 @@ def _folder(folder: Path) -> Path:
 
 def _create_topics(kafka: Kafka) -> None:
     topics = [NewTopic(name, partitions, 1) for name, partitions in TOPICS.items()]
-    for created in AdminClient({"bootstrap.servers": kafka.servers}).create_topics(topics).values():
+    # The client has to live until the answer is there.
+    admin = AdminClient({"bootstrap.servers": kafka.servers})
+    for created in admin.create_topics(topics).values():
         created.result(60)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic_core import ValidationError
 
 from dagster_ckpt.errors import CkptError
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Table, create_engine, event, select, text
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
@@ -146,7 +145,10 @@ class Database:
         On PostgreSQL two writers can both find a row missing: the later one waits here and then
         returns False.
         """
-        insert = sqlite_insert if self.url.get_backend_name() == "sqlite" else postgresql_insert
+        insert: Any = sqlite_insert
+        if self.url.get_backend_name() == "postgresql":
+            # Slow to import, which a command on a catalog in SQLite would wait for.
+            from sqlalchemy.dialects.postgresql import insert  # noqa: PLC0415
         made = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key.columns)
         # Not the row count: PostgreSQL's driver does not report one for an insert.
         return connection.execute(made).first() is not None

@@ -14,6 +14,8 @@ from dagster_ckpt.catalog.records import EventType, LaunchRecord, LeaseRecord, R
 from dagster_ckpt.catalog.tables import launches, requests
 from dagster_ckpt.errors import CatalogError
 
+# How long the sender of a request waits for the answer.
+REQUEST_TIMEOUT_S = 600.0
 _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 

@@ -41,6 +41,21 @@ class StreamRecords:
         with self._database.reading() as connection:
             return _get(connection, stream_id)
 
+    def named(self, name: str) -> StreamRecord:
+        """The stream with this id, or the only one that writes the asset with this key.
+
+        Raises:
+            StreamNotFoundError: There is none.
+            CatalogError: As for `get`.
+        """
+        try:
+            return self.get(name)
+        except StreamNotFoundError:
+            writers = [each for each in self.all() if name in each.asset_key.split(", ")]
+            if len(writers) != 1:
+                raise
+            return self.get(writers[0].stream_id)
+
     def all(self) -> list[StreamRecord]:
         """All streams, by id; one whose row cannot be read is included with `broken` set."""
         with self._database.reading() as connection:

@@ -133,9 +133,9 @@ def progress(message: str) -> None:
 
 def seconds(timeout_s: float | None) -> float:
     """How long to wait for a running stream."""
-    from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
+    from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 
-    return DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    return REQUEST_TIMEOUT_S if timeout_s is None else timeout_s
 
 
 def stream_exists(client: Client, stream: str) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dagster_ckpt.config.durations import rounded_duration
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 # Red and green say the same as the words, so that nothing depends on color.
 _STYLES = {
@@ -70,6 +70,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     if not shown:
         click.echo(empty)
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in _SHORT)
@@ -99,6 +102,7 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
     Args:
         what: What is done, such as "Verifying orders".
     """
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
@@ -125,5 +129,7 @@ def span(ms: int | None) -> str | None:
 
 
 def _cell(value: object) -> Text:
+    from rich.text import Text
+
     text = "-" if value is None else str(value.value if isinstance(value, Enum) else value)
     return Text(text, style=_STYLES.get(text, ""))

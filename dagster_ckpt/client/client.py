@@ -7,14 +7,18 @@ is not running is modified directly, under the same lease that a run would take.
 
 from __future__ import annotations
 
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.client.lifecycle import LifecycleMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
 from dagster_ckpt.client.snapshots import SnapshotMethods
 from dagster_ckpt.client.state import StateMethods
-from dagster_ckpt.operations import overview
-from dagster_ckpt.operations.overview import SnapshotDescription, StreamDescription, StreamSummary
-from dagster_ckpt.snapshot.manifest import SnapshotKind
+
+if TYPE_CHECKING:
+    from dagster_ckpt.catalog.records import SnapshotRecord
+    from dagster_ckpt.operations.overview import SnapshotDescription, StreamDescription, StreamSummary
+    from dagster_ckpt.snapshot.manifest import SnapshotKind
 
 
 class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods):
@@ -47,6 +51,8 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
 
     def list_streams(self) -> list[StreamSummary]:
         """All streams that the catalog knows, by id."""
+        from dagster_ckpt.operations import overview
+
         return overview.summarize_streams(self._catalog)
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
@@ -56,6 +62,8 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
             stream: The stream.
             limit: Maximum number of executions and of snapshots.
         """
+        from dagster_ckpt.operations import overview
+
         return overview.describe_stream(self._catalog, self._id_of(stream), limit=limit)
 
     def list_snapshots(
@@ -74,10 +82,18 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
         """
         return self._catalog.snapshots.of_stream(
             self._id_of(stream),
-            kind=SnapshotKind(kind).value if kind is not None else None,
+            kind=_kind(kind) if kind is not None else None,
             status=SnapshotStatus(status) if status is not None else None,
         )
 
     def describe_snapshot(self, stream: str, snapshot: str = "latest") -> SnapshotDescription:
         """A snapshot in full: what its metadata says, and what protects it from deletion."""
+        from dagster_ckpt.operations import overview
+
         return overview.describe_snapshot_of(self._open(stream), snapshot)
+
+
+def _kind(kind: SnapshotKind | str) -> str:
+    from dagster_ckpt.snapshot.manifest import SnapshotKind
+
+    return SnapshotKind(kind).value

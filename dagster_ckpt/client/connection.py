@@ -5,15 +5,18 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.storage_path import location_url
-from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.opening import RecordedStreams, StreamSource, storage_at
+
+if TYPE_CHECKING:
+    from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+    from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
+    from dagster_ckpt.stream.handle import StreamHandle
+    from dagster_ckpt.stream.opening import StreamSource
 
 
 class _CatalogResource(Protocol):
@@ -45,12 +48,14 @@ class Connection:
         origin: str | None = None,
     ) -> None:
         # Refuse a path before the catalog is opened, which may create it.
-        opened_storage = storage_at(storage) if storage is not None else None
+        opened_storage = _storage_at(storage) if storage is not None else None
         folder = location_url("live_root", live_root) if live_root is not None else None
-        options = {stream: config.options for stream, config in (checkpointing or {}).items()}
         self._is_own = isinstance(catalog, str)
         self._catalog = Catalog(catalog) if isinstance(catalog, str) else catalog
-        self._streams: StreamSource = RecordedStreams(self._catalog, opened_storage, folder, options)
+        self._defined: StreamSource | None = None
+        self._storage = opened_storage
+        self._live_root = folder
+        self._options = {stream: config.options for stream, config in (checkpointing or {}).items()}
         self._origin = origin or _this_user()
 
     @classmethod
@@ -62,7 +67,7 @@ class Connection:
             origin: Who operates, as the catalog shows it.
         """
         client = cls(streams.catalog, origin=origin)
-        client._streams = streams
+        client._defined = streams
         client._is_own = True
         return client
 
@@ -116,8 +121,17 @@ class Connection:
     def __repr__(self) -> str:
         return f"Client({self._catalog.database.shown_url!r}, origin={self._origin!r})"
 
+    @cached_property
+    def _streams(self) -> StreamSource:
+        """Opens the streams. What only reads the catalog does not need it, nor the code that opens storages."""
+        from dagster_ckpt.stream.opening import RecordedStreams
+
+        return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
+
     def _id_of(self, stream: str) -> str:
-        return self._streams.id_of(stream)
+        return (
+            self._defined.id_of(stream) if self._defined is not None else self._catalog.streams.named(stream).stream_id
+        )
 
     def _open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         return self._streams.open(stream, new_like=new_like)
@@ -137,6 +151,12 @@ def given_folder(folder: str | None, option: str = "target_directory") -> str | 
         OptionError: It is a relative path.
     """
     return location_url(option, folder) if folder is not None else None
+
+
+def _storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
+    from dagster_ckpt.stream.opening import storage_at
+
+    return storage_at(storage)
 
 
 def _this_user() -> str:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
-from dagster_ckpt.catalog.records import RequestRecord
+from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.config.modes import DesiredState, RecoveryClaimMode
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations import lifecycle
-from dagster_ckpt.operations.export import Export, export_snapshot
-from dagster_ckpt.operations.lifecycle import StopResult
-from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
-from dagster_ckpt.operations.rollback import roll_back
-from dagster_ckpt.recovery.adopt import Adoption, adopt
-from dagster_ckpt.recovery.fork import Fork, fork
-from dagster_ckpt.recovery.import_snapshot import import_snapshot
-from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
+
+if TYPE_CHECKING:
+    from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
+    from dagster_ckpt.catalog.records import RequestRecord
+    from dagster_ckpt.operations.export import Export
+    from dagster_ckpt.operations.lifecycle import StopResult
+    from dagster_ckpt.recovery.adopt import Adoption
+    from dagster_ckpt.recovery.fork import Fork
+    from dagster_ckpt.recovery.rewind_preview import RewindPreview
+    from dagster_ckpt.stream.start_from import StartFrom
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class LifecycleMethods(Connection):
         savepoint: bool = True,
         label: str | None = None,
         target_directory: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> StopResult:
         """Stop a stream and keep everything, so that it can be started again.
 
@@ -78,6 +77,8 @@ class LifecycleMethods(Connection):
                 a stream that waits for its restart can be stopped too.
             RequestTimeoutError: It did not stop in time.
         """
+        from dagster_ckpt.operations import lifecycle
+
         opened = self._open(stream)
         if savepoint:
             return lifecycle.stop_with_savepoint(
@@ -91,13 +92,15 @@ class LifecycleMethods(Connection):
             raise OptionError("label and target_directory are for a savepoint, but savepoint is False. Leave them out.")
         return lifecycle.suspend(opened, origin=self._origin, timeout_s=timeout_s)
 
-    def cancel(self, stream: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StopResult:
+    def cancel(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> StopResult:
         """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
 
         Raises:
             RequestFailedError: The stream is not running, and no restart is pending.
             RequestTimeoutError: It did not stop in time.
         """
+        from dagster_ckpt.operations import lifecycle
+
         return lifecycle.cancel(self._open(stream), origin=self._origin, timeout_s=timeout_s)
 
     def preview_rewind(
@@ -114,6 +117,9 @@ class LifecycleMethods(Connection):
             SnapshotNotFoundError: The named snapshot does not exist.
             LiveDirectoryError: There is no state to start from, or the batch is not retained.
         """
+        from dagster_ckpt.operations import lifecycle
+        from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+
         point = StartFrom.parse(start_from, new_query_id=new_query_id) if isinstance(start_from, str) else start_from
         if point.point is StartPoint.EMPTY:
             # A preview discards no state, so it needs no confirmation.
@@ -125,7 +131,7 @@ class LifecycleMethods(Connection):
         stream: str,
         *,
         start_from: str | StartFrom = "latest",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = REQUEST_TIMEOUT_S,
         report: Callable[[str], None] = _LOG.info,
         **options: Unpack[StartOptions],
     ) -> RewindPreview:
@@ -156,6 +162,8 @@ class LifecycleMethods(Connection):
             RequestFailedError: The start failed.
             RequestTimeoutError: No run was launched in time.
         """
+        from dagster_ckpt.operations import lifecycle
+
         point = _start_from(start_from, options)
         return lifecycle.restart(self._open(stream), point, origin=self._origin, timeout_s=timeout_s, report=report)
 
@@ -169,6 +177,8 @@ class LifecycleMethods(Connection):
             start_from: As in `restart`.
             options: See `StartOptions`.
         """
+        from dagster_ckpt.operations import lifecycle
+
         point = _start_from(start_from, options)
         return lifecycle.request_start(self._open(stream), point, origin=self._origin)
 
@@ -179,6 +189,8 @@ class LifecycleMethods(Connection):
             stream: The stream.
             fingerprint: Fingerprint of the plan, as shown in the error; other changes are still refused.
         """
+        from dagster_ckpt.operations import lifecycle
+
         lifecycle.accept_plan_change(self._open(stream), fingerprint)
 
     def fork(
@@ -200,6 +212,8 @@ class LifecycleMethods(Connection):
                 rows up to the fork.
             replace_state: Discard what the other stream itself has committed.
         """
+        from dagster_ckpt.recovery.fork import fork
+
         point = _start_from(start_from, {})
         original = self._open(stream)
         made = self._open(into, new_like=original.stream_id)
@@ -223,6 +237,8 @@ class LifecycleMethods(Connection):
             with_rows: Copy the rows of the original's file sinks up to the snapshot.
             replace_state: Discard what the stream itself has committed.
         """
+        from dagster_ckpt.recovery.import_snapshot import import_snapshot
+
         return import_snapshot(
             self._open(into, new_like=into),
             location,
@@ -261,6 +277,9 @@ class LifecycleMethods(Connection):
             SharedSinkError: The log of a named sink is not that of this query.
             RequestFailedError: The stream already has state.
         """
+        from dagster_ckpt.recovery.adopt import adopt
+        from dagster_ckpt.stream.start_from import checked_label
+
         location = given_folder(checkpoint_location, "checkpoint_location") or ""
         return adopt(
             self._open(stream, new_like=stream),
@@ -289,6 +308,8 @@ class LifecycleMethods(Connection):
             RestoreError: The directory exists.
             SharedSinkError: A new folder is in use.
         """
+        from dagster_ckpt.operations.export import export_snapshot
+
         return export_snapshot(self._open(stream), snapshot, given_folder(to, "to") or "", outputs=outputs)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:
@@ -311,6 +332,8 @@ class LifecycleMethods(Connection):
             retry_refused: Retry a code version that a preflight refused, or that was rolled back.
             accept_plan_change: Accept the plan that the last preflight refused, and retry it.
         """
+        from dagster_ckpt.operations import lifecycle
+
         return lifecycle.set_desired_state(
             self._open(stream),
             DesiredState(state) if state is not None else None,
@@ -329,10 +352,14 @@ class LifecycleMethods(Connection):
             run_id: The Dagster run that does it, if any, as the lease shows it.
             report: Called with a message for every step.
         """
+        from dagster_ckpt.operations.rollback import roll_back
+
         return roll_back(self._open(stream), run_id=run_id or self._origin, report=report)
 
 
 def _start_from(start_from: str | StartFrom, options: StartOptions) -> StartFrom:
+    from dagster_ckpt.stream.start_from import StartFrom
+
     if isinstance(start_from, str):
         return StartFrom.parse(start_from, **options)
     if options:

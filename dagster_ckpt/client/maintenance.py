@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.catalog.pruning import PrunedHistory
+from typing import TYPE_CHECKING
+
 from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, OptionError
-from dagster_ckpt.operations import retention
-from dagster_ckpt.operations.doctor import StreamExamination, examine_live_directory
-from dagster_ckpt.operations.health import StreamHealth, stream_health
-from dagster_ckpt.operations.health_facts import HealthSettings
-from dagster_ckpt.operations.rebuild import CatalogRebuild, RebuildReport, rebuild, rebuild_all
-from dagster_ckpt.operations.sink_cleaning import DEFAULT_GRACE_MS, SinkCleaning, clean_sinks
-from dagster_ckpt.policies.retention import RetentionPolicy
-from dagster_ckpt.recovery.retention import RetentionReport, housekeeping
+
+if TYPE_CHECKING:
+    from dagster_ckpt.catalog.pruning import PrunedHistory
+    from dagster_ckpt.operations.doctor import StreamExamination
+    from dagster_ckpt.operations.health import StreamHealth
+    from dagster_ckpt.operations.health_facts import HealthSettings
+    from dagster_ckpt.operations.rebuild import CatalogRebuild, RebuildReport
+    from dagster_ckpt.operations.sink_cleaning import SinkCleaning
+    from dagster_ckpt.policies.retention import RetentionPolicy
+    from dagster_ckpt.recovery.retention import RetentionReport
 
 HISTORY_DAYS = 90
 DAY_MS = 86_400_000
@@ -33,6 +36,8 @@ class MaintenanceMethods(Connection):
             deep: Read the content of every state file that a resume needs.
             deep_snapshots: Compare every byte of the recommended snapshot with its digest.
         """
+        from dagster_ckpt.operations.doctor import examine_live_directory
+
         return examine_live_directory(
             self._open(stream), url=given_folder(directory, "directory"), deep=deep, deep_snapshots=deep_snapshots
         )
@@ -44,6 +49,9 @@ class MaintenanceMethods(Connection):
             stream: The stream.
             settings: The thresholds; default: `HealthSettings()`.
         """
+        from dagster_ckpt.operations.health import stream_health
+        from dagster_ckpt.operations.health_facts import HealthSettings
+
         return stream_health(self._open(stream), settings or HealthSettings())
 
     def apply_retention(
@@ -63,6 +71,8 @@ class MaintenanceMethods(Connection):
             execution_id: The execution that ended; default: the newest one.
             dry_run: Only report what would be deleted and removed.
         """
+        from dagster_ckpt.operations import retention
+
         ended = TerminalState(state) if state is not None else None
         return retention.apply_retention(self._open(stream), state=ended, execution_id=execution_id, dry_run=dry_run)
 
@@ -78,6 +88,8 @@ class MaintenanceMethods(Connection):
         Returns:
             The report of each stream, by id.
         """
+        from dagster_ckpt.recovery.retention import RetentionReport
+
         reports = {}
         for stream in (record.stream_id for record in self._catalog.streams.all()):
             try:
@@ -88,6 +100,8 @@ class MaintenanceMethods(Connection):
 
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep."""
+        from dagster_ckpt.operations import retention
+
         return retention.apply_savepoint_history(self._open(stream), schedule, history)
 
     def prune_history(
@@ -121,16 +135,20 @@ class MaintenanceMethods(Connection):
             older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the
                 checkpoint timeout if that is longer.
         """
+        from dagster_ckpt.recovery.retention import housekeeping
+
         return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
 
-    def clean_sinks(self, stream: str, *, dry_run: bool = True, grace_ms: int = DEFAULT_GRACE_MS) -> SinkCleaning:
+    def clean_sinks(self, stream: str, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
         """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
 
         Args:
             stream: The stream; it may be running.
             dry_run: Only report.
-            grace_ms: Younger files stay.
+            grace_ms: Younger files stay. Default: one day.
         """
+        from dagster_ckpt.operations.sink_cleaning import clean_sinks
+
         return clean_sinks(self._open(stream), dry_run=dry_run, grace_ms=grace_ms)
 
     def rebuild(self, stream: str, *, take_over_deployment: str | None = None) -> RebuildReport:
@@ -141,6 +159,8 @@ class MaintenanceMethods(Connection):
             take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start
                 names it. Nothing of that deployment may be running.
         """
+        from dagster_ckpt.operations.rebuild import rebuild
+
         opened = self._open(stream, new_like=stream)
         return rebuild(opened, origin=self._origin, take_over_deployment=take_over_deployment)
 
@@ -154,6 +174,8 @@ class MaintenanceMethods(Connection):
             OptionError: The client was opened without a storage.
             StorageAccessError: The storage cannot be reached.
         """
+        from dagster_ckpt.operations.rebuild import rebuild_all
+
         return rebuild_all(
             self._streams.on_storage(),
             lambda stream: self._open(stream, new_like=stream),

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.records import RequestKind, RequestRecord, SnapshotRecord
+from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.operations import requests, snapshots
-from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S
-from dagster_ckpt.operations.verification import Progress, SnapshotVerification, verify_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from dagster_ckpt.catalog.records import RequestRecord, SnapshotRecord
+    from dagster_ckpt.operations.verification import Progress, SnapshotVerification
 
 
 class SnapshotMethods(Connection):
     """Checkpoints and savepoints."""
 
-    def trigger_checkpoint(self, stream: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> SnapshotRecord:
+    def trigger_checkpoint(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:
         """Take a checkpoint of a running stream now, and wait until it is complete.
 
         Raises:
             RequestFailedError: The stream is not running, or the attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.trigger_checkpoint(self._open(stream), origin=self._origin, timeout_s=timeout_s)
 
     def trigger_savepoint(
@@ -33,7 +35,7 @@ class SnapshotMethods(Connection):
         label: str | None = None,
         target_directory: str | None = None,
         schedule: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> SnapshotRecord:
         """Take a savepoint of a running, stopped or failed stream, and wait until it is complete.
 
@@ -51,6 +53,8 @@ class SnapshotMethods(Connection):
             RequestFailedError: The attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.trigger_savepoint(
             self._open(stream),
             origin=self._origin,
@@ -66,6 +70,8 @@ class SnapshotMethods(Connection):
         Raises:
             RequestFailedError: The stream is not running.
         """
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.request_checkpoint(self._open(stream), origin=self._origin)
 
     def request_savepoint(
@@ -77,6 +83,8 @@ class SnapshotMethods(Connection):
             RequestFailedError: The stream is not running: `trigger_savepoint` takes it here.
             OptionError: The label means another starting point, or the folder is a relative path.
         """
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.request_savepoint(
             self._open(stream),
             origin=self._origin,
@@ -84,7 +92,7 @@ class SnapshotMethods(Connection):
             target_directory=given_folder(target_directory),
         )
 
-    def await_request(self, request: RequestRecord | str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> RequestRecord:
+    def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
         """Wait until a request is answered. If it is not answered in time, it is withdrawn.
 
         Args:
@@ -95,6 +103,9 @@ class SnapshotMethods(Connection):
             RequestFailedError: It failed or was withdrawn.
             RequestTimeoutError: No answer in time.
         """
+        from dagster_ckpt.catalog.records import RequestKind
+        from dagster_ckpt.operations import requests
+
         asked = self.catalog.requests.get(request if isinstance(request, str) else request.request_id)
         opened = self._open(asked.stream_id)
         if asked.kind is RequestKind.START:
@@ -103,16 +114,22 @@ class SnapshotMethods(Connection):
 
     def tag(self, stream: str, snapshot: str, *, label: str | None = None) -> SnapshotRecord:
         """Keep a checkpoint: it is neither subsumed nor deleted when the stream ends, until it is released."""
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.tag_checkpoint(self._open(stream), snapshot, label=label, origin=self._origin)
 
     def release(self, stream: str, snapshot: str) -> SnapshotRecord:
         """Return a tagged checkpoint, or a savepoint taken before a rewind, to the stream's retention."""
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.release_checkpoint(self._open(stream), snapshot)
 
     def promote(
         self, stream: str, snapshot: str, *, label: str | None = None, target_directory: str | None = None
     ) -> SnapshotRecord:
         """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream."""
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.promote_checkpoint(
             self._open(stream),
             snapshot,
@@ -122,6 +139,8 @@ class SnapshotMethods(Connection):
 
     def prefer_savepoint(self, stream: str, savepoint: str) -> SnapshotRecord:
         """Select the savepoint that `start_from="preferred-savepoint"` refers to."""
+        from dagster_ckpt.operations import snapshots
+
         return snapshots.prefer_savepoint(self._open(stream), savepoint)
 
     def verify(
@@ -142,4 +161,6 @@ class SnapshotMethods(Connection):
             spark: A session to read the state of every operator with, from a temporary copy.
             progress: Called after each snapshot with the number of verified snapshots and of all.
         """
+        from dagster_ckpt.operations.verification import verify_snapshots
+
         return verify_snapshots(self._open(stream), snapshot, deep=deep, spark=spark, progress=progress)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
-from dagster_ckpt.operations.state_editing import EditedState, edit_state
-from dagster_ckpt.spark.state.editing import StateEdit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
+    from dagster_ckpt.operations.state_editing import EditedState
+    from dagster_ckpt.spark.state.editing import StateEdit
 
 
 class StateMethods(Connection):
@@ -45,6 +46,8 @@ class StateMethods(Connection):
             >>> with client.state("orders", "before-release-42") as state:
             ...     state.rows().where("key.user_id = 7").show()
         """
+        from dagster_ckpt.operations.state_browsing import StreamState
+
         return StreamState(self._open(stream), snapshot, operator=operator, state=state, spark=spark)
 
     def state_diff(
@@ -75,6 +78,8 @@ class StateMethods(Connection):
             ...     for state in diff.states:
             ...         print(state.name, state.counts)
         """
+        from dagster_ckpt.operations.state_browsing import StreamStateDiff
+
         return StreamStateDiff(self._open(stream), before, after, operator=operator, state=state, spark=spark)
 
     def edit_state(
@@ -111,6 +116,9 @@ class StateMethods(Connection):
             >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")
             >>> client.restart("orders", start_from=made.savepoint.snapshot_id)
         """
+        from dagster_ckpt.operations.state_editing import edit_state
+        from dagster_ckpt.spark.state.editing import StateEdit
+
         return edit_state(
             self._open(stream),
             [edits] if isinstance(edits, StateEdit) else list(edits),

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, SnapshotRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.config.modes import DesiredState, TerminalState
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import CkptError, LeaseHeldError, RequestFailedError
 from dagster_ckpt.operations.requests import (
-    DEFAULT_TIMEOUT_S,
     ask,
     await_answer,
     await_stop,
@@ -75,7 +75,7 @@ def stop_with_savepoint(
     origin: str,
     label: str | None = None,
     target_directory: str | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> StopResult:
     """Stop a running stream at a batch boundary and take a savepoint of the final state.
 
@@ -98,7 +98,7 @@ def stop_with_savepoint(
     return StopResult(stream.stream_id, was_running=True, savepoint=savepoint)
 
 
-def suspend(stream: StreamHandle, *, origin: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> StopResult:
+def suspend(stream: StreamHandle, *, origin: str, timeout_s: float = REQUEST_TIMEOUT_S) -> StopResult:
     """Stop a stream and keep everything, so that it can be started again.
 
     A stream that failed and waits for its restart is not restarted.
@@ -116,7 +116,7 @@ def suspend(stream: StreamHandle, *, origin: str, timeout_s: float = DEFAULT_TIM
     return StopResult(stream.stream_id, was_running=True)
 
 
-def cancel(stream: StreamHandle, *, origin: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> StopResult:
+def cancel(stream: StreamHandle, *, origin: str, timeout_s: float = REQUEST_TIMEOUT_S) -> StopResult:
     """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
 
     A stream that failed and waits for its restart is not restarted.
@@ -283,7 +283,7 @@ def restart(
     start_from: StartFrom,
     *,
     origin: str,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float = REQUEST_TIMEOUT_S,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> RewindPreview:
     """Start a stream, suspending it first if it is running. Returns once the query is started.

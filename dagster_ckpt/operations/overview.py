@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
@@ -18,12 +19,14 @@ from dagster_ckpt.catalog.records import (
     StreamRecord,
 )
 from dagster_ckpt.errors import SnapshotNotFoundError
-from dagster_ckpt.snapshot.manifest import SnapshotHeader
-from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.liveness import is_held
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_named
+
+if TYPE_CHECKING:
+    from dagster_ckpt.snapshot.manifest import SnapshotHeader
+    from dagster_ckpt.stream.handle import StreamHandle
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 LATEST = "latest"

@@ -11,7 +11,6 @@ from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeout
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
 
-DEFAULT_TIMEOUT_S = 600.0
 POLL_S = 0.5
 
 

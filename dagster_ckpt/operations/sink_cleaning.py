@@ -75,7 +75,7 @@ def clean_sinks(
     stream: StreamHandle,
     *,
     dry_run: bool = True,
-    grace_ms: int = DEFAULT_GRACE_MS,
+    grace_ms: int | None = None,
 ) -> SinkCleaning:
     """List, and without `dry_run` delete, part files of a stream's file sinks that nothing names.
 
@@ -84,7 +84,7 @@ def clean_sinks(
     Args:
         stream: The stream; it may be running.
         dry_run: Only list.
-        grace_ms: Younger files are kept.
+        grace_ms: Younger files are kept. Default: one day.
 
     Raises:
         StreamNotFoundError: The stream was never started.
@@ -94,6 +94,7 @@ def clean_sinks(
         SnapshotCorruptError: A snapshot cannot be read, so the files it names are unknown.
         StorageAccessError: A sink or a snapshot cannot be reached.
     """
+    grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
     refuse_to_clean(stream)
     sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
     # Of each sink, files are listed first, then its log is read.

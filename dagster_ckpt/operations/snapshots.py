@@ -12,13 +12,14 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotTrigger,
 )
+from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
 from dagster_ckpt.operations.lifecycle import listed_snapshot, preview_start
 from dagster_ckpt.operations.overview import find_snapshot
-from dagster_ckpt.operations.requests import DEFAULT_TIMEOUT_S, await_process, is_running, require_running, snapshot_of
+from dagster_ckpt.operations.requests import await_process, is_running, require_running, snapshot_of
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
@@ -27,7 +28,7 @@ from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
 
 
-def trigger_checkpoint(stream: StreamHandle, *, origin: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> SnapshotRecord:
+def trigger_checkpoint(stream: StreamHandle, *, origin: str, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:
     """Take a checkpoint of a running stream now, regardless of the minimum pause.
 
     Raises:
@@ -62,7 +63,7 @@ def trigger_savepoint(
     label: str | None = None,
     target_directory: str | None = None,
     schedule: str | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> SnapshotRecord:
     """Take a savepoint of a running, stopped or failed stream.
 

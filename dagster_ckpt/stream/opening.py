@@ -96,8 +96,7 @@ class RecordedStreams:
         Raises:
             StreamNotFoundError: The catalog does not know it.
         """
-        record = self._find(stream)
-        return (record or self.catalog.streams.get(stream)).stream_id
+        return self.catalog.streams.named(stream).stream_id
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         """Open a stream.
@@ -108,9 +107,7 @@ class RecordedStreams:
                 given than it uses.
             CatalogError: Its recorded settings cannot be read.
         """
-        record = self._find(stream)
-        if record is None and new_like is None:
-            self.catalog.streams.get(stream)
+        record = self._find(stream) if new_like is not None else self.catalog.streams.named(stream)
         known = record or (self._find(new_like) if new_like is not None else None)
         settings = RecordedSettings.of_record(known.options if known is not None else {})
         stream_id = record.stream_id if record is not None else stream
@@ -140,12 +137,10 @@ class RecordedStreams:
         return sorted({*stream_folders(self.storage), *(live_folders(self.live_root) if self.live_root else ())})
 
     def _find(self, stream: str) -> StreamRecord | None:
-        """The stream with this id, or the one that writes the asset with this key."""
         try:
-            return self.catalog.streams.get(stream)
+            return self.catalog.streams.named(stream)
         except StreamNotFoundError:
-            writers = [each for each in self.catalog.streams.all() if stream in each.asset_key.split(", ")]
-            return self.catalog.streams.get(writers[0].stream_id) if len(writers) == 1 else None
+            return None
 
     def _storage(self, stream_id: str, settings: RecordedSettings) -> CheckpointStorage:
         recorded, given = settings.storage, self.storage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
@@ -13,9 +14,11 @@ from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
 from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
-from dagster_ckpt.snapshot.manifest import SnapshotHeader
-from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom, is_location
+
+if TYPE_CHECKING:
+    from dagster_ckpt.snapshot.manifest import SnapshotHeader
+    from dagster_ckpt.stream.handle import StreamHandle
 
 CHECKPOINT = "CHECKPOINT"
 

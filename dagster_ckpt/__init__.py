@@ -10,7 +10,7 @@ Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradeP
 and `register_sink` for a sink of your own. Operate it: `Client`, from any process.
 
 `dagster_ckpt.flink` has PyFlink's programming interface, with its state backends and storages;
-`dagster_ckpt.orchestration` has the parts that `stream_definitions` is made of; and
+`dagster_ckpt.orchestration` has the parts of `stream_definitions`; and
 `dagster_ckpt.policies` has rules for retention and triggers.
 """
 

@@ -167,11 +167,11 @@ def _ended(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str
 
 
 def _terminally_failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
-    return f"Stream {stream_id} is not restarted any more: {payload.get('reason')}"
+    return f"Stream {stream_id} will not be restarted: {payload.get('reason')}"
 
 
 def _recovery_failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
-    again = "" if payload.get("is_certain") else ", which is tried once more"
+    again = "" if payload.get("is_certain") else ", which is retried"
     return (
         f"Recovery of stream {stream_id} failed at {payload.get('point')}{again}: {payload.get('error')}: "
         f"{payload.get('detail')}"

@@ -131,7 +131,7 @@ def prune_history(
             (each.stream_id, each.snapshots, each.executions, each.events, each.requests, each.recovery_failures)
             for each in pruned
         ],
-        empty="The catalog knows no stream.",
+        empty="The catalog has no streams.",
     )
 
 
@@ -159,7 +159,7 @@ def accept_catalog(deployment: Deployment, *, yes: bool, as_json: bool) -> None:
     from dagster_ckpt.config.redaction import without_secrets
 
     url = deployment.catalog_url()
-    confirm("Use this copy from now on? Nothing may use the catalog that it was copied from any more.", yes=yes)
+    confirm("Use this copy from now on? No process may use the original any more.", yes=yes)
     try:
         Catalog.accept(url)
     except CkptError as error:

@@ -39,7 +39,7 @@ write_to = click.option("--write-to", metavar="PATH", help="Write all rows as Pa
 @click.argument("snapshot", default="latest")
 @operator
 @of_state
-@click.option("--where", metavar="SQL", help="Only rows that meet this condition on fields of the key.")
+@click.option("--where", metavar="SQL", help="Only rows that match this condition on fields of the key.")
 @limit
 @write_to
 def show(
@@ -161,7 +161,7 @@ def forget(
     from dagster_ckpt.spark.state.editing import StateEdit
 
     stream_exists(client, stream)
-    confirm(f"Make a savepoint of {snapshot} of {stream} without the keys that meet {where}?", yes=yes)
+    confirm(f"Create a savepoint from {snapshot} of {stream} without the keys that match {where}?", yes=yes)
     edit = StateEdit(operator, forget=where)
     done = client.edit_state(
         stream, edit, reason=reason, snapshot=snapshot, label=label, target_directory=target, spark=_spark()

@@ -93,7 +93,7 @@ class StateMethods(Connection):
         target_directory: str | None = None,
         spark: SparkSession | None = None,
     ) -> EditedState:
-        """Make a savepoint of a snapshot, with other rows in its state. Nothing else is changed.
+        """Create a savepoint from a snapshot, with edited rows in its state. Nothing else is changed.
 
         Start the stream from the savepoint to continue with the edited state.
 

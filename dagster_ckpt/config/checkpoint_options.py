@@ -334,7 +334,7 @@ def _roll_back_tables(requested: CheckpointOptions) -> _Described:
     if requested.roll_back_tables:
         explanation = "A start that goes back rolls Delta and Iceberg tables back to the batch that it restores."
     else:
-        explanation = "A start that has to roll a Delta or Iceberg table back is refused with the commands to type."
+        explanation = "A start that has to roll a Delta or Iceberg table back is refused with the commands to run."
     return requested.roll_back_tables, Effect.REAL, explanation
 
 

@@ -208,8 +208,8 @@ class ExecutionConfig:
                 "changelog_state_backend",
                 self.changelog_state_backend,
                 mapped,
-                f"RocksDB uploads changelogs instead of snapshots ({ROCKSDB_CHANGELOG}), over what the state backend "
-                "says of it.",
+                f"RocksDB uploads changelogs instead of snapshots ({ROCKSDB_CHANGELOG}); overrides the state "
+                "backend's own setting.",
             ),
             OptionDescription(
                 "kryo",

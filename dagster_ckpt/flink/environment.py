@@ -224,7 +224,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
                 "128 at most: it names a folder."
             )
         if name in self._writers:
-            raise OptionError(f"name is {name!r}, which another writer has, but must be one of its own.")
+            raise OptionError(f"name is {name!r}, but another writer has that name already. Choose another one.")
         if not is_described_query(writer):
             raise OptionTypeError(
                 f"writer is {writer!r}, but must be what DataFrame.writeStream returns, before it is started."
@@ -232,8 +232,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self._spark = self._spark or session_of(writer)
         if not same_session(self._spark, session_of(writer)):
             raise OptionError(
-                f"The query {name!r} was described in another Spark session, where the settings of this environment "
-                "would not hold; it must be described on env.spark."
+                f"The query {name!r} was defined in another Spark session, where the settings of this environment "
+                "do not apply. Define it on env.spark."
             )
         self._writers[name] = RegisteredWriter(name, writer, brings_a_trigger(writer))
         return self

@@ -1,4 +1,4 @@
-"""A managed stream: what a decision about it is made of, and the one to stop it. Pure."""
+"""A managed stream: the facts of a decision about it, and the decision to stop it. Pure."""
 
 from __future__ import annotations
 

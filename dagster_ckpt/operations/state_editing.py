@@ -64,15 +64,15 @@ class EditedState:
 
     def messages(self) -> list[str]:
         """The result, as messages."""
-        made = f"{describe_snapshot(self.savepoint)} was made of {describe_snapshot(self.edited_from)}"
+        made = f"{describe_snapshot(self.savepoint)} was created from {describe_snapshot(self.edited_from)}"
         messages = [f"{made}: {self.savepoint.location}"]
         for name, counts in self.changes.items():
             changed = ", ".join(f"{number} rows {change.lower()}" for change, number in counts.items() if number)
-            messages.append(f"{name}: {changed or 'no row has such a key'}")
+            messages.append(f"{name}: {changed or 'no row matches'}")
         messages += [f"{name}: unchanged, its key does not have the columns of the condition" for name in self.skipped]
         if self.still_there:
             names = ", ".join(describe_snapshot(each) for each in self.still_there)
-            messages.append(f"older snapshots keep the state as it was until they are deleted: {names}")
+            messages.append(f"older snapshots contain the previous state until they are deleted: {names}")
         return messages
 
 
@@ -108,9 +108,11 @@ def edit_state(
     """
     checked_label(label)
     if not reason.strip():
-        raise OptionError("Say why the state is edited: the savepoint records it.")
+        raise OptionError("reason is empty. Give the reason of the edit; the savepoint records it.")
     if snapshot == LIVE:
-        raise OptionError("An edit makes a savepoint of a snapshot. Take a savepoint first, and name it.")
+        raise OptionError(
+            "The live directory cannot be edited, only a snapshot. Take a savepoint first, and edit that."
+        )
     began_ms = wall_clock_ms()
     with StreamState(stream, snapshot, spark=spark) as state, scratch_directory(stream) as scratch:
         require_rewriter(state.spark)

@@ -66,7 +66,7 @@ class ShownState:
 
 @dataclass(frozen=True)
 class ShownDifference:
-    """A part of what one state differs in.
+    """A part of the differences of one state.
 
     Attributes:
         operator_id: Number of the operator in the plan.

@@ -63,6 +63,7 @@ def _messages(batch_id: int, found: list[StateDifference]) -> list[str]:
         counts = ", ".join(f"{number} rows {change.lower()}" for change, number in state.counts.items() if number)
         note = f" ({state.note})" if state.note is not None else ""
         messages.append(
-            f"after batch {batch_id} the new code has other state than the running code: {state.name}: {counts}{note}"
+            f"after batch {batch_id} the new code has different state than the running code: "
+            f"{state.name}: {counts}{note}"
         )
     return messages

@@ -170,8 +170,8 @@ def _refuse_own_state(stream: StreamHandle, record: StreamRecord) -> None:
     found += [*unknown.directories, *unknown.snapshots]
     if found:
         raise RequestFailedError(
-            f"Nothing is adopted, nothing was changed: stream {stream.stream_id!r} has state of its own "
-            f"({', '.join(found[:4])}), and one stream continues one query. Adopt it for a stream with another id."
+            f"Nothing is adopted, nothing was changed: stream {stream.stream_id!r} already has state "
+            f"({', '.join(found[:4])}), and one stream continues one query. Choose another stream id."
         )
 
 
@@ -179,8 +179,8 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
     claimed = claim_of(live)
     if claimed is not None:
         raise LiveDirectoryError(
-            f"{live.url} is not adopted, nothing was changed: it was taken over before, as its file {CLAIM} says: "
-            f"{claimed}. Its query continues there. If nothing of that exists any more, delete the file."
+            f"{live.url} is not adopted, nothing was changed: its file {CLAIM} shows that it was adopted "
+            f"before: {claimed}. Its query continues there. If that stream no longer exists, delete the file."
         )
     fenced = live.fenced_at()
     if fenced is not None:

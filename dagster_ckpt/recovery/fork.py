@@ -199,7 +199,7 @@ def assign_state(
         committed = stream.catalog.executions.last_batch(stream.stream_id, record.live_directory)
         if committed is not None and not replace_state:
             raise RequestFailedError(
-                f"Stream {stream.stream_id!r} has committed batches of its own, up to {committed}. Continuing from "
+                f"Stream {stream.stream_id!r} has already committed batches, up to {committed}. Continuing from "
                 "another state discards them: confirm with replace_state, or name another stream."
             )
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)

@@ -252,8 +252,8 @@ def _refuse_anothers_place(stream: StreamHandle) -> None:
         raise LiveDirectoryError(
             f"Nothing was imported into stream {stream.stream_id!r}: this catalog has no execution of it, but its "
             f"folders contain {', '.join(found[:8])}. The deployment that the snapshot comes from may be using them. "
-            "Give this deployment a checkpoint storage and a folder of live directories of its own, or import into a "
-            "stream with another id."
+            "Give this deployment its own checkpoint storage and its own folder of live directories, or import into "
+            "a stream with another id."
         )
 
 

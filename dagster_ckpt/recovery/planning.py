@@ -162,7 +162,7 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
 def _from_adopted_directory(facts: RecoveryFacts, adopted: Adopted) -> RecoveryPlan:
     live = facts.live
     if live is None or live.status is not LiveStatus.GOOD:
-        why = "it is gone" if live is None or live.status is LiveStatus.MISSING else live.reason.rstrip(".")
+        why = "it does not exist" if live is None or live.status is LiveStatus.MISSING else live.reason.rstrip(".")
         raise LiveDirectoryError(
             f"Stream {facts.stream.stream_id!r} cannot continue in the directory that was adopted for it, "
             f"{adopted.directory}: {why}. Nothing was changed. Put it back or repair it, or name the snapshot that was "

@@ -78,7 +78,7 @@ def prepare(
         lease: The lease of the stream.
         output: Where the query to start will write; no other sink is changed. None if unknown: the
             stream's known sinks are assumed.
-        rewrite: Rewrite the state: the query then continues in a new directory whatever the plan.
+        rewrite: Rewrite the state: the query then always continues in a new directory.
         watch: Called while files are written and before the stream is switched to the new directory. If
             it raises, the start ends and nothing has changed.
 

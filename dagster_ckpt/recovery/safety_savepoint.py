@@ -25,7 +25,7 @@ def describe_safety_savepoint(plan: RecoveryPlan, start_from: StartFrom) -> str 
     if not leaves_something_behind(plan, start_from):
         return None
     if start_from.no_safety_savepoint:
-        return f"no safety savepoint is taken: what is left behind after batch {plan.to_batch} can be lost for good"
+        return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost for good"
     return f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
 
 

@@ -257,8 +257,8 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
         if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(
                 f"Stream {stream.stream_id!r} is not started: it would write to {sink.place}, where stream "
-                f"{other.stream_id!r} writes (run {other.run_id}). Each would silently skip batches of the other. Let "
-                "it write to a folder of its own."
+                f"{other.stream_id!r} writes (run {other.run_id}). Each would silently skip batches of the other. Give "
+                "it its own folder."
             )
 
 

@@ -64,9 +64,9 @@ def refuse_gone_records(
     ]
     if gone and not accept_loss:
         raise RowsAtRiskError(
-            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: records that its next "
-            f"batch would read are gone. {' '.join(gone)} Start from a later snapshot. To go on without these records, "
-            "start with accept_loss, and let the source have failOnDataLoss=false."
+            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source has deleted "
+            f"records that its next batch would read. {' '.join(gone)} Start from a later snapshot. To continue "
+            "without these records, start with accept_loss, and set the source option failOnDataLoss to false."
         )
     return gone
 
@@ -120,7 +120,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
         elif earliest > reads_from:
             yield (
                 f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic begins at "
-                f"{earliest}; {earliest - reads_from} records are gone."
+                f"{earliest}; {earliest - reads_from} records were deleted."
             )
 
 

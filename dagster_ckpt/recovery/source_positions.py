@@ -38,14 +38,14 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
     for topic in (*chosen.partitions, *chosen.times):
         if topic not in topics:
             raise OptionError(
-                f"source_offsets names topic {topic!r}, and the query reads {', '.join(topics) or 'none'}."
+                f"source_offsets names topic {topic!r}, but the query reads {', '.join(topics) or 'no topic'}."
             )
     for topic, partitions in chosen.partitions.items():
         for partition in partitions:
             if (topic, partition) not in known:
                 mine = ", ".join(sorted(each for of, each in known if of == topic))
                 raise OptionError(
-                    f"source_offsets names partition {partition} of topic {topic!r}, and the query reads {mine}."
+                    f"source_offsets names partition {partition} of topic {topic!r}, but the query reads {mine}."
                 )
 
 

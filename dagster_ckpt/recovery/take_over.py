@@ -80,8 +80,8 @@ def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirec
             lift_fence(live.folder, done.batch_id)
         raise LiveDirectoryError(
             f"Stream {stream.stream_id!r} cannot continue in {live.url}: its batch {done.batch_id - 1} was planned and "
-            "not committed while the start waited, and whoever runs it cannot be kept from committing it. The fence "
-            "was removed again. Start again when that batch is committed. If its query was killed, adopt the directory "
+            "not committed while the start waited, and its query may still commit it. The fence was removed. "
+            "Start again when that batch is committed. If its query was killed, adopt the directory "
             "without in_place: the batch is then run again in a copy."
         )
     batch_id = done.batch_id - 1

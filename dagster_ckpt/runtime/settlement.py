@@ -146,7 +146,7 @@ def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecor
     """Record that the process of an execution died, as an observer that holds no lease.
 
     An execution that has ended is unchanged, and so is one that a successor has already ended, or that
-    lives whatever the orchestrator says: it holds the lease and runs on this machine, or it renews the
+    lives regardless of the orchestrator's answer: it holds the lease and runs on this machine, or it renews the
     lease before its death is recorded.
     """
     lease = catalog.leases.current(execution.stream_id)

@@ -29,7 +29,7 @@ from dagster_ckpt.sinks.delta_commit import (
     restore_version,
 )
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_A_PERSON, cannot_look
+from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.query.session import active_session
 
@@ -49,7 +49,7 @@ class DeltaCommit:
     Attributes:
         version: Its number.
         batches: Batches by the id of their query (`txn` actions).
-        restored_to: The version whose files it brought back, for a RESTORE.
+        restored_to: The version whose files it restored, for a RESTORE.
         empties: Whether it removed all rows.
         changes: Whether it changed rows, or the table's schema or settings.
     """
@@ -73,7 +73,7 @@ class TableRollBack:
         decided_on: The newest version of the table when this was determined.
         version: The version to restore; -1 is before the first, None if nothing has to be undone.
         others: Versions written by others that this would undo too.
-        reaches_back: Whether the readable commits are sufficient to tell.
+        reaches_back: Whether the readable commits are sufficient to decide.
     """
 
     decided_on: int
@@ -146,7 +146,7 @@ class _Log:
         return self._commits[version]
 
     def version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
-        """The version after which the table holds the rows up to a batch; None if that cannot be told."""
+        """The version after which the table holds the rows up to a batch; None if that is unknown."""
         first_own, first_of_query = self.newest + 1, self.newest + 1
         for at in range(self.newest, self.oldest - 1, -1):
             commit = _known(self.commit(at))
@@ -278,7 +278,7 @@ class DeltaTable(Sink):
             return self._told(
                 SinkEffect.LOSE,
                 f"The table {BATCH_MEMORY} and query id, but older commits are only in Parquet checkpoints of its "
-                "log: it cannot be told which version to restore.",
+                "log: the version to restore is unknown.",
                 "RESTORE it to the version of the batch, and start with new_query_id.",
             )
         if found.others:
@@ -286,8 +286,8 @@ class DeltaTable(Sink):
         if found.version is None:
             return self._told(SinkEffect.EXACT, f"The table holds no batch of this stream after {replay.to_batch}.")
         if not replay.roll_back_tables:
-            reason = f"It has to be rolled back to batch {replay.to_batch}, {LEFT_TO_A_PERSON}."
-            advice = f"Type: {self._command(found.version)}. Then start again."
+            reason = f"It has to be rolled back to batch {replay.to_batch}, {LEFT_TO_YOU}."
+            advice = f"Run: {self._command(found.version)}. Then start again."
             return self._told(SinkEffect.IRREVERSIBLE, reason, advice)
         return self._told(
             SinkEffect.EXACT,
@@ -300,15 +300,15 @@ class DeltaTable(Sink):
         found = self._found(to)
         if found is not None and found.version is not None and not to.roll_back_tables:
             raise SinkRollbackError(
-                f"The Delta table {self.folder} has to be brought back to batch {to.batch_id}, {LEFT_TO_A_PERSON}. "
-                f"Type: {self._command(found.version)}. Then start again."
+                f"The Delta table {self.folder} has to be rolled back to batch {to.batch_id}, {LEFT_TO_YOU}. "
+                f"Run: {self._command(found.version)}. Then start again."
             )
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
         """See `Sink.roll_back`. One commit of the table; repeated, it finds nothing to undo.
 
         The commit is the version after the one that was looked at, or fails. The lease is asked in
-        between: if it is still held then, whatever a successor commits comes after the version looked
+        between: if it is still held then, every commit of a successor comes after the version looked
         at, and this commit fails. A table with nothing to undo gets a commit as well, so that the
         roll-back of a former holder that was decided before fails.
         """
@@ -327,7 +327,7 @@ class DeltaTable(Sink):
                 pass
             return
         raise SinkRollbackError(
-            f"The Delta table {self.folder} could not be brought back to batch {to.batch_id}: others committed to it "
+            f"The Delta table {self.folder} could not be rolled back to batch {to.batch_id}: others committed to it "
             f"during each of {_ATTEMPTS} attempts. Start again once they pause."
         )
 
@@ -342,19 +342,19 @@ class DeltaTable(Sink):
         command = self._command(found.version)
         if session is None:
             raise SinkRollbackError(
-                f"The Delta table {self.folder} has to be brought back to batch {batch_id}, and this process has no "
-                f"Spark session. Start the stream, which does it, or type: {command}"
+                f"The Delta table {self.folder} has to be rolled back to batch {batch_id}, and this process has no "
+                f"Spark session. Start the stream, which does it, or run: {command}"
             )
         try:
             restore_version(session, self.folder, found.version, decided_on=found.decided_on)
         except UnknownDeltaError as error:
-            raise UnknownDeltaError(f"{error} Type: {command}. Then start again.") from error
+            raise UnknownDeltaError(f"{error} Run: {command}. Then start again.") from error
 
     def _found(self, to: RollBack) -> TableRollBack | None:
         """What a roll-back would do; None if the table does not exist.
 
         Raises:
-            SinkRollbackError: The table cannot be brought back to that batch.
+            SinkRollbackError: The table cannot be rolled back to that batch.
         """
         try:
             found = plan_table_roll_back(open_file_io(self.folder), to.query_ids, to.query_id, to.batch_id)
@@ -365,26 +365,26 @@ class DeltaTable(Sink):
             return replace(found, version=None)
         if not found.reaches_back:
             raise SinkRollbackError(
-                f"The Delta table {self.folder} cannot be brought back to batch {to.batch_id}: older commits are only "
+                f"The Delta table {self.folder} cannot be rolled back to batch {to.batch_id}: older commits are only "
                 "in Parquet checkpoints of its log. RESTORE it to the version of that batch, and start with "
                 "new_query_id."
             )
         if found.others:
             listed = ", ".join(map(str, found.others))
             raise SinkRollbackError(
-                f"The Delta table {self.folder} cannot be brought back to batch {to.batch_id}: others have written "
-                f"versions {listed} since. To undo theirs as well, type: {self._command(found.version or 0)}"
+                f"The Delta table {self.folder} cannot be rolled back to batch {to.batch_id}: others have written "
+                f"versions {listed} since. To undo theirs as well, run: {self._command(found.version or 0)}"
             )
         return found
 
     def _with_others(self, found: TableRollBack, replay: Replay) -> SinkForecast:
         listed = ", ".join(map(str, found.others))
-        advice = f"To undo theirs as well, type: {self._command(found.version or 0)}"
+        advice = f"To undo theirs as well, run: {self._command(found.version or 0)}"
         if not replay.keeps_query_id and replay.to_batch >= 0:
             return self._told(
                 SinkEffect.DUPLICATE,
                 f"Others have written versions {listed} since, so the table is not rolled back. It does not know the "
-                "new query id, so it takes the rewound batches once more.",
+                "new query id, so it accepts the rewound batches again.",
                 advice,
             )
         return self._told(

@@ -131,7 +131,7 @@ class FileSink(Sink):
         return self._forecast_of(
             SinkEffect.LOSE,
             "The snapshot was taken before the query wrote there, so the sink is not rolled back: it skips batches "
-            f"up to {last_batch}, whatever they contain.",
+            f"up to {last_batch}, even if they contain other rows.",
             "Write to a new folder.",
         )
 

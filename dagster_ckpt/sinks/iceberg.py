@@ -20,7 +20,7 @@ from dagster_ckpt.sinks.iceberg_history import (
     history_in_folder,
 )
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_A_PERSON, cannot_look
+from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
 from dagster_ckpt.spark.query.session import active_session
@@ -29,7 +29,7 @@ from dagster_ckpt.spark.query.table_names import iceberg_name
 _NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
 # A folder, as a path or a URL: what Spark calls such a table where its query cannot be inspected.
 _FOLDER = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
-# Each time, another commit came in between: who writes there so often is not this stream.
+# Another writer committed first each time; this stream does not write that often.
 _TRIES = 5
 
 
@@ -80,7 +80,9 @@ class IcebergTable(Sink):
     def forecast(self, replay: Replay) -> SinkForecast:
         """See `Sink.forecast`."""
         if active_session() is None and self._folder is None:
-            return self._told(SinkEffect.UNKNOWN, "Only a Spark session with its catalog knows it: the start will ask.")
+            return self._told(
+                SinkEffect.UNKNOWN, "Only a Spark session with its catalog can read it: the start decides."
+            )
         try:
             return self._forecast(self._history(), replay)
         except FileNotFoundError:
@@ -101,8 +103,8 @@ class IcebergTable(Sink):
         if not found.reaches_back:
             return self._told(
                 SinkEffect.LOSE,
-                f"The table {BATCH_MEMORY} and query id, but its older snapshots have expired: it cannot be told which "
-                "one holds the rows of the batch.",
+                f"The table {BATCH_MEMORY} and query id, but its older snapshots have expired: the one "
+                "that holds the rows of the batch is unknown.",
                 "Make the snapshot of the batch the current one by hand, or start with new_query_id and accept "
                 "repeated rows.",
             )
@@ -111,8 +113,8 @@ class IcebergTable(Sink):
         if not found.moves:
             return self._told(SinkEffect.EXACT, f"The table holds no batch of this stream after {replay.to_batch}.")
         if not replay.roll_back_tables:
-            reason = f"It has to be rolled back to batch {replay.to_batch}, {LEFT_TO_A_PERSON}."
-            return self._told(SinkEffect.IRREVERSIBLE, reason, f"Type: {self._command(found)}. Then start again.")
+            reason = f"It has to be rolled back to batch {replay.to_batch}, {LEFT_TO_YOU}."
+            return self._told(SinkEffect.IRREVERSIBLE, reason, f"Run: {self._command(found)}. Then start again.")
         return self._told(
             SinkEffect.EXACT,
             f"{self._how(found)}: it then holds exactly the batches of this stream up to {replay.to_batch}. The query "
@@ -151,8 +153,8 @@ class IcebergTable(Sink):
             if opened.delete_rows(EMPTIED) if target is None else opened.make_current(target):
                 return
         raise SinkRollbackError(
-            f"The Iceberg table {self.table} could not be brought back to batch {to.batch_id}: at each of {_TRIES} "
-            "attempts another commit came in between. Stop whatever else writes there, and start again."
+            f"The Iceberg table {self.table} could not be rolled back to batch {to.batch_id}: at each of {_TRIES} "
+            "attempts another writer committed first. Stop the other writers, and start again."
         )
 
     def _decided(self, history: IcebergHistory, to: RollBack) -> TableRollBack | None:
@@ -164,20 +166,20 @@ class IcebergTable(Sink):
         found = history.plan_roll_back(to.query_ids, to.query_id, to.batch_id)
         if found.others and to.may_repeat:
             return None
-        what = f"The Iceberg table {self.table} has to be brought back to batch {to.batch_id}"
+        what = f"The Iceberg table {self.table} has to be rolled back to batch {to.batch_id}"
         if not found.reaches_back:
             raise SinkRollbackError(
-                f"{what}, and its older snapshots have expired: it cannot be told which one holds the rows of the "
-                "batch. Make that one current by hand, or start with new_query_id and accept repeated rows."
+                f"{what}, and its older snapshots have expired: the one that holds the rows of the batch is "
+                "unknown. Make it current by hand, or start with new_query_id and accept repeated rows."
             )
         if found.others:
             listed = ", ".join(map(str, found.others))
             raise SinkRollbackError(
-                f"{what}, and others have written snapshots {listed} since. To undo theirs as well, type: "
+                f"{what}, and others have written snapshots {listed} since. To undo theirs as well, run: "
                 f"{self._command(found)}"
             )
         if found.moves and not to.roll_back_tables:
-            raise SinkRollbackError(f"{what}, {LEFT_TO_A_PERSON}. Type: {self._command(found)}. Then start again.")
+            raise SinkRollbackError(f"{what}, {LEFT_TO_YOU}. Run: {self._command(found)}. Then start again.")
         return found
 
     def _history(self) -> IcebergHistory:
@@ -204,12 +206,12 @@ class IcebergTable(Sink):
 
     def _with_others(self, found: TableRollBack, replay: Replay) -> SinkForecast:
         listed = ", ".join(map(str, found.others))
-        advice = f"To undo theirs as well, type: {self._command(found)}"
+        advice = f"To undo theirs as well, run: {self._command(found)}"
         if not replay.keeps_query_id and replay.to_batch >= 0:
             return self._told(
                 SinkEffect.DUPLICATE,
                 f"Others have written snapshots {listed} since, so the table is not rolled back. It does not know the "
-                "new query id, so it takes the rewound batches once more.",
+                "new query id, so it accepts the rewound batches again.",
                 advice,
             )
         return self._told(
@@ -221,7 +223,7 @@ class IcebergTable(Sink):
 
     def _without_session(self, to: RollBack) -> SinkRollbackError:
         return SinkRollbackError(
-            f"The Iceberg table {self.table} has to be brought back to batch {to.batch_id}, and this process has no "
+            f"The Iceberg table {self.table} has to be rolled back to batch {to.batch_id}, and this process has no "
             "Spark session. Start the stream, which does it."
         )
 

@@ -65,7 +65,7 @@ class TableRollBack:
         moves: Whether anything has to be undone, or done again.
         snapshot_id: The snapshot to make current; None if all rows are deleted.
         others: Snapshots written by others that this would undo too.
-        reaches_back: Whether the snapshots that the table still has are sufficient to tell.
+        reaches_back: Whether the snapshots that the table still has are sufficient to decide.
     """
 
     moves: bool = False

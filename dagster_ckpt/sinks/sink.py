@@ -3,7 +3,7 @@
 Sinks identify a batch by its number: some regardless of the query (the file sink), some together
 with the query's id (Delta, Iceberg), some not at all. A query that goes back plans its batches
 again, so the same number can stand for other rows. What a sink then does, and whether it can be
-brought back first, is known by one class for each kind of sink. `registry.py` finds the class.
+rolled back first, is known by one class for each kind of sink. `registry.py` finds the class.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Sink:
         """Refuse a roll-back that is known to be impossible, before anything is changed.
 
         Raises:
-            SinkRollbackError: The sink cannot be brought back to that batch.
+            SinkRollbackError: The sink cannot be rolled back to that batch.
         """
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:

@@ -8,7 +8,7 @@ from typing import Self
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 
 BATCH_MEMORY = "remembers batches by number"
-LEFT_TO_A_PERSON = "which this stream leaves to a person (roll_back_tables is False)"
+LEFT_TO_YOU = "which this stream leaves to you (roll_back_tables is False)"
 _NAMED = re.compile(r"[\w`-]+(?:\.[\w`-]+)+")
 _HUDI_OR_PAIMON = re.compile(r"(?i).*(hoodie|hudi|paimon).*")
 
@@ -18,8 +18,8 @@ def cannot_look(sink: Sink, kind: str, error: Exception) -> SinkForecast:
     return SinkForecast(
         sink.name,
         SinkEffect.LOSE,
-        f"A {kind} table {BATCH_MEMORY} and query id, and its own log cannot be read from here ({error}): it may pass "
-        "over the rewound batches.",
+        f"A {kind} table {BATCH_MEMORY} and query id, and its own log cannot be read from here ({error}): it may skip "
+        "the rewound batches.",
         "Roll the table back, or start with new_query_id and accept repeated rows.",
     )
 
@@ -38,14 +38,14 @@ class NamedTable(Sink):
             return SinkForecast(
                 self.name,
                 SinkEffect.DUPLICATE,
-                "A table known by name only. As another query, Paimon takes the rewound batches once more.",
+                "A table known by name only. Under another query id, Paimon accepts the rewound batches again.",
                 "Roll the table back first.",
             )
         return SinkForecast(
             self.name,
             SinkEffect.LOSE,
-            "A table known by name only. Tables that note batch numbers pass over those they have of a query, and a "
-            "batch that is cut differently then loses rows.",
+            "A table known by name only. Tables that record batch numbers skip the batches that they have of a query, "
+            "and a batch with other boundaries then loses rows.",
             "Roll the table back to the time of the batch.",
         )
 
@@ -57,8 +57,8 @@ class HudiOrPaimonTable(Sink):
     is_proven = False
     effect = SinkEffect.LOSE
     reason = (
-        "Hudi and Paimon note batch numbers in their commits and pass over those they have, under a name of their own "
-        "that a new query id does not change."
+        "Hudi and Paimon record batch numbers in their commits and skip the batches that they have, under an "
+        "identifier that a new query id does not change."
     )
     advice = "Roll the table back to the batch (Hudi: a savepoint, or another checkpoint identifier), then start."
 

@@ -105,7 +105,7 @@ def stream_folders(storage: CheckpointStorage) -> list[str]:
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
-            f"The streams of {storage!r} cannot be listed: it is no folder of checkpoints. Name each stream instead."
+            f"The streams of {storage!r} cannot be listed: it is not a folder of checkpoints. Name each stream instead."
         )
     options: Mapping[str, Any] = getattr(storage, "storage_options", {})
     users = {(location.scheme, location.authority): location.user_info} if location.user_info else {}

@@ -56,7 +56,7 @@ def require_java(environment: Mapping[str, str] = os.environ) -> Java:
     match = _VERSION.search(answer.stderr + answer.stdout)
     if match is None:
         said = (answer.stderr or answer.stdout).strip()[:200]
-        raise JavaNotFoundError(f"{found} (from {where}) does not say its version: {said!r}. {_HOW_TO}")
+        raise JavaNotFoundError(f"{found} (from {where}) does not report its version: {said!r}. {_HOW_TO}")
     version = int(match[1])
     release = _release()
     if version < release.oldest_java:

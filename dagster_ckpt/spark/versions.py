@@ -44,7 +44,7 @@ class Feature(StrEnum):
     NAMED_SOURCES = "named sources"
     NAMED_SINKS = "named sinks"
     OFFSET_LOG_2 = "offset log v2"
-    STATE_REWRITER = "StateRewriter (writes state anew)"
+    STATE_REWRITER = "StateRewriter (rewrites state)"
     ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink"
 
 
@@ -250,7 +250,7 @@ def spark_packages(*formats: TableFormat | str) -> str:
     coordinates = []
     for name in formats:
         if name not in list(TableFormat):
-            raise OptionError(f"{name!r} is no table format: use {' or '.join(map(repr, map(str, TableFormat)))}.")
+            raise OptionError(f"{name!r} is not a table format: use {' or '.join(map(repr, map(str, TableFormat)))}.")
         jar = release.jars.get(TableFormat(name))
         if jar is None:
             newest = [str(each) for each in RELEASES if TableFormat(name) in each.jars][-1]

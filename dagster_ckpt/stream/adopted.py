@@ -89,8 +89,8 @@ def refuse_without_claim(stream: StreamHandle, live: LiveDirectory) -> None:
         raise LiveDirectoryError(
             f"{live.url} was adopted for stream {stream.stream_id!r} of deployment {stream.catalog.deployment_id}, but "
             f"its file {CLAIM} says: {found or 'there is none'}. Nothing was started there. If that one continues the "
-            "query, leave it to it and let this stream start from one of its snapshots with other outputs "
-            "(import_stream_job). If nothing of it exists any more, delete that file and start again."
+            "query, import one of its snapshots with other outputs instead (import_stream_job). If it no longer "
+            "exists, delete that file and start again."
         )
 
 

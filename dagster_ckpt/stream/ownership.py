@@ -92,7 +92,7 @@ def _refuse_anothers_folder(stream: StreamHandle) -> None:
         raise LiveDirectoryError(
             f"{stream.live_folder} contains the live directories of deployment {owner}, but this catalog belongs to "
             f"deployment {stream.catalog.deployment_id}. Nothing was changed. If the other deployment still exists, "
-            f"both use the same folder by mistake: give this one a folder of its own. {IF_LOST.format(owner=owner)}"
+            f"both use the same folder by mistake: give this one its own folder. {IF_LOST.format(owner=owner)}"
         )
 
 

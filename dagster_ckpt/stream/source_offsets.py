@@ -55,7 +55,7 @@ def _offsets(value: dict[str, object]) -> dict[str, int]:
     found: dict[str, int] = {}
     for partition, offset in value.items():
         if not partition.isdecimal() or type(offset) is not int or offset < 0:
-            raise ValueError(f"partition {partition!r} with offset {offset!r} is none")
+            raise ValueError(f"partition {partition!r} with offset {offset!r} is not valid")
         found[partition] = offset
     if not found:
         raise ValueError("a topic has no partition")

@@ -402,7 +402,7 @@ def test_what_is_added_must_be_a_writer_of_its_own_name_and_this_session(program
     program.feed(1)
     env = program.environment()
     env.add_writer("counts", program.writer(env))
-    with pytest.raises(OptionError, match="which another writer has"):
+    with pytest.raises(OptionError, match="another writer has that name"):
         env.add_writer("counts", program.writer(env))
     with pytest.raises(OptionError, match="it names a folder"):
         env.add_writer("a/b", program.writer(env))

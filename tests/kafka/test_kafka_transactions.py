@@ -231,7 +231,7 @@ def test_another_number_of_writers_is_taken_between_batches_and_refused_within_o
     write_all(target, 0)
     write_share(target, 0, 1, share(1, 0, 2))
 
-    with pytest.raises(RowsAtRiskError, match=r"Writers \[0\] .* start it once more with as many"):
+    with pytest.raises(RowsAtRiskError, match=r"Writers \[0\] .* start it once with the same number"):
         claim(transactions(life, owner="second", writers=others), 1)
 
     as_before = transactions(life, owner="as before")

@@ -51,7 +51,7 @@ def test_the_same_state_is_said_in_one_message(compare: Callable[..., list[str]]
 
 def test_each_state_that_differs_is_named_with_its_rows(compare: Callable[..., list[str]]) -> None:
     assert compare(SAME | {Change.ADDED: 2, Change.CHANGED: 3}, "the two have different types of values") == [
-        "after batch 4 the new code has other state than the running code: default of operator 0 (stateStoreSave): "
+        "after batch 4 the new code has different state than the running code: default of operator 0 (stateStoreSave): "
         "2 rows added, 3 rows changed (the two have different types of values)"
     ]
 

@@ -265,7 +265,7 @@ def test_it_may_be_adopted_again_until_it_is_taken_over(outside: Outside) -> Non
     outside.adopt(in_place=True)
     assert outside.start()[0].kind is RecoveryKind.RESUME
 
-    with pytest.raises(LiveDirectoryError, match=r"it was taken over before"):
+    with pytest.raises(LiveDirectoryError, match=r"it was adopted before"):
         outside.adopt()
 
 
@@ -273,7 +273,7 @@ def test_a_directory_that_is_gone_is_not_replaced_by_an_older_snapshot(outside: 
     outside.adopt(label="from-before")
     shutil.rmtree(outside.directory)
 
-    with pytest.raises(LiveDirectoryError, match=r"it is gone.*start_from"):
+    with pytest.raises(LiveDirectoryError, match=r"it does not exist.*start_from"):
         outside.start()
     assert outside.start("from-before")[0].kind is RecoveryKind.RESTORE
 
@@ -320,7 +320,7 @@ def test_a_live_directory_is_not_adopted(outside: Outside) -> None:
 def test_a_stream_with_state_adopts_nothing(outside: Outside) -> None:
     mine = Shelf.at(outside.root / "mine")
 
-    with pytest.raises(RequestFailedError, match=r"has state of its own"):
+    with pytest.raises(RequestFailedError, match=r"already has state"):
         outside.adopt(stream=mine.stream)
     mine.stream.catalog.close()
 

@@ -59,8 +59,8 @@ def test_named_sources_keep_their_names(live: LiveDirectory) -> None:
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ('{"payments": {"0": 1}}', "topic 'payments', and the query reads orders, returns"),
-        ('{"orders": {"7": 1}}', "partition 7 of topic 'orders', and the query reads 0, 1"),
+        ('{"payments": {"0": 1}}', "topic 'payments', but the query reads orders, returns"),
+        ('{"orders": {"7": 1}}', "partition 7 of topic 'orders', but the query reads 0, 1"),
     ],
 )
 def test_what_the_query_does_not_read_is_refused_and_nothing_changes(

@@ -255,7 +255,7 @@ def left_to_a_person(shops: Shops) -> None:
         shops.run("batch-0", roll_back_tables=False)
     except CkptError as error:
         refused = str(error)
-    assert "leaves to a person" in refused, refused
+    assert "leaves to you" in refused, refused
     shops.spark.sql("CALL " + refused.partition("CALL ")[2].partition(")")[0] + ")")
     shops.run("batch-0", files_per_batch=2, roll_back_tables=False)
 

@@ -35,7 +35,7 @@ SHOWN = {
 }
 
 REFUSALS = {
-    "others wrote": "To undo theirs as well, type: CALL lake.system.set_current_snapshot(",
+    "others wrote": "To undo theirs as well, run: CALL lake.system.set_current_snapshot(",
     "expired": "older snapshots have expired",
 }
 

@@ -145,8 +145,8 @@ def test_where_the_markers_stand_when_the_query_continues_with_batch_7(
     ("writers", "found", "message"),
     [
         (2, [marker(8), marker(7)], "has batches up to 8 of query query-1"),
-        (3, [marker(7), marker(6), None], r"Writers \[0\] .* start it once more with as many"),
-        (1, [marker(6), marker(7)], r"Writers \[1\] .* start it once more with as many"),
+        (3, [marker(7), marker(6), None], r"Writers \[0\] .* start it once with the same number"),
+        (1, [marker(6), marker(7)], r"Writers \[1\] .* start it once with the same number"),
         (2, [marker(7), None], "offsets.retention.minutes"),
     ],
 )

@@ -31,7 +31,7 @@ def test_java_home_goes_before_the_path(tmp_path: Path, text: str, version: int)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [('version "1.7.0_402"', "is Java 7, but Spark"), ("no idea", "does not say")]
+    ("text", "found"), [('version "1.7.0_402"', "is Java 7, but Spark"), ("no idea", "does not report")]
 )
 def test_a_java_that_spark_cannot_use_is_refused(tmp_path: Path, text: str, found: str) -> None:
     with pytest.raises(JavaNotFoundError, match=found):

@@ -74,7 +74,7 @@ def test_a_roll_back_that_is_left_to_a_person_is_refused_until_it_is_done(tmp_pa
         write_iceberg(tmp_path, [(QUERY, 0), (QUERY, 1)], name="v1.metadata.json", current=1)
     sink = sink_of(kind.format(tmp_path))
 
-    with pytest.raises(SinkRollbackError, match=r"leaves to a person.*Type: (RESTORE TABLE|CALL <catalog>)"):
+    with pytest.raises(SinkRollbackError, match=r"leaves to you.*Run: (RESTORE TABLE|CALL <catalog>)"):
         roll_back(sink, RollBack(0, query_id=QUERY, roll_back_tables=False), nullcontext)
     roll_back(sink, RollBack(1, query_id=QUERY, roll_back_tables=False), nullcontext)
 
@@ -130,7 +130,7 @@ def test_without_its_catalog_an_iceberg_table_is_known_by_its_newest_metadata(
         ("it has no newer batch", 4, Replay(2, QUERY), "EXACT", "holds no batch"),
         ("others have written since", 5, Replay(0, QUERY), "IRREVERSIBLE", "others have written snapshots 5 since"),
         ("others stay", 5, Replay(0, QUERY, keeps_query_id=False), "DUPLICATE", "not rolled back"),
-        ("a person does it", 4, Replay(0, QUERY, roll_back_tables=False), "IRREVERSIBLE", "leaves to a person"),
+        ("a person does it", 4, Replay(0, QUERY, roll_back_tables=False), "IRREVERSIBLE", "leaves to you"),
         ("it is empty", None, Replay(0, QUERY), "EXACT", "Snapshot 1 of the table"),
     ],
 )

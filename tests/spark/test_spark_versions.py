@@ -184,7 +184,7 @@ def test_jars_of_several_table_formats_are_one_setting(monkeypatch: pytest.Monke
     monkeypatch.setattr("pyspark.version.__version__", "4.1.4")
 
     assert spark_packages("delta", "iceberg") == ",".join(JARS["4.1"])
-    with pytest.raises(OptionError, match="'hudi' is no table format: use 'delta' or 'iceberg'"):
+    with pytest.raises(OptionError, match="'hudi' is not a table format: use 'delta' or 'iceberg'"):
         spark_packages("hudi")
 
 

@@ -131,7 +131,7 @@ def build_housekeeping_schedule(
         job=retention_job,
         cron_schedule=cron_schedule,
         default_status=default_status,
-        description="Finishes deletions that were cut off and removes bytes that no snapshot refers to.",
+        description="Finishes deletions that were interrupted and removes bytes that no snapshot refers to.",
     )
     def housekeeping_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
         return [_run_for(stream, context, "apply_retention") for stream in streams]

@@ -38,7 +38,7 @@ class BrowseStateConfigSchema(dg.Config):
     operator: str | None = Field(default=None, description=_OPERATOR)
     state: str | None = Field(default=None, description=_STATE)
     where: str | None = Field(
-        default=None, description="Only rows that meet this SQL condition on fields of the key, such as user_id = 7."
+        default=None, description="Only rows that match this SQL condition on fields of the key, such as user_id = 7."
     )
     limit: int = Field(default=DEFAULT_LIMIT, ge=0, le=1000, description=_LIMIT)
     write_to: str | None = Field(default=None, description=_WRITE_TO)

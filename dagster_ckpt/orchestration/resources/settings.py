@@ -144,7 +144,7 @@ class CheckpointSettings(dg.Config):
     roll_back_tables: bool = Field(
         default=CheckpointOptions.roll_back_tables,
         description="Roll Delta and Iceberg tables back to the batch that a start goes back to. If false, such a start "
-        "is refused with the commands for a person to type.",
+        "is refused, and the message has the commands to run.",
     )
     storage: str | None = Field(
         default=None,

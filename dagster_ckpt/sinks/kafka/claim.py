@@ -78,7 +78,7 @@ def _position(target: Transactions, found: Sequence[Marker | None], first: int) 
     if ahead > first:
         raise RowsAtRiskError(
             f"Topic {target.topic} has batches up to {ahead} of query {target.query_id}, and the query is about to "
-            f"write batch {first}: it went back, and a topic cannot. Nothing was written. {_WRITE_AGAIN}"
+            f"write batch {first}: the query was rewound, but a topic cannot be. Nothing was written. {_WRITE_AGAIN}"
         )
     if ahead < first:
         return first - 1
@@ -90,11 +90,11 @@ def _position(target: Transactions, found: Sequence[Marker | None], first: int) 
     if writers == target.writers and all(writer in known for writer in missing):
         return None
     raise RowsAtRiskError(
-        f"Writers {done} of topic {target.topic} have written their share of batch {first}, and it is not known that "
+        f"Writers {done} of topic {target.topic} have written their share of batch {first}, but it is unknown whether "
         f"writers {missing} can still write theirs. Nothing was written. "
         + (
-            f"The stream ran with {writers} writers: start it once more with as many, as {target.writers} would share "
-            "the rows differently."
+            f"The stream ran with {writers} writers: start it once with the same number, as {target.writers} would "
+            "divide the rows differently."
             if writers != target.writers
             else "Kafka deletes the offsets of a group that is unused for offsets.retention.minutes. Compare the topic "
             f"with the rows of the batch. {_WRITE_AGAIN}"

@@ -115,7 +115,10 @@ def _markers(place: KafkaPlace) -> list[Marker]:
             marker = Marker.of(group, committed.offset, committed.metadata)
             markers += [marker] if marker is not None else []
     except KafkaException as error:
-        raise StorageAccessError(f"Kafka at {place.servers} does not say which batches it has: {error}") from error
+        raise StorageAccessError(
+            f"Kafka at {place.servers} did not return the offsets of the sink's markers: {error}. "
+            "Start again when it answers."
+        ) from error
     return markers
 
 

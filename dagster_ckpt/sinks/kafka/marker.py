@@ -131,7 +131,7 @@ def refuse_others(target: Transactions, writer: int, marker: Marker | None) -> N
         raise OptionError(
             f"Transactions {target.id_of(writer)} on topic {target.topic} belong to deployment {marker.deployment}, "
             f"stream {marker.stream!r}, and this is deployment {target.deployment}, stream {target.stream!r}. Nothing "
-            "was written. Give the sink a kafka.transactional.id of its own."
+            "was written. Give the sink another kafka.transactional.id."
         )
     if marker.epoch > target.epoch:
         raise replaced(target, writer)

@@ -85,14 +85,14 @@ def _checked(target: Transactions, writer: int, batch: int, marker: Marker | Non
     """Whether the share is written already."""
     if marker is None:
         raise RowsAtRiskError(
-            f"The marker {target.id_of(writer)} of topic {target.topic} is gone. Nothing was written. Start the "
-            "stream again; somebody has deleted the consumer group."
+            f"The marker {target.id_of(writer)} of topic {target.topic} is missing: its consumer group was "
+            "deleted. Nothing was written. Start the stream again."
         )
     if marker.owner != target.owner:
         raise replaced(target, writer)
     if marker.batch not in (batch, batch - 1):
         raise RowsAtRiskError(
-            f"Writer {writer} of topic {target.topic} is at batch {marker.batch}, and batch {batch} is to be written. "
+            f"Writer {writer} of topic {target.topic} is at batch {marker.batch}, but batch {batch} is due. "
             "Nothing was written. Start the stream again."
         )
     return marker.batch == batch

@@ -23,7 +23,7 @@ class KafkaSink(Sink):
 
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
-    reason = "Kafka keeps no memory of batches: the records of the rewound ones are sent once more."
+    reason = "Kafka keeps no memory of batches: the records of the rewound ones are sent again."
     advice = "Let consumers drop repeated keys, or write with kafka_delivery(Semantic.EXACTLY_ONCE)."
 
     @classmethod
@@ -71,19 +71,19 @@ class TransactionalKafkaSink(Sink):
             return SinkForecast(
                 self.name,
                 SinkEffect.DUPLICATE,
-                f"The topic keeps batches {replay.to_batch + 1} to {last}, and gets their rows again.",
+                f"The topic keeps batches {replay.to_batch + 1} to {last}, and receives their rows again.",
                 "Let consumers drop repeated keys, or give the stream a new topic.",
             )
         if last == replay.in_flight:
             return SinkForecast(
-                self.name, SinkEffect.SKIP, f"The topic has batch {last}; exactly that is replayed and not written."
+                self.name, SinkEffect.SKIP, f"The topic has batch {last}; it is replayed, and not written again."
             )
         return SinkForecast(
             self.name,
             SinkEffect.IRREVERSIBLE,
-            f"The topic has batches {replay.to_batch + 1} to {last}, which cannot be taken back, and these rows would "
-            "be cut into other batches.",
-            "To let the topic have them a second time, name the snapshot or batch and start with new_query_id.",
+            f"The topic has batches {replay.to_batch + 1} to {last}, which cannot be removed, and the same rows would "
+            "be divided into other batches.",
+            "To write them a second time, start from a snapshot or batch-<n> with new_query_id.",
         )
 
     @property

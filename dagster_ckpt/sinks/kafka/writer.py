@@ -69,7 +69,9 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
         return writer
     source = str(described_field(writer._jwrite, "source")).lower()
     if source not in ("kafka", FOREACH_BATCH):
-        raise OptionError(f"kafka.transactional.id is an option of format kafka, and the query writes {source!r}.")
+        raise OptionError(
+            f"kafka.transactional.id is an option of format kafka, but the query writes {source!r}. Remove it."
+        )
     try:
         import confluent_kafka  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
@@ -108,7 +110,10 @@ class TransactionalBatches:
     def _transactions(self) -> Transactions:
         query_id = live_query_id(self._live)
         if query_id is None:
-            raise LiveDirectoryError(f"{self._live.url} does not say which query it belongs to.")
+            raise LiveDirectoryError(
+                f"{self._live.url} contains no query id, so its batches cannot be written exactly "
+                "once. Restore a snapshot."
+            )
         match = _LIVE_NAME.fullmatch(self._live.url)
         return Transactions(
             client=self._client,

@@ -248,5 +248,5 @@ def _check_in_flight(live: LiveDirectory, batch_id: int, carried: int | None, *,
     if now.offset == batch_id + 1 and stateful and cut(live, carry_in_flight=True).in_flight is None:
         raise LiveDirectoryError(
             f"{live.url}/{OFFSETS}/{now.offset} has another number of state partitions: an offline repartition was "
-            "cut off. Finish it, or restore a snapshot."
+            "interrupted. Finish it, or restore a snapshot."
         )

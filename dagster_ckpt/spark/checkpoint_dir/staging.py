@@ -204,7 +204,7 @@ class _Place:
             _remove_abandoned(root)
             return _Place._made(prefix=f".{root.name}{_MARK}", directory=root.parent)
         except FileNotFoundError as error:
-            raise LiveDirectoryError(f"{live.url} is gone, so no snapshot of it can be taken.") from error
+            raise LiveDirectoryError(f"{live.url} no longer exists, so no snapshot of it can be taken.") from error
         except OSError as error:
             raise StorageAccessError(
                 f"Cannot create a folder beside {live.url} to hold the files of a snapshot: {error}. Allow this "

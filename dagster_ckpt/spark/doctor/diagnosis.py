@@ -184,7 +184,7 @@ def diagnose(
         snapshot: A snapshot of this directory, to compare its files with if `deep`.
 
     Raises:
-        StorageAccessError: The directory cannot be reached, so nothing can be said of it.
+        StorageAccessError: The directory cannot be reached, so it cannot be examined.
     """
     if not live.exists():
         missing = error(Code.DIRECTORY_MISSING, "", f"{live.url} does not exist.")

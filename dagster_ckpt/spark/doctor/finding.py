@@ -70,7 +70,7 @@ class Code(StrEnum):
 
 
 _GO_BACK = "Start from the snapshot named below, or with start_from=batch-<n> from the batch it is good back to."
-_NOTHING = "Nothing needs to be done."
+_NOTHING = "No action is required."
 
 ADVICE: dict[Code, str] = {
     Code.DIRECTORY_MISSING: "Put the directory back, or start the stream: it restores its newest snapshot by itself.",

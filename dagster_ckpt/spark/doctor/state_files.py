@@ -87,8 +87,7 @@ def _elsewhere(subject: Subject, number: str) -> Iterator[Finding]:
                 Code.SCHEMA_PATH_ELSEWHERE,
                 path,
                 f"It names the state schema {schema}, which lies in another directory: a query started here "
-                "reads that one, "
-                "fails if it is gone, and may write there.",
+                "reads that one, fails if it does not exist, and may write there.",
             )
             return
 

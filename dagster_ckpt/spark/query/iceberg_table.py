@@ -87,7 +87,7 @@ class OpenIcebergTable:
             staged = str(uuid.uuid4())
             everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
             delete = self._table.newDelete().deleteFromRowFilter(everything)
-            # Staged first: a deletion commits on whatever is the newest metadata.
+            # Staged first: a deletion commits on the newest metadata, even if that is newer than ours.
             delete.set(mark, staged).stageOnly().commit()
             self._table.refresh()
             base = self._table.operations().current()

@@ -65,7 +65,7 @@ def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_bat
     Raises:
         StorageAccessError: The directory cannot be reached.
     """
-    unreadable = f"{live.url} does not say what lies between batch {to_batch} and batch {from_batch}"
+    unreadable = f"{live.url} does not record what is between batch {to_batch} and batch {from_batch}"
     try:
         with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):
             return _distance(live, earlier, from_batch, to_batch)

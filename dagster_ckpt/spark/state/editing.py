@@ -153,12 +153,12 @@ def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, af
             unasked = _other_keys(unasked, asked)
             written = left.select(KEY, VALUE).intersect(asked).count()
             if written != asked.distinct().count():
-                raise _wrong(name, f"{written} of the rows to write are there")
+                raise _wrong(name, f"only {written} of the rows to write exist")
             left = _other_keys(left, asked)
         if edit.edit.forget is not None and (kept := left.count() - _without(left, edit.edit.forget, KEY).count()):
             raise _wrong(name, f"{kept} rows that were to be forgotten are still there")
     if wrong := unasked.count():
-        raise _wrong(name, f"{wrong} rows differ that the edit does not name")
+        raise _wrong(name, f"{wrong} rows changed that the edit does not name")
 
 
 def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:
@@ -170,7 +170,7 @@ def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:
 
 def _wrong(name: StateName, what: str) -> StateRewriteError:
     return StateRewriteError(
-        f"The edited state {name} is not what was asked for: {what}. No savepoint was made. Please report this, with "
+        f"The edited state {name} does not match the edit: {what}. No savepoint was made. Please report this, with "
         "the versions of Spark and dagster-ckpt."
     )
 

@@ -100,7 +100,7 @@ class HeapStore:
 
 
 def _refuse(where: str, why: str) -> LiveDirectoryError:
-    return LiveDirectoryError(f"{where} is no file of heap state that can be read: {why}. Restore a snapshot.")
+    return LiveDirectoryError(f"{where} is not a readable file of heap state: {why}. Restore a snapshot.")
 
 
 def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:

@@ -75,8 +75,8 @@ def compare_rows(
         if was != now:
             what = f"{was.rows:,} rows before and {now.rows:,} after" if was.rows != now.rows else "other rows"
             raise StateRewriteError(
-                f"The rewritten state is not that of before: {store} has {what}. The new directory was deleted, and "
-                "the stream is unchanged. Please report this, with the versions of Spark and dagster-ckpt."
+                f"The rewritten state differs from the original: {store} has {what}. The new directory was deleted, "
+                "and the stream is unchanged. Please report this, with the versions of Spark and dagster-ckpt."
             )
         found[store] = now
     return found

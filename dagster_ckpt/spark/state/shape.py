@@ -126,8 +126,8 @@ def _why_not(stored: StoredState, wanted: StateShape) -> str | None:
         return "Spark 3.5 wrote it without metadata of its operators. Run the query for one batch on this Spark first."
     if JOIN in stored.operators and int(stored.settings.get(_JOIN_FORMAT, "2")) > _NEWEST_JOIN_FORMAT:
         return (
-            f"Spark's StateRewriter damages join state of format v{stored.settings[_JOIN_FORMAT]}: it takes several "
-            "values of a key for one."
+            f"Spark's StateRewriter damages join state of format v{stored.settings[_JOIN_FORMAT]}: it treats "
+            "several values of a key as one."
         )
     if replace(stored.shape, partitions=wanted.partitions) != wanted and LIMIT in stored.operators:
         return "Spark cannot read the counter of a limit, so its state is only copied as it is."

@@ -94,7 +94,7 @@ def refuse_existing(target: LiveDirectory) -> None:
         RestoreError: It exists.
     """
     if target.exists():
-        raise RestoreError(f"{target.url} exists already. A rewrite of state needs a directory of its own.")
+        raise RestoreError(f"{target.url} exists already. A rewrite of state needs a new directory.")
 
 
 def write_skeleton(

@@ -76,7 +76,10 @@ class _RowsForSpark:
     def _rows(self, offered: Any) -> Any:
         named = _STORE_IN_PLAN.search(offered.queryExecution().analyzed().toString())
         if named is None:
-            raise StateRewriteError("Spark's StateRewriter does not say which state store it is about to write.")
+            raise StateRewriteError(
+                "The plan of Spark's StateRewriter does not name the state store that it "
+                "is about to write. Use a release of Apache Spark."
+            )
         rows = self._rows_of(int(named[1]), named[2])
         if rows._jdf.schema().equals(offered.schema()):
             return rows._jdf

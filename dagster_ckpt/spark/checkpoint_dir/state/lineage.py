@@ -44,7 +44,7 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
     """
     with reading(
         lambda why: LiveDirectoryError(
-            f"{where} has no lineage that can be read: {why}. Set spark.sql.streaming.stateStore.compression.codec "
+            f"{where} has no readable lineage: {why}. Set spark.sql.streaming.stateStore.compression.codec "
             "to lz4 (Spark's default) before the query's first batch; if it is, the file is damaged: restore "
             "a snapshot."
         )

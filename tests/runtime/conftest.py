@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime import start as starting
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamHandle
+from tests.support.as_writer import as_writer
+from tests.support.played_query import PlayedQuery, Stage
+from tests.support.retention_shelf import Shelf
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +27,33 @@ def a_start_that_polls_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     A test about a start that is stopped sets its own interval.
     """
     monkeypatch.setattr(starting, "REQUEST_POLL_MS", 3_600_000)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
+
+    def make(*queries: PlayedQuery | Exception, restart: Any = None) -> Stage:
+        stream = StreamHandle(
+            stream_id="orders",
+            name="orders",
+            asset_key="orders",
+            catalog=catalog,
+            store=open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots"), "orders"),
+            options=CheckpointConfig().options,
+            restart=restart or RestartStrategies.no_restart(),
+            live_root=str(tmp_path / "live"),
+        )
+        return Stage(stream, list(queries))
+
+    yield make
+    catalog.close()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    """A stream that has run before, so that it may be asked for snapshots at once."""
+    shelf = Shelf.at(tmp_path)
+    as_writer(shelf.stream.catalog).executions.heartbeat("first", {"batch_id": 0, "sinks": ["ConsoleSink"]})
+    yield shelf
+    shelf.stream.catalog.close()

@@ -14,12 +14,12 @@ from urllib.parse import unquote
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt import Client, run_stream
 from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
 from dagster_ckpt.sinks import delta_commit
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.sink import RollBack
-from tests.support.small_spark import SETTINGS, lay_file
+from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, tell
+from tests.support.small_spark import SETTINGS
 
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -28,56 +28,16 @@ DELTA = {
 }
 
 
-class Shops:
-    """Each file names a new shop and the one before: the table gets each shop once, if the state is whole."""
+class DeltaShops(Shops):
+    """Shops in a Delta table."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark, self.folder, self.fed = spark, folder, 0
-        (folder / "landing").mkdir(parents=True)
+        super().__init__(spark, folder)
         self.table = f"{folder}/table"
-        self.places = {
-            "catalog": f"sqlite:///{folder}/catalog.db",
-            "storage": f"file://{folder}/snapshots",
-            "live_root": f"{folder}/live",
-        }
 
-    def feed(self, files: int) -> None:
-        for number in range(self.fed, self.fed + files):
-            lay_file(self.folder / "landing", number, [{"shop": number}, {"shop": max(0, number - 1)}])
-        self.fed += files
-
-    def run(self, start_from: str = "latest", *, files_per_batch: int = 1) -> None:
-        def query(spark: SparkSession) -> DataStreamWriter:
-            rows = spark.readStream.schema("shop long").option("maxFilesPerTrigger", files_per_batch)
-            shops = rows.json(f"{self.folder}/landing").dropDuplicates(["shop"])
-            return shops.writeStream.format("delta").option("path", self.table).trigger(availableNow=True)
-
-        run_stream(
-            "shops",
-            query,
-            **self.places,
-            spark=self.spark,
-            start_from=start_from,
-            discard_state=start_from == "empty",
-        )
-
-    def savepoint(self, label: str) -> None:
-        with Client(**self.places) as client:
-            client.trigger_savepoint("shops", label=label)
-
-    def lose_the_directory(self) -> None:
-        for live in (self.folder / "live/shops").glob("live-*"):
-            shutil.rmtree(live)
-
-    def lose_the_last_commit(self, *, state_too: bool) -> None:
-        """As if the query had been killed after the table had the batch, and before its commit."""
-        (live,) = (self.folder / "live/shops").glob("live-*")
-        newest = max(int(path.name) for path in (live / "commits").iterdir() if path.name.isdecimal())
-        for path in (live / "commits" / str(newest), live / "commits" / f".{newest}.crc"):
-            path.unlink(missing_ok=True)
-        if state_too:
-            for path in [*(live / "state").rglob(f"{newest + 1}.delta"), *(live / "state").rglob(f"{newest + 1}.zip")]:
-                path.unlink()
+    def writer(self, spark: SparkSession, files_per_batch: int) -> DataStreamWriter:
+        shops = self.shops(spark, files_per_batch)
+        return shops.writeStream.format("delta").option("path", self.table).trigger(availableNow=True)
 
     def actions(self, kind: str) -> list[dict[str, Any]]:
         """The actions of a kind in the table's log, oldest first."""
@@ -93,34 +53,13 @@ class Shops:
         }
 
 
-def lost_directory(shops: Shops) -> None:
-    shops.feed(3)
-    shops.run()
-    shops.savepoint("three")
-    shops.feed(3)
-    shops.run()
-    shops.lose_the_directory()
-    # Cut otherwise than the first time: a batch number now stands for other rows.
-    shops.run(files_per_batch=3)
-
-
-def back_and_forth(shops: Shops) -> None:
-    shops.feed(4)
-    shops.run()
-    shops.savepoint("four")
-    shops.run("batch-1", files_per_batch=2)
-    shops.run("four")
-    shops.feed(1)
-    shops.run()
-
-
-def from_nothing(shops: Shops) -> None:
+def from_nothing(shops: DeltaShops) -> None:
     shops.feed(3)
     shops.run()
     shops.run("empty", files_per_batch=2)
 
 
-def killed_after_the_restore(shops: Shops) -> None:
+def killed_after_the_restore(shops: DeltaShops) -> None:
     shops.feed(3)
     shops.run()
     rolls_back = DeltaTable.roll_back
@@ -139,22 +78,14 @@ def killed_after_the_restore(shops: Shops) -> None:
     shops.run(files_per_batch=2)
 
 
-def in_flight(shops: Shops, *, state_too: bool) -> None:
-    shops.feed(3)
-    shops.run()
-    shops.lose_the_last_commit(state_too=state_too)
-    shops.feed(1)
-    shops.run(files_per_batch=2)
-
-
-def others_wrote(shops: Shops) -> None:
+def others_wrote(shops: DeltaShops) -> None:
     shops.feed(3)
     shops.run()
     shops.spark.createDataFrame([(100,)], "shop long").write.format("delta").mode("append").save(shops.table)
     shops.run("batch-0")
 
 
-def optimized(shops: Shops) -> None:
+def optimized(shops: DeltaShops) -> None:
     shops.feed(3)
     shops.run()
     shops.spark.sql(f"OPTIMIZE delta.`{shops.table}`")
@@ -164,7 +95,7 @@ def optimized(shops: Shops) -> None:
 class FormerHolder:
     """A start that was paused in its roll-back to batch 0, for so long that a successor has taken its lease."""
 
-    def __init__(self, shops: Shops, step: str, successor: Callable[[], None]) -> None:
+    def __init__(self, shops: DeltaShops, step: str, successor: Callable[[], None]) -> None:
         self.shops, self.step, self.successor, self.lost = shops, step, successor, False
 
     def pauses(self, step: str) -> None:
@@ -201,7 +132,7 @@ class FormerHolder:
         return "rolled back"
 
 
-def paused_in_its_roll_back(shops: Shops) -> list[str]:
+def paused_in_its_roll_back(shops: DeltaShops) -> list[str]:
     def goes_on() -> None:
         shops.feed(1)
         shops.run()
@@ -218,7 +149,7 @@ def paused_in_its_roll_back(shops: Shops) -> list[str]:
     return [f"{holder.step}: {holder.roll_back()}" for holder in holders]
 
 
-SCENARIOS: dict[str, Callable[[Shops], list[str] | None]] = {
+SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
     "lost directory": lost_directory,
     "back and forth": back_and_forth,
     "from nothing": from_nothing,
@@ -289,16 +220,16 @@ def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
     for name, play in SCENARIOS.items():
         if only and name not in only:
             continue
-        shops = Shops(spark, folder / name.replace(" ", "-").replace(",", ""))
+        shops = DeltaShops(spark, folder / name.replace(" ", "-").replace(",", ""))
         refused, ended = None, None
         try:
             ended = play(shops)
         except CkptError as error:
             refused = f"{type(error).__name__}: {error}"
-        print("TOLD", json.dumps({"scenario": name, "refused": refused, "ended": ended, **shops.told()}), flush=True)
+        tell({"scenario": name, "refused": refused, "ended": ended, **shops.told()})
     if not only or "compared" in only:
         for found in compare_with_sql(spark, folder / "compared"):
-            print("TOLD", json.dumps(found), flush=True)
+            tell(found)
     spark.stop()
 
 

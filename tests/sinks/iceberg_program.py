@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,14 +12,15 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt import CheckpointConfig, Client, run_stream, to_table
+from dagster_ckpt import Client, to_table
 from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
 from tests.support.iceberg_rest import iceberg_rest_catalog
-from tests.support.small_spark import SETTINGS, lay_file
+from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, tell
+from tests.support.small_spark import SETTINGS
 
 HADOOP, JDBC, REST, FOLDER = "lake", "books", "rest", "folder"
 
@@ -49,21 +49,15 @@ def once(rows: DataFrame) -> DataFrame:
     return rows.dropDuplicates(["shop"])
 
 
-class Shops:
-    """Each file names a new shop and the one before: the table gets each shop once, if the state is whole."""
+class IcebergShops(Shops):
+    """Shops in an Iceberg table of one kind of catalog."""
 
     def __init__(self, spark: SparkSession, folder: Path, catalog: str) -> None:
-        self.spark, self.folder, self.fed = spark, folder, 0
-        (folder / "landing").mkdir(parents=True)
+        super().__init__(spark, folder)
         name = folder.name.replace("-", "_")
         self.catalog = catalog
         self.table = f"{folder}/table" if catalog == FOLDER else f"{catalog}.db.{name}"
         self.sql = f"{HADOOP}.`{self.table}`" if catalog == FOLDER else self.table
-        self.places = {
-            "catalog": f"sqlite:///{folder}/catalog.db",
-            "storage": f"file://{folder}/snapshots",
-            "live_root": f"{folder}/live",
-        }
         if catalog == FOLDER:
             schema = spark.createDataFrame([], "shop long").schema
             jvm: Any = spark._jvm
@@ -78,31 +72,13 @@ class Shops:
             # The others are created by the query.
             spark.sql(f"CREATE TABLE {self.table} (shop long) USING iceberg")
 
-    def feed(self, files: int) -> None:
-        for number in range(self.fed, self.fed + files):
-            lay_file(self.folder / "landing", number, [{"shop": number}, {"shop": max(0, number - 1)}])
-        self.fed += files
-
-    def run(self, start_from: str = "latest", *, files_per_batch: int = 1, roll_back_tables: bool = True) -> None:
-        def query(spark: SparkSession) -> DataStreamWriter:
-            if self.catalog == REST:
-                return self.in_yaml(files_per_batch)(spark)
-            rows = spark.readStream.schema("shop long").option("maxFilesPerTrigger", files_per_batch)
-            shops = rows.json(f"{self.folder}/landing").dropDuplicates(["shop"])
-            writer = shops.writeStream.format("iceberg").trigger(availableNow=True)
-            if self.catalog in (FOLDER, HADOOP):
-                return writer.option("path", self.table)
-            return to_table(writer, self.table)
-
-        run_stream(
-            "shops",
-            query,
-            **self.places,
-            spark=self.spark,
-            start_from=start_from,
-            discard_state=start_from == "empty",
-            checkpointing=CheckpointConfig(roll_back_tables=roll_back_tables),
-        )
+    def writer(self, spark: SparkSession, files_per_batch: int) -> DataStreamWriter:
+        if self.catalog == REST:
+            return self.in_yaml(files_per_batch)(spark)
+        writer = self.shops(spark, files_per_batch).writeStream.format("iceberg").trigger(availableNow=True)
+        if self.catalog in (FOLDER, HADOOP):
+            return writer.option("path", self.table)
+        return to_table(writer, self.table)
 
     def in_yaml(self, files_per_batch: int) -> Callable[[SparkSession], DataStreamWriter]:
         """The same query as the component reads it."""
@@ -118,23 +94,6 @@ class Shops:
         sink = Sink(format="iceberg", table=self.table)
         once = Transform(function="tests.sinks.iceberg_program:once")
         return described("shops", [landing], once, sink, Trigger(available_now=True))
-
-    def savepoint(self, label: str) -> None:
-        with Client(**self.places) as client:
-            client.trigger_savepoint("shops", label=label)
-
-    def lose_the_directory(self) -> None:
-        for live in (self.folder / "live/shops").glob("live-*"):
-            shutil.rmtree(live)
-
-    def lose_the_last_commit(self) -> None:
-        """As if the query had been killed after the table had the batch, and before its commit."""
-        (live,) = (self.folder / "live/shops").glob("live-*")
-        newest = max(int(path.name) for path in (live / "commits").iterdir() if path.name.isdecimal())
-        for path in (live / "commits" / str(newest), live / "commits" / f".{newest}.crc"):
-            path.unlink(missing_ok=True)
-        for path in [*(live / "state").rglob(f"{newest + 1}.delta"), *(live / "state").rglob(f"{newest + 1}.zip")]:
-            path.unlink()
 
     @property
     def sink(self) -> IcebergTable:
@@ -160,42 +119,13 @@ class Shops:
         }
 
 
-def lost_directory(shops: Shops) -> None:
-    shops.feed(3)
-    shops.run()
-    shops.savepoint("three")
-    shops.feed(3)
-    shops.run()
-    shops.lose_the_directory()
-    # Cut otherwise than the first time: a batch number now stands for other rows.
-    shops.run(files_per_batch=3)
-
-
-def back_and_forth(shops: Shops) -> None:
-    shops.feed(4)
-    shops.run()
-    shops.savepoint("four")
-    shops.run("batch-1", files_per_batch=2)
-    shops.run("four")
-    shops.feed(1)
-    shops.run()
-
-
-def from_nothing(shops: Shops) -> None:
+def from_nothing(shops: IcebergShops) -> None:
     shops.feed(3)
     shops.run()
     shops.run("empty", files_per_batch=2)
     shops.savepoint("second")
     shops.run("empty", files_per_batch=3)
     shops.run("second")
-
-
-def in_flight(shops: Shops) -> None:
-    shops.feed(3)
-    shops.run()
-    shops.lose_the_last_commit()
-    shops.feed(1)
-    shops.run(files_per_batch=2)
 
 
 @contextmanager
@@ -208,7 +138,7 @@ def patched(owner: type, name: str, made: Callable[..., Any]) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def killed(shops: Shops, *, after: bool) -> None:
+def killed(shops: IcebergShops, *, after: bool) -> None:
     def dies(move: Callable[..., bool], *args: Any) -> None:
         if after:
             move(*args)
@@ -221,14 +151,14 @@ def killed(shops: Shops, *, after: bool) -> None:
     shops.run(files_per_batch=2)
 
 
-def others_wrote(shops: Shops) -> None:
+def others_wrote(shops: IcebergShops) -> None:
     shops.feed(3)
     shops.run()
     shops.spark.createDataFrame([(100,)], "shop long").writeTo(shops.sql).append()
     shops.run("batch-0")
 
 
-def compacted(shops: Shops) -> None:
+def compacted(shops: IcebergShops) -> None:
     shops.feed(3)
     shops.run()
     shops.spark.sql(
@@ -238,7 +168,7 @@ def compacted(shops: Shops) -> None:
     shops.run("batch-0", files_per_batch=2)
 
 
-def expired(shops: Shops) -> None:
+def expired(shops: IcebergShops) -> None:
     shops.feed(3)
     shops.run()
     shops.spark.sql(
@@ -248,7 +178,7 @@ def expired(shops: Shops) -> None:
     shops.run("batch-0")
 
 
-def left_to_a_person(shops: Shops) -> None:
+def left_to_a_person(shops: IcebergShops) -> None:
     shops.feed(3)
     shops.run()
     try:
@@ -260,7 +190,7 @@ def left_to_a_person(shops: Shops) -> None:
     shops.run("batch-0", files_per_batch=2, roll_back_tables=False)
 
 
-def paused(shops: Shops, *, successor: Callable[[Shops], None]) -> None:
+def paused(shops: IcebergShops, *, successor: Callable[[IcebergShops], None]) -> None:
     """A process is stopped right before its commit; its successor starts; then the process goes on."""
 
     def lost() -> Any:
@@ -292,24 +222,24 @@ def paused(shops: Shops, *, successor: Callable[[Shops], None]) -> None:
     raise AssertionError("it was not stopped")
 
 
-def goes_on(shops: Shops) -> None:
+def goes_on(shops: IcebergShops) -> None:
     shops.run("three")
 
 
-def goes_back_and_on(shops: Shops) -> None:
+def goes_back_and_on(shops: IcebergShops) -> None:
     shops.run("batch-1", files_per_batch=2)
     shops.feed(1)
     shops.run()
 
 
-SCENARIOS: dict[str, tuple[str, Callable[[Shops], None]]] = {
+SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {
     "lost directory": (HADOOP, lost_directory),
     "lost directory, to a table": (JDBC, lost_directory),
     "lost directory, by REST": (REST, lost_directory),
     "back and forth": (JDBC, back_and_forth),
     "from nothing": (JDBC, from_nothing),
     "from nothing, by REST": (REST, from_nothing),
-    "in flight": (HADOOP, in_flight),
+    "in flight": (HADOOP, lambda shops: in_flight(shops, state_too=True)),
     "killed before the roll-back": (JDBC, lambda shops: killed(shops, after=False)),
     "killed after the roll-back": (JDBC, lambda shops: killed(shops, after=True)),
     "others wrote": (HADOOP, others_wrote),
@@ -336,13 +266,13 @@ def play_all(spark: SparkSession, folder: Path, only: Sequence[str]) -> None:
     for name, (catalog, play) in SCENARIOS.items():
         if only and name not in only:
             continue
-        shops = Shops(spark, folder / name.replace(" ", "_").replace(",", "").replace("-", "_"), catalog)
+        shops = IcebergShops(spark, folder / name.replace(" ", "_").replace(",", "").replace("-", "_"), catalog)
         refused = None
         try:
             play(shops)
         except Exception as error:  # noqa: BLE001 - the other scenarios are played as well
             refused = f"{type(error).__name__}: {error}"
-        print("TOLD", json.dumps({"scenario": name, "refused": refused, **shops.told()}), flush=True)
+        tell({"scenario": name, "refused": refused, **shops.told()})
 
 
 if __name__ == "__main__":

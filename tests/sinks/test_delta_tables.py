@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagster_ckpt.spark.versions import installed_release
 from tests.support.maven import from_maven
+from tests.support.shop_tables import play
 
-ROOT = Path(__file__).parents[2]
 VERSION = "4.4.0"
 BUILT_FOR = "4.1"
 SHOWN = {
@@ -42,19 +37,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("delta")
     for name in (f"delta-spark_{BUILT_FOR}_2.13", "delta-storage"):
         from_maven(folder / "jars", ("io.delta", name, VERSION), "master")
-    jars = ",".join(sorted(str(path) for path in (folder / "jars").glob("*.jar")))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sinks.delta_program", str(folder / "streams"), jars],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = [json.loads(line.removeprefix("TOLD ")) for line in done.stdout.splitlines() if line.startswith("TOLD ")]
-    return {line["scenario"]: line for line in lines}
+    return play("tests.sinks.delta_program", folder / "streams", folder / "jars")
 
 
 @pytest.mark.parametrize("scenario", SHOWN)

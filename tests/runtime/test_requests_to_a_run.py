@@ -1,0 +1,325 @@
+"""Requests to stop a run or to take a snapshot: answered once, withdrawn, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.errors import (
+    CatalogError,
+    NothingCommittedError,
+    RequestFailedError,
+)
+from dagster_ckpt.operations import lifecycle, requests, snapshots
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime import start as starting
+from dagster_ckpt.runtime import supervision
+from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.stream.handle import monotonic_ms
+from tests.support.played_query import PlayedQuery, Stage
+from tests.support.retention_shelf import Shelf
+
+ORIGIN = "a test"
+
+
+def test_a_cancel_and_a_suspend_end_a_run_that_has_not_committed_a_batch(stage: Callable[..., Stage]) -> None:
+    for kind, end in ((RequestKind.CANCEL, EndKind.CANCEL_REQUESTED), (RequestKind.SUSPEND, EndKind.SUSPENDED)):
+        play = stage(PlayedQuery())
+        play.stream.register()
+        request = play.stream.catalog.requests.submit("orders", kind, origin="a test")
+
+        assert play.run().end.kind is end
+        assert play.stream.catalog.requests.get(request.request_id).status is RequestStatus.COMPLETED
+
+
+def test_a_savepoint_of_a_stream_that_has_not_run_yet_is_refused(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.stream.register()
+
+    with pytest.raises(NothingCommittedError, match="never ran"):
+        snapshots.trigger_savepoint(play.stream, origin=ORIGIN)
+
+    assert play.stream.catalog.snapshots.of_stream("orders") == []
+
+
+@pytest.mark.parametrize(
+    "ask", [lifecycle.stop_with_savepoint, lifecycle.cancel, lifecycle.suspend, snapshots.trigger_checkpoint]
+)
+def test_what_only_a_running_stream_can_do_is_refused_of_one_that_does_not_run(
+    stage: Callable[..., Stage], ask: Callable[..., object]
+) -> None:
+    play = stage()
+    play.stream.register()
+
+    with pytest.raises(RequestFailedError, match="is not running"):
+        ask(play.stream, origin=ORIGIN)
+
+    assert play.stream.catalog.requests.pending("orders") == []
+
+
+def asked_to_stop(shelf: Shelf) -> str:
+    request = shelf.stream.catalog.requests.submit("orders", RequestKind.STOP_WITH_SAVEPOINT, origin="a test")
+    return request.request_id
+
+
+def test_a_stop_whose_savepoint_is_complete_only_after_its_time_has_failed_and_the_query_goes_on(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = shelf.stream.store.write_savepoint
+    passed_ms = [0]
+
+    def late(*args: Any, should_abort: Callable[[], bool], **how: Any) -> Any:
+        passed_ms[0] = shelf.stream.options.timeout_ms
+        while not should_abort():
+            pass
+        return write(*args, should_abort=lambda: False, **how)
+
+    monkeypatch.setattr(shelf.stream.store, "write_savepoint", late)
+    monkeypatch.setattr(supervision, "monotonic_ms", lambda: monotonic_ms() + passed_ms[0])
+    play = Stage(shelf.stream, [PlayedQuery(), PlayedQuery(ends=True)])
+    request_id = asked_to_stop(shelf)
+
+    outcome = play.run()
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert len(play.started_in) == 2
+    assert "completed too late" in " ".join(play.reports)
+    assert shelf.stream.catalog.requests.get(request_id).status is RequestStatus.FAILED
+
+
+def test_a_stop_with_a_savepoint_is_answered_once_a_kill_could_not_bring_the_stream_back(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = shelf.stream.catalog
+    resolve, recorded = catalog.requests.resolve, []
+
+    def tell(*args: Any, **how: Any) -> bool:
+        recorded.append([(each.status, each.settled) for each in catalog.executions.of_stream("orders", limit=1)])
+        return resolve(*args, **how)
+
+    monkeypatch.setattr(catalog.requests, "resolve", tell)
+    asked_to_stop(shelf)
+
+    Stage(shelf.stream, [PlayedQuery()]).run()
+
+    assert recorded == [[(ExecutionStatus.FINISHED, False)]]
+
+
+STOPS = [(RequestKind.CANCEL, ExecutionStatus.CANCELED), (RequestKind.SUSPEND, ExecutionStatus.SUSPENDED)]
+
+
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_stop_is_answered_and_recorded_together_or_not_at_all(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+) -> None:
+    catalog, answers = shelf.stream.catalog, []
+    executions: Any = catalog.executions
+    end = executions._end
+
+    def broken(*_args: Any, **_how: Any) -> None:
+        executions._end = end
+        answers.append(catalog.requests.get(request.request_id).status)
+        raise CatalogError("the connection broke")
+
+    request = catalog.requests.submit("orders", kind, origin="a test")
+    monkeypatch.setattr(executions, "_end", broken)
+
+    def look() -> bool:
+        answers.append(catalog.requests.get(request.request_id).status)
+        return False
+
+    Stage(shelf.stream, [PlayedQuery()]).run(interrupted=look)
+
+    assert set(answers) == {RequestStatus.PENDING}
+    assert catalog.requests.get(request.request_id).status is RequestStatus.COMPLETED
+    # Of what is suspended everything is kept, so nothing is left to settle.
+    latest = catalog.executions.latest("orders")
+    assert latest is not None
+    assert (latest.status, latest.settled) == (status, kind is RequestKind.SUSPEND)
+
+
+def withdrawn_just_before(shelf: Shelf, method: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Withdraw a request between its being read and its being carried out."""
+    catalog = shelf.stream.catalog
+    executions: Any = catalog.executions
+    carry_out, withdrawn = getattr(executions, method), list[str]()
+
+    def too_late(*args: Any, request_id: str | None = None, **how: Any) -> bool:
+        if request_id is not None and catalog.requests.withdraw(request_id):
+            withdrawn.append(request_id)
+        return bool(carry_out(*args, request_id=request_id, **how))
+
+    monkeypatch.setattr(executions, method, too_late)
+    return withdrawn
+
+
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_stop_that_is_withdrawn_before_it_is_carried_out_stops_nothing(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+) -> None:
+    withdrawn = withdrawn_just_before(shelf, "end", monkeypatch)
+    request = shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run(interrupted=lambda: bool(withdrawn))
+
+    assert withdrawn == [request.request_id]
+    assert outcome.end.kind is EndKind.INTERRUPTED
+
+
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_stop_that_is_withdrawn_while_the_stream_starts_lets_it_start(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+) -> None:
+    monkeypatch.setattr(starting, "REQUEST_POLL_MS", 0)
+    withdrawn = withdrawn_just_before(shelf, "end", monkeypatch)
+    request = shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
+    play = Stage(shelf.stream, [PlayedQuery(ends=True)])
+
+    outcome = play.run()
+
+    assert withdrawn == [request.request_id]
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert len(play.started_in) == 1
+
+
+def test_a_stop_that_is_withdrawn_between_two_restarts_lets_it_restart(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    withdrawn = withdrawn_just_before(shelf, "stopped", monkeypatch)
+    shelf.stream = replace(shelf.stream, restart=RestartStrategies.fixed_delay_restart(1, 0))
+    requests: Any = shelf.stream.catalog.requests
+    play = Stage(shelf.stream, [PlayedQuery(error="failure"), PlayedQuery(ends=True)])
+    pending = requests.pending
+
+    def asked_between(stream_id: str) -> Any:
+        if play.reports and play.reports[-1].startswith("Restarting") and not withdrawn:
+            requests.submit("orders", RequestKind.CANCEL, origin="a test")
+        return pending(stream_id)
+
+    monkeypatch.setattr(requests, "pending", asked_between)
+
+    outcome = play.run()
+
+    assert len(withdrawn) == 1
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+
+
+def test_a_stop_with_a_savepoint_that_is_asked_for_during_a_start_is_refused_at_once(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the first batch of the query, which a long restore puts off by hours."""
+    monkeypatch.setattr(starting, "REQUEST_POLL_MS", 0)
+    requests: Any = shelf.stream.catalog.requests
+    before, asked = asked_to_stop(shelf), list[str]()
+    access = shelf.stream.store.check_access
+
+    def ask_during_the_start() -> None:
+        asked.append(asked_to_stop(shelf))
+        access()
+
+    monkeypatch.setattr(shelf.stream.store, "check_access", ask_during_the_start)
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run()
+
+    refused = requests.get(asked[0])
+    assert refused.status is RequestStatus.FAILED
+    assert refused.error.startswith("NOT_ALL_REQUIRED_TASKS_RUNNING: Stream 'orders' is still starting")
+    # One that waited for the stream to be started is carried out.
+    assert requests.get(before).status is RequestStatus.COMPLETED
+    assert outcome.end.kind is EndKind.FINISHED
+
+
+def test_a_refusal_that_the_catalog_does_not_take_holds_nothing_up(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = shelf.stream.catalog.requests
+    resolve, left = recorded.resolve, [1]
+
+    def away_once(*args: Any, **how: Any) -> bool:
+        if left:
+            raise CatalogError(f"the database is away, {left.pop()}")
+        return resolve(*args, **how)
+
+    monkeypatch.setattr(recorded, "resolve", away_once)
+    first, second = asked_to_stop(shelf), asked_to_stop(shelf)
+
+    outcome = Stage(shelf.stream, [PlayedQuery()]).run()
+
+    assert outcome.end.kind is EndKind.FINISHED
+    assert recorded.get(first).status is RequestStatus.COMPLETED
+    # There is one stop at a time.
+    assert recorded.get(second).status is RequestStatus.FAILED
+
+
+def test_what_nobody_waits_for_any_more_is_not_done_later(shelf: Shelf) -> None:
+    def interrupted() -> str | None:
+        raise KeyboardInterrupt
+
+    request = shelf.stream.catalog.requests.get(asked_to_stop(shelf))
+    with pytest.raises(KeyboardInterrupt):
+        requests.await_answer(shelf.stream, request, timeout_s=60, abort_reason=interrupted)
+
+    assert shelf.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
+
+
+def test_what_somebody_else_has_taken_back_is_not_waited_for(shelf: Shelf) -> None:
+    recorded = shelf.stream.catalog.requests
+    request = recorded.get(asked_to_stop(shelf))
+    recorded.withdraw(request.request_id)
+
+    with pytest.raises(RequestFailedError, match="it was withdrawn"):
+        requests.await_answer(shelf.stream, request, timeout_s=60)
+
+
+def test_a_stop_whose_answer_from_the_catalog_was_lost_stops_the_query_all_the_same(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = stage(PlayedQuery())
+    catalog = play.stream.catalog
+    play.stream.register()
+    request = catalog.requests.submit("orders", RequestKind.SUSPEND, origin="a test")
+    end = catalog.executions.end
+
+    def and_no_answer(*args: Any, **how: Any) -> None:
+        monkeypatch.setattr(catalog.executions, "end", end)
+        end(*args, **how)
+        raise CatalogError("the connection was closed")
+
+    monkeypatch.setattr(catalog.executions, "end", and_no_answer)
+    since = monotonic_ms()
+
+    outcome = play.run(interrupted=lambda: monotonic_ms() > since + 5_000)
+
+    assert outcome.end.kind is EndKind.SUSPENDED
+    assert catalog.requests.get(request.request_id).status is RequestStatus.COMPLETED
+    assert play.ends() == [(ExecutionStatus.SUSPENDED, StartCause.MANUAL, True)]
+
+
+def test_so_does_one_between_two_restarts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    play = stage(PlayedQuery(error="failure"), restart=RestartStrategies.fixed_delay_restart(5, 3_600_000))
+    catalog = play.stream.catalog
+    stopped = catalog.executions.stopped
+
+    def and_no_answer(*args: Any, **how: Any) -> None:
+        monkeypatch.setattr(catalog.executions, "stopped", stopped)
+        stopped(*args, **how)
+        raise CatalogError("the connection was closed")
+
+    def ask_once() -> bool:
+        if not asked and play.reports and "failure" in " ".join(play.reports):
+            monkeypatch.setattr(catalog.executions, "stopped", and_no_answer)
+            asked.append(catalog.requests.submit("orders", RequestKind.CANCEL, origin="a test").request_id)
+            since.append(monotonic_ms())
+        return bool(since) and monotonic_ms() > since[0] + 5_000
+
+    asked: list[str] = []
+    since: list[int] = []
+
+    outcome = play.run(interrupted=ask_once)
+
+    assert outcome.end.kind is EndKind.CANCEL_REQUESTED
+    assert catalog.requests.get(asked[0]).status is RequestStatus.COMPLETED

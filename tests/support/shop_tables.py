@@ -1,0 +1,126 @@
+"""Streams into real tables: the query, its losses, the scenarios of every table format, and how a test plays them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt import CheckpointConfig, Client, run_stream
+from tests.support.small_spark import lay_file
+
+ROOT = Path(__file__).parents[2]
+_MARK = "TOLD "
+
+
+class Shops:
+    """Each file names a new shop and the one before: the table gets each shop once, if the state is whole."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder, self.fed = spark, folder, 0
+        (folder / "landing").mkdir(parents=True)
+        self.places = {
+            "catalog": f"sqlite:///{folder}/catalog.db",
+            "storage": f"file://{folder}/snapshots",
+            "live_root": f"{folder}/live",
+        }
+
+    def writer(self, spark: SparkSession, files_per_batch: int) -> DataStreamWriter:
+        """The query, with its table."""
+        raise NotImplementedError
+
+    def shops(self, spark: SparkSession, files_per_batch: int) -> DataFrame:
+        rows = spark.readStream.schema("shop long").option("maxFilesPerTrigger", files_per_batch)
+        return rows.json(f"{self.folder}/landing").dropDuplicates(["shop"])
+
+    def feed(self, files: int) -> None:
+        for number in range(self.fed, self.fed + files):
+            lay_file(self.folder / "landing", number, [{"shop": number}, {"shop": max(0, number - 1)}])
+        self.fed += files
+
+    def run(self, start_from: str = "latest", *, files_per_batch: int = 1, roll_back_tables: bool = True) -> None:
+        run_stream(
+            "shops",
+            lambda spark: self.writer(spark, files_per_batch),
+            **self.places,
+            spark=self.spark,
+            start_from=start_from,
+            discard_state=start_from == "empty",
+            checkpointing=CheckpointConfig(roll_back_tables=roll_back_tables),
+        )
+
+    def savepoint(self, label: str) -> None:
+        with Client(**self.places) as client:
+            client.trigger_savepoint("shops", label=label)
+
+    def lose_the_directory(self) -> None:
+        for live in (self.folder / "live/shops").glob("live-*"):
+            shutil.rmtree(live)
+
+    def lose_the_last_commit(self, *, state_too: bool) -> None:
+        """As if the query had been killed after the table had the batch, and before its commit."""
+        (live,) = (self.folder / "live/shops").glob("live-*")
+        newest = max(int(path.name) for path in (live / "commits").iterdir() if path.name.isdecimal())
+        for path in (live / "commits" / str(newest), live / "commits" / f".{newest}.crc"):
+            path.unlink(missing_ok=True)
+        if state_too:
+            for path in [*(live / "state").rglob(f"{newest + 1}.delta"), *(live / "state").rglob(f"{newest + 1}.zip")]:
+                path.unlink()
+
+
+def lost_directory(shops: Shops) -> None:
+    shops.feed(3)
+    shops.run()
+    shops.savepoint("three")
+    shops.feed(3)
+    shops.run()
+    shops.lose_the_directory()
+    # Cut otherwise than the first time: a batch number now stands for other rows.
+    shops.run(files_per_batch=3)
+
+
+def back_and_forth(shops: Shops) -> None:
+    shops.feed(4)
+    shops.run()
+    shops.savepoint("four")
+    shops.run("batch-1", files_per_batch=2)
+    shops.run("four")
+    shops.feed(1)
+    shops.run()
+
+
+def in_flight(shops: Shops, *, state_too: bool) -> None:
+    shops.feed(3)
+    shops.run()
+    shops.lose_the_last_commit(state_too=state_too)
+    shops.feed(1)
+    shops.run(files_per_batch=2)
+
+
+def tell(found: Mapping[str, Any]) -> None:
+    """Print what a scenario has left, for `play`."""
+    print(_MARK + json.dumps(found), flush=True)
+
+
+def play(program: str, folder: Path, jars: Path) -> dict[str, dict[str, Any]]:
+    """Run a program of scenarios in a process with the jars of a folder: what each of them told, by its name."""
+    done = subprocess.run(
+        [sys.executable, "-m", program, str(folder), ",".join(sorted(str(path) for path in jars.glob("*.jar")))],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    told = (json.loads(line.removeprefix(_MARK)) for line in done.stdout.splitlines() if line.startswith(_MARK))
+    return {line["scenario"]: line for line in told}

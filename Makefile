@@ -9,6 +9,7 @@
 # make test-stack  everything that deploy/ runs, as processes, each of them killed in turn while two streams run
 # make stack  the same, to look at: prints the address of Dagster's page, and ends with Ctrl-C
 # make test-state  the state of every operator on every backend: read, compared, rewritten
+# make test-tables  streams into real Delta and Iceberg tables in every way, also on other versions: make test-tables SPARK=4.0
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
@@ -39,12 +40,12 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state environment fuzz torture test-fast soak bench mutants check \
+.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture test-fast soak bench mutants check \
   format java browser clean
 PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 help:
-	@sed -n '1,20s/^# //p' Makefile
+	@sed -n '1,21s/^# //p' Makefile
 
 demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
@@ -69,7 +70,7 @@ test-versions:
 # Each version in its own environment; the tests start the interpreters.
 test-upgrades: java $(VENV)/.dev-$(SPARK)
 	for spark in $(OTHER_SPARKS); do $(MAKE) environment SPARK=$$spark || exit 1; done
-	$(BIN)/pytest -m upgrades tests/upgrades
+	$(BIN)/pytest -m upgrades tests/upgrades tests/spark/test_spark_golden_directories.py
 
 test-kafka: java $(VENV)/.dev-$(SPARK)
 	KAFKA_SOAK_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),3) $(BIN)/pytest -m 'kafka or kafka_matrix' -s tests/kafka
@@ -94,10 +95,13 @@ ifeq ($(SPARK),$(MAIN_SPARK))
 	$(MAKE) test-state SPARK=$(lastword $(OTHER_SPARKS))
 endif
 
+test-tables: java $(VENV)/.dev-$(SPARK)
+	$(PYTEST) -m 'spark or tables' tests/sinks
+
 environment: $(VENV)/.dev-$(SPARK)
 
 test-fast: $(VENV)/.dev-$(SPARK)
-	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not fuzz and not torture and not upgrades and not state and not cluster and not stack'
+	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not fuzz and not torture and not upgrades and not state and not tables and not cluster and not stack'
 
 fuzz: $(VENV)/.dev-$(SPARK)
 	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz

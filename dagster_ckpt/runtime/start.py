@@ -50,12 +50,14 @@ from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
+from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
@@ -263,6 +265,7 @@ class Start:
         prepared = prepare(stream, plan, self._lease, output, rewrite=checked.rewrite, watch=self._watch)
         if prepared.rewritten is not None:
             log_message(stream.stream_id, str(prepared.rewritten))
+        self._widen_schemas(prepared.live)
         self._report_sinks(prepared)
         # The restore may have outlived the lease, and a successor may be using the same directories.
         self._lease.check()
@@ -272,6 +275,14 @@ class Start:
         # Checked again: two streams that start at the same moment see each other's output folder only now.
         refuse_shared_folder(stream, output)
         return prepared
+
+    def _widen_schemas(self, live: LiveDirectory) -> None:
+        batch_id = live.positions().commit
+        if batch_id is None or not installed_release().has(Feature.OPERATOR_METADATA):
+            return
+        changed = widen_schemas(live.folder, batch_id, self._lease.step)
+        if changed:
+            log_message(self._stream.stream_id, f"{len(changed)} state schemas of Spark 3.5 now allow nulls")
 
     def _check_loss(self, preview: RewindPreview) -> None:
         for message in preview.messages():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.sinks.builtin import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from dagster_ckpt.sinks.delta import DeltaTable
+from dagster_ckpt.sinks.delta_merge import DeltaMerge
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
@@ -18,6 +19,7 @@ from dagster_ckpt.spark.query.description import NamedOutput
 _BUILT_IN: tuple[type[Sink], ...] = (
     FileSink,
     DeltaTable,
+    DeltaMerge,
     IcebergTable,
     HudiOrPaimonTable,
     KafkaSink,

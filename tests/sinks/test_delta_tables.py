@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.spark.versions import installed_release
-from tests.support.maven import from_maven
+from dagster_ckpt.spark.versions import TableFormat
 from tests.support.shop_tables import play
+from tests.support.table_jars import fetch_jars, needs_jar
 
-VERSION = "4.4.0"
-BUILT_FOR = "4.1"
 SHOWN = {
     "lost directory": range(6),
     "back and forth": range(5),
@@ -23,20 +21,14 @@ SHOWN = {
     "paused in its roll-back": range(5),
 }
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(
-        not str(installed_release()).endswith(BUILT_FOR), reason=f"Delta {VERSION} is built for Spark {BUILT_FOR}"
-    ),
-]
+pytestmark = [pytest.mark.spark, needs_jar(TableFormat.DELTA)]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each scenario of the program has left in its table."""
     folder = tmp_path_factory.mktemp("delta")
-    for name in (f"delta-spark_{BUILT_FOR}_2.13", "delta-storage"):
-        from_maven(folder / "jars", ("io.delta", name, VERSION), "master")
+    fetch_jars(TableFormat.DELTA, folder / "jars")
     return play("tests.sinks.delta_program", folder / "streams", folder / "jars")
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.spark.versions import TableFormat, installed_release
-from tests.support.maven import from_maven
+from dagster_ckpt.spark.versions import TableFormat
 from tests.support.shop_tables import play
+from tests.support.table_jars import fetch_jars, needs_jar
 
-SQLITE = ("org.xerial", "sqlite-jdbc", "3.50.3.0")
 SHOWN = {
     "lost directory": range(6),
     "lost directory, to a table": range(6),
@@ -34,21 +33,14 @@ REFUSALS = {
     "expired": "older snapshots have expired",
 }
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(
-        TableFormat.ICEBERG not in installed_release().jars, reason=f"no Iceberg runs on {installed_release()}"
-    ),
-]
+pytestmark = [pytest.mark.spark, needs_jar(TableFormat.ICEBERG)]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each scenario of the program has left in its table."""
     folder = tmp_path_factory.mktemp("iceberg")
-    group, name, version = installed_release().jars[TableFormat.ICEBERG].split(":")
-    for module in ((group, name, version), SQLITE):
-        from_maven(folder / "jars", module, "master")
+    fetch_jars(TableFormat.ICEBERG, folder / "jars")
     return play("tests.sinks.iceberg_program", folder / "streams", folder / "jars")
 
 

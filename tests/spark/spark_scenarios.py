@@ -197,6 +197,7 @@ def snapshots_of_a_running_query(spark: SparkSession, work: Workload, live: Live
                 with suppress(NothingCommittedError):
                     snapshot = take_snapshot(live, carry_in_flight=True, output=output)
                     snapshots.setdefault((snapshot.batch_id, snapshot.in_flight), snapshot)
+            assert query.exception() is None, query.exception()
             snapshot = take_snapshot(live, carry_in_flight=False, output=output)
             snapshots.setdefault((snapshot.batch_id, None), snapshot)
         work.feed(FILES - 1)

@@ -110,10 +110,11 @@ def tell(found: Mapping[str, Any]) -> None:
     print(_MARK + json.dumps(found), flush=True)
 
 
-def play(program: str, folder: Path, jars: Path) -> dict[str, dict[str, Any]]:
-    """Run a program of scenarios in a process with the jars of a folder: what each of them told, by its name."""
+def play(program: str, folder: Path, jars: Path, *only: str) -> dict[str, dict[str, Any]]:
+    """Run scenarios of a program, by default all, in a process with the jars of a folder: what each told, by name."""
+    listed = ",".join(sorted(str(path) for path in jars.glob("*.jar")))
     done = subprocess.run(
-        [sys.executable, "-m", program, str(folder), ",".join(sorted(str(path) for path in jars.glob("*.jar")))],
+        [sys.executable, "-m", program, str(folder), listed, *only],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
         capture_output=True,

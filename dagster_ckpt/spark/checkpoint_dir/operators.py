@@ -1,4 +1,4 @@
-"""Read Spark's metadata of stateful operators: their stores, partitions and schemas.
+"""Read Spark's metadata of stateful operators: their stores, partitions and schemas; widen schemas of Spark 3.5.
 
 Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5
 writes only the schemas; its operators are found by them.
@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     DEFAULT_STORE,
     OFFSETS,
@@ -35,6 +36,9 @@ LIMIT = "globalLimit"
 # these four.
 _JOIN_STORES = ("left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue")
 UNNAMED = "unnamed"
+_MAY_BE_NULL = ("nullable", "containsNull", "valueContainsNull")
+# Characters, as Spark divides a schema: each may take three bytes.
+_MOST_IN_A_CHUNK = 65535 // 3
 
 
 @dataclass(frozen=True)
@@ -249,6 +253,85 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
         f"{schema.folder.url}/{schema.source} is not a readable state schema: {why}. Restore a snapshot, or remove "
         "the file: Spark writes it again when the query starts."
     )
+
+
+def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
+    """Let the state schemas that Spark 3.5 wrote allow nulls, so that a later Spark continues the query.
+
+    Spark refuses state if a column may be null in the query and not in the stored schema. From a join's
+    condition, 3.5 infers that columns are never null; 4.0 and later do not. A row is stored in the same
+    way in either case, and Spark 4.3 itself stores only schemas with columns that may be null.
+
+    Args:
+        folder: The live directory; no query is running in it.
+        batch_id: The batch after which the query resumes.
+        still_mine: Entered around each change.
+
+    Returns:
+        The schemas that were changed.
+
+    Raises:
+        IncompleteCutError: Metadata or a schema is missing.
+        LiveDirectoryError: One cannot be parsed.
+        StorageAccessError: A schema cannot be written.
+    """
+    changed = []
+    for operator in read_operators(folder, batch_id):
+        for schema in operator.files if operator.metadata_version == 0 else ():
+            data = _widened(schema)
+            if data == schema.data:
+                continue
+            head, _, name = schema.source.rpartition("/")
+            with still_mine():
+                # Hadoop's checksum of the old content.
+                folder.delete(f"{head}/.{name}.crc")
+                folder.write(schema.source, [data])
+            changed.append(schema.source)
+    return changed
+
+
+def _widened(schema: NeededFile) -> bytes:
+    data = schema.data or b""
+    with reading(lambda why: _no_schema(schema, why)):
+        version, at = _utf(data, 0)
+        parts = [_as_utf(version)]
+        for _ in ("key", "value"):
+            chunks = 1
+            if version != "v1":
+                (chunks,) = struct.unpack_from(">i", data, at)
+                at += 4
+            text = ""
+            for _ in range(chunks):
+                chunk, at = _utf(data, at)
+                text += chunk
+            found = from_json(text)
+            wide = json.dumps(_nullable(found), separators=(",", ":"))
+            if _nullable(found) == found:
+                wide = text
+            pieces = [wide[start : start + _MOST_IN_A_CHUNK] for start in range(0, len(wide), _MOST_IN_A_CHUNK)]
+            if version == "v1":
+                pieces = [wide]
+            else:
+                parts.append(struct.pack(">i", len(pieces)))
+            parts += map(_as_utf, pieces)
+        return b"".join(parts)
+
+
+def _nullable(part: Any) -> Any:
+    """A part of a schema, with each of its columns, elements and values allowed to be null."""
+    if isinstance(part, list):
+        return [_nullable(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        name: True if name in _MAY_BE_NULL else value if name == "metadata" else _nullable(value)
+        for name, value in part.items()
+    }
+
+
+def _as_utf(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">H", len(data)) + data
 
 
 def _utf(data: bytes, at: int) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import CkptError, LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.inspect import retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.query import SupervisedQuery
 
@@ -71,6 +73,8 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         if not before_last_batch:
             raise
         return False
+    # As a start does.
+    widen_schemas(target.folder, target.positions().commit or 0, nullcontext)
     # So that it can run in the same session as the original.
     give_query_id(target, str(uuid.uuid4()))
     return True

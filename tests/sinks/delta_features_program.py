@@ -1,0 +1,169 @@
+"""Streams into Delta tables by MERGE, by name, and with features that change the log; each result as a JSON line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt import delta_transaction, to_table
+from dagster_ckpt.errors import CkptError
+from tests.sinks.delta_program import DELTA, DeltaShops
+from tests.support.shop_tables import tell
+from tests.support.small_spark import SETTINGS
+
+
+class Described(DeltaShops):
+    """Shops that are written in another way."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        super().__init__(spark, folder)
+        self.transform: Callable[[DataFrame], DataFrame] = lambda rows: rows.dropDuplicates(["shop"])
+        self.write: Callable[[DataFrame], DataStreamWriter] = lambda shops: shops.writeStream.format("delta").option(
+            "path", self.table
+        )
+
+    def writer(self, spark: SparkSession, files_per_batch: int) -> DataStreamWriter:
+        rows = spark.readStream.schema("shop long").option("maxFilesPerTrigger", files_per_batch)
+        return self.write(self.transform(rows.json(f"{self.folder}/landing"))).trigger(availableNow=True)
+
+    def create(self, columns: str = "shop long", properties: str = "") -> None:
+        self.spark.sql(f"CREATE TABLE delta.`{self.table}` ({columns}) USING delta {properties}")
+
+    def goes_back(self) -> None:
+        self.feed(3)
+        self.run()
+        self.savepoint("three")
+        self.feed(2)
+        self.run()
+        self.lose_the_directory()
+        self.run(files_per_batch=2)
+
+
+def merged(shops: Described) -> None:
+    def upsert(batch: DataFrame, batch_id: int) -> None:
+        batch.createOrReplaceTempView("batch")
+        with delta_transaction(batch, batch_id):
+            batch.sparkSession.sql(
+                f"MERGE INTO delta.`{shops.table}` AS old USING batch AS new ON false WHEN NOT MATCHED THEN INSERT *"
+            )
+
+    shops.create()
+    shops.write = lambda rows: rows.writeStream.foreachBatch(upsert).option("path", f"delta:{shops.table}")
+    shops.goes_back()
+
+
+def merged_in_flight(shops: Described) -> None:
+    def upsert(batch: DataFrame, batch_id: int) -> None:
+        with delta_transaction(batch, batch_id):
+            batch.write.format("delta").mode("append").save(shops.table)
+
+    shops.write = lambda rows: rows.writeStream.foreachBatch(upsert).option("path", f"delta:{shops.table}")
+    shops.feed(3)
+    shops.run()
+    shops.lose_the_last_commit(state_too=True)
+    shops.feed(1)
+    shops.run()
+
+
+def upserts(shops: Described) -> None:
+    """Each batch updates the rows of earlier ones: how often each shop was named, by the state of the query."""
+
+    def upsert(batch: DataFrame, batch_id: int) -> None:
+        batch.createOrReplaceTempView("batch")
+        with delta_transaction(batch, batch_id):
+            batch.sparkSession.sql(
+                f"MERGE INTO delta.`{shops.table}` AS old USING batch AS new ON old.shop = new.shop "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+
+    shops.create("shop long, n long", "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    shops.transform = lambda rows: rows.groupBy("shop").count().withColumnRenamed("count", "n")
+    shops.write = lambda rows: (
+        rows.writeStream.outputMode("update").foreachBatch(upsert).option("path", f"delta:{shops.table}")
+    )
+
+
+def upserted(shops: Described) -> None:
+    upserts(shops)
+    shops.goes_back()
+
+
+def upserted_in_flight(shops: Described) -> None:
+    upserts(shops)
+    shops.feed(3)
+    shops.run()
+    shops.lose_the_last_commit(state_too=True)
+    shops.feed(1)
+    shops.run()
+
+
+def to_a_named_table(shops: Described) -> None:
+    shops.spark.sql(f"CREATE TABLE shops_by_name (shop long) USING delta LOCATION '{shops.table}'")
+    shops.write = lambda rows: to_table(rows.writeStream.format("delta"), "shops_by_name")
+    shops.goes_back()
+
+
+def to_a_table_that_the_start_creates(shops: Described) -> None:
+    shops.table = f"{Path(shops.folder).parent / 'warehouse'}/shops_created"
+    shops.write = lambda rows: to_table(rows.writeStream.format("delta"), "shops_created")
+    shops.goes_back()
+
+
+def mapped_columns(shops: Described) -> None:
+    shops.create(
+        properties="TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
+        "'delta.checkpointInterval' = '2')"
+    )
+    shops.goes_back()
+
+
+def left_to_a_person(shops: Described) -> None:
+    shops.feed(3)
+    shops.run()
+    try:
+        shops.run("batch-0", roll_back_tables=False)
+    except CkptError as error:
+        refused = str(error)
+    shops.spark.sql("RESTORE" + refused.partition("Run: RESTORE")[2].partition(". Then")[0])
+    shops.run("batch-0", files_per_batch=2, roll_back_tables=False)
+
+
+SCENARIOS: dict[str, Callable[[Described], None]] = {
+    "merged": merged,
+    "merged, and killed before the commit": merged_in_flight,
+    "upserted": upserted,
+    "upserted, and killed before the commit": upserted_in_flight,
+    "to a named table": to_a_named_table,
+    "to a table that the start creates": to_a_table_that_the_start_creates,
+    "mapped columns, deletion vectors, log checkpoints": mapped_columns,
+    "left to a person": left_to_a_person,
+}
+
+
+def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
+    """Play the scenarios with these names, by default all."""
+    settings = {**SETTINGS, **DELTA, "spark.jars": jars, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    for name, play in SCENARIOS.items():
+        if only and name not in only:
+            continue
+        shops = Described(spark, folder / name.replace(" ", "-").replace(",", ""))
+        told: dict[str, Any] = {"refused": None}
+        try:
+            play(shops)
+        except Exception as error:  # noqa: BLE001 - the other scenarios are played as well
+            told["refused"] = f"{type(error).__name__}: {error}"
+        rows = spark.read.format("delta").load(shops.table)
+        if "n" in rows.columns:
+            told["counts"] = sorted([row.shop, row.n] for row in rows.collect())
+        tell({"scenario": name, **told, **shops.told()})
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,68 @@
+"""Real Delta tables by MERGE, by name, and with features that change the log: each row is there once.
+
+The main suite plays a slice of the scenarios, `make test-tables` all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.spark.versions import TableFormat
+from tests.support.shop_tables import play
+from tests.support.table_jars import fetch_jars, needs_jar
+
+Told = Callable[[str], dict[str, Any]]
+SHOWN = {
+    "merged": range(5),
+    "merged, and killed before the commit": range(4),
+    "upserted": range(5),
+    "upserted, and killed before the commit": range(4),
+    "to a named table": range(5),
+    "to a table that the start creates": range(5),
+    "mapped columns, deletion vectors, log checkpoints": range(5),
+    "left to a person": range(3),
+}
+SLICE = ("upserted", "upserted, and killed before the commit")
+
+pytestmark = [pytest.mark.spark, needs_jar(TableFormat.DELTA)]
+
+
+def marked(*scenarios: str) -> list[Any]:
+    return [pytest.param(name, marks=() if name in SLICE else (pytest.mark.tables,)) for name in scenarios]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What a scenario of the program has left in its table."""
+
+    @cache
+    def played(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("delta-features")
+        fetch_jars(TableFormat.DELTA, folder / "jars")
+        return play("tests.sinks.delta_features_program", folder / "streams", folder / "jars", *names)
+
+    rest = tuple(name for name in SHOWN if name not in SLICE)
+    return lambda scenario: played(SLICE if scenario in SLICE else rest)[scenario]
+
+
+@pytest.mark.parametrize("scenario", marked(*SHOWN))
+def test_a_delta_table_shows_each_row_once_however_it_is_written(told: Told, scenario: str) -> None:
+    shown = told(scenario)
+
+    assert (shown["rows"], shown["refused"]) == (list(SHOWN[scenario]), None)
+
+
+# Each file names a new shop and the one before, the first only shop 0, twice.
+@pytest.mark.parametrize(
+    ("scenario", "counts"),
+    [
+        ("upserted", [[0, 3], [1, 2], [2, 2], [3, 2], [4, 1]]),
+        ("upserted, and killed before the commit", [[0, 3], [1, 2], [2, 2], [3, 1]]),
+    ],
+)
+def test_a_merge_updates_rows_from_whole_state(told: Told, scenario: str, counts: list[list[int]]) -> None:
+    assert told(scenario)["counts"] == counts

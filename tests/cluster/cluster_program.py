@@ -13,7 +13,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, run_stream
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.flink import Semantic, kafka_delivery
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 
@@ -32,6 +31,7 @@ class Run:
         topic: The topic.
         die_at: Which process dies at which call of the Kafka client on an executor; see `mortal_workers`.
         state_partitions: Rewrite the state to this number of partitions before the query starts.
+        bounded: Whether it ends with its input.
     """
 
     folder: str
@@ -39,6 +39,7 @@ class Run:
     topic: str
     die_at: str = ""
     state_partitions: int | None = None
+    bounded: bool = True
 
     @property
     def catalog(self) -> str:
@@ -73,11 +74,11 @@ def described(spark: SparkSession, run: Run) -> DataStreamWriter:
     delivery = kafka_delivery(Semantic.EXACTLY_ONCE, transactional_id=run.topic, writers=2)
     writer = numbers.writeStream.format("kafka").options(**delivery.writer_options)
     writer = writer.option("kafka.bootstrap.servers", run.servers).option("topic", run.topic)
-    return writer.trigger(availableNow=True)
+    return writer.trigger(availableNow=True) if run.bounded else writer
 
 
 def main(run: Run) -> None:
-    """Copy all there is, and end."""
+    """Copy what there is."""
     builder = SparkSession.builder.config("spark.executorEnv.MORTAL_GROUP", str(os.getpid()))
     builder = builder.config("spark.executorEnv.DIE_AT", run.die_at)
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
@@ -89,9 +90,7 @@ def main(run: Run) -> None:
         # Nothing is small enough to be stored in the metadata.
         storage=FileSystemCheckpointStorage(run.snapshots, 0),
         live_root=run.live_root,
-        checkpointing=CheckpointConfig(
-            interval=100, min_pause=0, cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
-        ),
+        checkpointing=CheckpointConfig(interval=100, min_pause=0),
         restart_strategy=RestartStrategies.no_restart(),
         spark=spark,
         state_partitions=run.state_partitions,

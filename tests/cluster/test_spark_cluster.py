@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,8 +23,7 @@ import pytest
 from cluster_program import NEW_ROWS, STREAM, Run, once, write_input
 from spark_cluster import BIN, SparkCluster, running_cluster
 
-from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.client import Client
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.versions import Feature
@@ -108,9 +109,8 @@ class Numbers:
     def rows(self) -> dict[str, int]:
         return dict(committed_rows(self.how.servers, self.how.topic))
 
-    def snapshots(self) -> list[SnapshotRecord]:
-        with closing(Catalog(self.how.catalog)) as catalog:
-            return catalog.snapshots.completed(STREAM)
+    def client(self) -> Client:
+        return Client(self.how.catalog, storage=self.how.snapshots, live_root=self.how.live_root)
 
     def executors_that_copied(self) -> set[str]:
         """Ids of the executors that ran tasks of a job that copied a snapshot."""
@@ -132,11 +132,21 @@ def numbers(tmp_path: Path, kafka: Kafka, cluster: SparkCluster) -> Numbers:
 
 
 def test_executors_copy_snapshots_and_write_each_row_once(numbers: Numbers) -> None:
-    numbers.finish()
+    with ThreadPoolExecutor(1) as pool, closing(numbers.client()) as client:
+        run = pool.submit(numbers.submit, bounded=False)
+        deadline = time.monotonic() + DEADLINE_S
+        while numbers.rows() != once(FILES):
+            assert not run.done(), numbers.said()
+            assert time.monotonic() < deadline, numbers.said()
+            time.sleep(1)
+        savepoint = client.stop(STREAM, timeout_s=DEADLINE_S).savepoint
+        assert run.result(DEADLINE_S) == 0, numbers.said()
 
-    assert numbers.rows() == once(FILES)
+    assert savepoint is not None
+    assert open_store(FileSystemCheckpointStorage(numbers.how.snapshots), STREAM).verify(savepoint.location or "") == []
     assert numbers.executors_that_copied()
     assert numbers.executors_that_copied() <= {"0", "1"}
+    assert numbers.rows() == once(FILES)
 
 
 # Two shares a batch: the fifth call is of the third batch.
@@ -165,8 +175,6 @@ def test_the_query_goes_on_when_a_worker_and_its_executor_are_killed_within_a_ba
 def test_the_next_driver_goes_on_when_the_driver_is_killed_within_a_batch(numbers: Numbers, when: str) -> None:
     assert numbers.submit(die_at=f"all:commit_transaction:{when}:5") == -signal.SIGKILL, numbers.said()
     assert sum(numbers.rows().values()) < len(once(FILES))
-    (newest, *_) = numbers.snapshots()
-    assert open_store(FileSystemCheckpointStorage(numbers.how.snapshots), STREAM).verify(newest.location or "") == []
 
     numbers.finish()
     assert numbers.rows() == once(FILES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 import yaml
 
 from dagster_ckpt.stream.pods import POD_NAME, POD_NAMESPACE, POD_UID
+from tests.kafka.kafka_broker import free_port
+from tests.stack.running_stack import dagster_home
+from tests.stack.servers import Postgres
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 BIN = Path(sys.executable).parent
@@ -138,6 +143,20 @@ def test_dagster_accepts_its_instance_and_loads_every_class(monkeypatch: pytest.
     assert type(ref.run_launcher).__name__ == "DockerRunLauncher"
     assert ref.storage_data is not None
     assert ref.storage_data.class_name == "DagsterPostgresStorage"
+
+
+def test_the_instance_works_on_postgresql(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"USER": "dagster", "PASSWORD": "dagster", "HOST": "127.0.0.1", "DB": "dagster"}.items():
+        monkeypatch.setenv(f"DAGSTER_PG_{name}", value)
+    port = free_port()
+    with closing(Postgres(Path(tempfile.mkdtemp(prefix="dagster-ckpt-deploy-")), port)) as server:
+        server.start()
+        server.prepare(DEPLOY / "postgres-init.sql")
+        home = dagster_home(tmp_path, port, free_port())
+        # With psycopg 3, which the catalog needs, Dagster closes these connections before it uses them.
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            instance.optimize_for_webserver(statement_timeout=10_000, pool_recycle=60, max_overflow=1)
+            assert instance.all_instigator_state() == []
 
 
 def test_dagster_accepts_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

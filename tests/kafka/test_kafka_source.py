@@ -26,6 +26,7 @@ from kafka_program import SHOPS, STREAM, TOPIC
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.operations.health import Finding, HealthCheck, Verdict
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -45,6 +46,7 @@ class Trial:
     Attributes:
         savepoint: Taken after SNAPSHOTTED sales.
         offsets: By topic and partition, those in the savepoint.
+        lag: The health check of the source while the query had read everything.
         preview: What a start from it would do, at KILLED sales.
         counts: The newest count of each shop at the end, after ALL sales.
         recovery: What the start after the kill began with.
@@ -53,6 +55,7 @@ class Trial:
 
     savepoint: SnapshotRecord
     offsets: dict[str, dict[str, int]]
+    lag: Finding
     preview: RewindPreview
     counts: dict[str, int]
     recovery: str
@@ -116,6 +119,7 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     with program(folder, kafka, 0, SNAPSHOTTED, "unbounded") as process:
         wait_for(lambda: is_committed(SNAPSHOTTED), process, folder / "log-unbounded")
         savepoint = client.trigger_savepoint(STREAM, label="snapshotted")
+        (lag,) = (each for each in client.health(STREAM).findings if each.check is HealthCheck.SOURCE_LAG)
         (folder / "asked").write_text(json.dumps([SNAPSHOTTED, KILLED]))
         (folder / "asked").rename(folder / "more")
         wait_for(lambda: is_committed(KILLED), process, folder / "log-unbounded")
@@ -139,7 +143,7 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
         assert process.wait(DEADLINE_S) != 0
     refusal = (folder / "log-refused").read_text()
     assert newest_counts(folder) == counts
-    return Trial(savepoint, json.loads(offsets or "{}"), preview, counts, recovery, refusal)
+    return Trial(savepoint, json.loads(offsets or "{}"), lag, preview, counts, recovery, refusal)
 
 
 def produce_and_delete(servers: str) -> None:
@@ -158,6 +162,13 @@ def produce_and_delete(servers: str) -> None:
 def test_the_offsets_in_a_snapshot_are_those_of_its_batch(trial: Trial) -> None:
     assert list(trial.offsets) == [TOPIC]
     assert sum(trial.offsets[TOPIC].values()) == SNAPSHOTTED
+
+
+def test_the_snapshot_has_the_lag_of_each_partition_and_health_reports_it(trial: Trial) -> None:
+    properties = trial.savepoint.properties or {}
+    assert properties["records_behind"] == {f"{TOPIC}-0": 0, f"{TOPIC}-1": 0}
+    assert trial.lag.verdict is Verdict.PASS
+    assert trial.lag.figures["records_behind"] == 0
 
 
 def test_the_preview_counts_the_records_that_are_read_again(trial: Trial) -> None:

@@ -80,7 +80,7 @@ class Stack:
         """Ask Dagster's page."""
         body = {"query": document, "variables": variables}
         answer = requests.post(f"{self.page}/graphql", json=body, timeout=60)
-        answer.raise_for_status()
+        assert answer.ok, answer.text
         told = answer.json()
         assert not told.get("errors"), told["errors"]
         data: dict[str, Any] = told["data"]
@@ -91,7 +91,8 @@ class Stack:
         repository = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__"}
         for sensor in ("checkpoint_catalog_sensor", "checkpoint_supervisor_sensor"):
             told = self.graphql(
-                "mutation($it: SensorSelector!) { startSensor(sensorSelector: $it) { __typename } }",
+                "mutation($it: SensorSelector!) { startSensor(sensorSelector: $it) { __typename "
+                "... on PythonError { message } } }",
                 it={**repository, "sensorName": sensor},
             )
             assert told["startSensor"]["__typename"] == "Sensor", told
@@ -116,8 +117,7 @@ def running_stack(folder: Path) -> Iterator[Stack]:
         # PostgreSQL runs as another user if this one is root, whose folders are closed.
         postgres_port = free_port()
         postgres = Postgres(Path(tempfile.mkdtemp(prefix="dagster-ckpt-stack-")), postgres_port)
-        opened.callback(postgres.remove)
-        opened.callback(postgres.stop)
+        opened.callback(postgres.close)
         postgres.start()
         postgres.prepare(DEPLOY / "postgres-init.sql")
         object_store = ObjectStore(folder, free_port())
@@ -130,7 +130,7 @@ def running_stack(folder: Path) -> Iterator[Stack]:
         environment = {
             **KEYS,
             "AWS_ENDPOINT_URL": object_store.url,
-            "DAGSTER_HOME": str(_home(folder / "home", postgres_port, grpc_port)),
+            "DAGSTER_HOME": str(dagster_home(folder / "home", postgres_port, grpc_port)),
             "DAGSTER_PG_USER": "dagster",
             "DAGSTER_PG_PASSWORD": "dagster",
             "DAGSTER_PG_HOST": "127.0.0.1",
@@ -182,7 +182,7 @@ def _create_topics(kafka: Kafka) -> None:
         created.result(60)
 
 
-def _home(folder: Path, postgres_port: int, grpc_port: int) -> Path:
+def dagster_home(folder: Path, postgres_port: int, grpc_port: int) -> Path:
     """DAGSTER_HOME with the files of `deploy/`; each run is a process of the code location."""
     settings = yaml.safe_load((DEPLOY / "dagster.yaml").read_text())
     del settings["run_launcher"]

@@ -88,12 +88,11 @@ class Server:
 
     def stop(self) -> None:
         """Kill it with all that it has started."""
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:
             return
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
         self.kill()
 
 
@@ -132,16 +131,16 @@ class Postgres(Server):
 
     def kill(self) -> None:
         """Kill the server with all its sessions, each of which is a process group of its own."""
-        with suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self.process.pid).children(recursive=True)
-            super().kill()
-            for child in family:
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-            psutil.wait_procs(family, timeout=DEADLINE_S)
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        super().kill()
+        for child in family:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(family, timeout=DEADLINE_S)
 
-    def remove(self) -> None:
-        """Delete its data."""
+    def close(self) -> None:
+        """Kill it and delete its data."""
+        self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _answers(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import Row, func, or_, select
 
-from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.database import Database, optional_dict
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, lags_in
 from dagster_ckpt.catalog.snapshot_queries import WAS_COMPLETED
 from dagster_ckpt.catalog.snapshots import read_snapshot
 from dagster_ckpt.catalog.tables import snapshots, timelines
@@ -57,7 +59,12 @@ class HistoryPage:
 
 @dataclass(frozen=True)
 class SnapshotFigures:
-    """The figures of a completed snapshot, which may have been deleted since; see `SnapshotRecord` for each."""
+    """The figures of a completed snapshot, which may have been deleted since; see `SnapshotRecord` for the others.
+
+    Attributes:
+        records_behind: Records that waited in the Kafka sources; None if they reported none.
+        watermark_delay_ms: Time between the watermark and the completion; None without a watermark.
+    """
 
     snapshot_id: str
     kind: str
@@ -69,6 +76,8 @@ class SnapshotFigures:
     incremental_bytes: int | None
     state_rows: int | None
     rows: int | None
+    records_behind: int | None
+    watermark_delay_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,9 @@ class Branch:
     timeline: int
     parent: int
     to_batch: int
+
+
+_STORED = [name for name in SnapshotFigures.__dataclass_fields__ if name in snapshots.c]
 
 
 class HistoryRecords:
@@ -138,9 +150,8 @@ class HistoryRecords:
             stream_id: The stream.
             limit: Maximum number of snapshots.
         """
-        names = SnapshotFigures.__dataclass_fields__
         query = (
-            select(*(snapshots.c[name] for name in names))
+            select(*(snapshots.c[name] for name in _STORED), snapshots.c.properties, snapshots.c.watermark)
             .where(
                 snapshots.c.stream_id == stream_id,
                 snapshots.c.completed_at_ms.is_not(None),
@@ -150,7 +161,7 @@ class HistoryRecords:
             .limit(limit)
         )
         with self._database.reading() as connection:
-            return [SnapshotFigures(*row) for row in reversed(connection.execute(query).all())]
+            return [_figures(row) for row in reversed(connection.execute(query).all())]
 
     def counts(self, stream_id: str) -> Mapping[str, int]:
         """Number of snapshots of a stream by status."""
@@ -171,3 +182,22 @@ class HistoryRecords:
         )
         with self._database.reading() as connection:
             return [Branch(*row) for row in connection.execute(query)]
+
+
+def _figures(row: Row[Any]) -> SnapshotFigures:
+    stored = {name: getattr(row, name) for name in _STORED}
+    lags = lags_in(optional_dict(row.properties) or {})
+    watermark_ms = _epoch_ms(row.watermark)
+    return SnapshotFigures(
+        **stored,
+        records_behind=sum(lags.values()) if lags else None,
+        watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None,
+    )
+
+
+def _epoch_ms(watermark: str | None) -> int | None:
+    try:
+        # A query has no watermark before its first rows: Spark then reports 1970.
+        return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
+    except ValueError:
+        return None

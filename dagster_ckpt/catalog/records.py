@@ -310,6 +310,19 @@ class SnapshotRecord:
         plan = self.properties.get("plan")
         return plan if isinstance(plan, dict) else {}
 
+    @property
+    def lags(self) -> dict[str, int]:
+        """Records that waited in each partition of the Kafka sources; empty if none was reported."""
+        return lags_in(self.properties)
+
+
+def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
+    """Records that waited in each partition of the Kafka sources, as a snapshot's properties record them."""
+    lags = properties.get("records_behind")
+    if not isinstance(lags, dict):
+        return {}
+    return {str(name): behind for name, behind in lags.items() if type(behind) is int}
+
 
 @dataclass(frozen=True)
 class CompletedSnapshot:

@@ -6,6 +6,8 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 
 _MS_PER_SECOND = 1_000
 _MS_PER_MINUTE = 60 * _MS_PER_SECOND
+# From here on, hours alone are hard to grasp.
+_DAYS_FROM = 2
 _MS_PER_HOUR = 60 * _MS_PER_MINUTE
 
 
@@ -90,8 +92,8 @@ def rounded_duration(duration_ms: int) -> str:
     """A duration for a person, in the two largest units.
 
     Example:
-        >>> rounded_duration(82), rounded_duration(61_500), rounded_duration(7_260_000)
-        ('82 ms', '1 min 1 s', '2 h 1 min')
+        >>> [rounded_duration(ms) for ms in (82, 61_500, 7_260_000, 270_000_000)]
+        ['82 ms', '1 min 1 s', '2 h 1 min', '3 d 3 h']
     """
     if duration_ms < _MS_PER_SECOND:
         return f"{duration_ms} ms"
@@ -99,4 +101,7 @@ def rounded_duration(duration_ms: int) -> str:
         return f"{duration_ms / _MS_PER_SECOND:.1f} s"
     minutes, seconds = divmod(duration_ms // _MS_PER_SECOND, 60)
     hours, minutes = divmod(minutes, 60)
+    days, hours_of_day = divmod(hours, 24)
+    if days >= _DAYS_FROM:
+        return f"{days} d {hours_of_day} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -68,6 +68,8 @@ class CheckpointPage:
             "size": lambda value: "-" if value is None else size(value),
             "duration": lambda value: "-" if value is None else rounded_duration(value),
             "moment": lambda value: "-" if not value else utc_time(value),
+            # For columns whose heading says UTC.
+            "clock": lambda value: "-" if not value else utc_time(value).removesuffix(" UTC"),
             "number": lambda value: "-" if value is None else views.number(value),
             "redacted": lambda value: "" if value is None else without_secrets(str(value)),
             "snapshot_name": describe_snapshot,
@@ -140,8 +142,8 @@ class CheckpointPage:
         return self._render(request, "failures.html", page=page, **self._of_stream(page.stream, "failures"))
 
     def _configuration(self, request: Request) -> Response:
-        described, rows = views.configuration(self._client, _stream(request))
-        return self._render(request, "configuration.html", rows=rows, **self._of_stream(described, "configuration"))
+        page = views.configuration(self._client, _stream(request))
+        return self._render(request, "configuration.html", page=page, **self._of_stream(page.stream, "configuration"))
 
     def _snapshot(self, request: Request) -> Response:
         stream = _stream(request)

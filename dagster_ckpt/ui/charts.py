@@ -15,6 +15,7 @@ from dagster_ckpt.stream.snapshots import describe_snapshot
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
 # More points than pixels show nothing more.
 _MOST_POINTS = 300
+_SAVEPOINT = 2.0
 
 
 @dataclass(frozen=True)
@@ -155,14 +156,25 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
         for row, bar in enumerate(bars)
     ]
     for each in thinned(
-        [Point(one.completed_at_ms, 1.0, _mark_title(one)) for one in taken if one.completed_at_ms >= first]
+        # Of a part of the time with several snapshots, a savepoint is shown.
+        [
+            Point(one.completed_at_ms, _SAVEPOINT if one.kind == "SAVEPOINT" else 1.0, _mark_title(one))
+            for one in taken
+            if one.completed_at_ms >= first
+        ]
     ):
         row = next((n for n, bar in enumerate(bars) if bar.execution.started_at_ms <= each.at_ms), None)
         if row is not None:
             y = row * _ROW + 4
             drawn.append(
-                Markup('<line class="mark" x1="{x}" x2="{x}" y1="{y}" y2="{end}"><title>{title}</title></line>').format(
-                    x=x(each.at_ms), y=y, end=y + _BAR, title=each.title
+                Markup(
+                    '<line class="{kind}" x1="{x}" x2="{x}" y1="{y}" y2="{end}"><title>{title}</title></line>'
+                ).format(
+                    kind="mark savepoint" if each.value == _SAVEPOINT else "mark",
+                    x=x(each.at_ms),
+                    y=y,
+                    end=y + _BAR,
+                    title=each.title,
                 )
             )
     for row, bar in enumerate(bars):

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from markupsafe import Markup
 
@@ -13,8 +14,10 @@ from dagster_ckpt.catalog.history import Branch, HistoryCursor, HistoryPage, Sna
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.client import Client
+from dagster_ckpt.config.checkpoint_options import describe_options
 from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.config.validation import OptionDescription
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.operations.health import StreamHealth
 from dagster_ckpt.operations.overview import StreamDescription, StreamSummary
@@ -30,6 +33,30 @@ _EVENTS = 500
 def number(value: int) -> str:
     """A number with separators."""
     return f"{value:,}"
+
+
+# What is drawn and summarized of the snapshots: its title, its name, and a value as text.
+_FIGURES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
+    ("Duration", "duration_ms", rounded_duration),
+    ("Size", "full_bytes", size),
+    ("New bytes", "incremental_bytes", size),
+    ("State rows", "state_rows", number),
+    ("Input rows", "rows", number),
+    ("Records behind", "records_behind", number),
+    ("Watermark delay", "watermark_delay_ms", rounded_duration),
+)
+_DURATIONS = ("interval", "timeout", "min_pause", "alignment_timeout")
+# The table of places shows the storage. The catalog records no trigger policy.
+_RECORDED_ELSEWHERE = ("storage", "trigger")
+_SETTINGS = {
+    "restart": "Restart strategy",
+    "kind": "Checkpoint storage",
+    "checkpoint_path": "Checkpoints",
+    "savepoint_path": "Savepoints",
+    "live_root": "Live directories",
+}
+# Only Kafka sources report the first, and only queries with a watermark have the second.
+_OPTIONAL = ("records_behind", "watermark_delay_ms")
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,38 @@ class Failures:
 
 
 @dataclass(frozen=True)
+class Option:
+    """A checkpointing option.
+
+    Attributes:
+        name: Its keyword, as in `CheckpointConfig(interval=…)`.
+        value: Its value as text.
+        effect: real, mapped or none; see `Effect`.
+        explanation: What that means for this value.
+    """
+
+    name: str
+    value: str
+    effect: str
+    explanation: str
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The settings of a stream as of its last start.
+
+    Attributes:
+        stream: The stream.
+        options: Its checkpointing options; empty if none were recorded.
+        settings: Its restart strategy and places, as names and values.
+    """
+
+    stream: StreamDescription
+    options: tuple[Option, ...]
+    settings: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class SnapshotPage:
     """One snapshot.
 
@@ -105,7 +164,8 @@ class SnapshotPage:
         record: Its row in the catalog.
         header: The header in its metadata; None if it cannot be read, or the snapshot was deleted.
         problem: Why it cannot be read.
-        properties: What the header says of operators, sources, sinks and plan, as JSON text by name.
+        operators: The operators that have state.
+        properties: What else the header says of sources, sinks and plan, as JSON text by name.
         holds: What protects it from deletion, as text.
     """
 
@@ -113,6 +173,7 @@ class SnapshotPage:
     record: SnapshotRecord
     header: SnapshotHeader | None
     problem: str | None
+    operators: tuple[Mapping[str, object], ...]
     properties: Mapping[str, str]
     holds: tuple[str, ...]
 
@@ -135,12 +196,9 @@ def overview(client: Client, stream: str) -> Overview:
     except CkptError as error:
         health, problem = None, str(error)
     figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
-    charts = (
-        _chart("Duration", figures, "duration_ms", rounded_duration),
-        _chart("Size", figures, "full_bytes", size),
-        _chart("New bytes", figures, "incremental_bytes", size),
-        _chart("State rows", figures, "state_rows", number),
-        _chart("Input rows", figures, "rows", number),
+    lines = [(title, name, points(figures, name, text), text) for title, name, text in _FIGURES]
+    charts = tuple(
+        line_chart(title, found, text) for title, name, found, text in lines if found or name not in _OPTIONAL
     )
     return Overview(described, health, problem, client.catalog.history.counts(described.stream_id), charts)
 
@@ -167,11 +225,7 @@ def summary(client: Client, stream: str) -> tuple[StreamDescription, int, list[P
     described = client.describe_stream(stream, limit=1)
     figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
     rows = [
-        _percentiles("Duration", [each.duration_ms for each in figures], rounded_duration),
-        _percentiles("Size", [each.full_bytes for each in figures], size),
-        _percentiles("New bytes", [each.incremental_bytes for each in figures], size),
-        _percentiles("State rows", [each.state_rows for each in figures], number),
-        _percentiles("Input rows", [each.rows for each in figures], number),
+        *(_percentiles(title, [getattr(each, name) for each in figures], text) for title, name, text in _FIGURES),
         _percentiles("Time between snapshots", _intervals(figures), rounded_duration),
     ]
     return described, len(figures), [row for row in rows if row is not None]
@@ -223,24 +277,47 @@ def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
         except CkptError as error:
             problem = str(error)
     properties = dict(header.properties if header is not None else record.properties)
+    listed = properties.pop("state_operators", None)
+    operators = tuple(each for each in listed if isinstance(each, Mapping)) if isinstance(listed, list) else ()
     shown = {name: _json(value) for name, value in sorted(properties.items()) if value not in (None, "", [], {})}
-    return SnapshotPage(described.stream_id, record, header, problem, shown, holds)
+    return SnapshotPage(described.stream_id, record, header, problem, operators, shown, holds)
 
 
-def configuration(client: Client, stream: str) -> tuple[StreamDescription, list[tuple[str, str]]]:
-    """The recorded settings of a stream, as names and values."""
+def configuration(client: Client, stream: str) -> Configuration:
+    """The recorded settings of a stream, and the effects of its checkpointing options."""
     described = client.describe_stream(stream, limit=1)
-    rows: list[tuple[str, str]] = []
-    for name, value in described.settings.as_record().items():
-        if isinstance(value, Mapping):
-            rows += [(f"{name}.{inner}", _json(each)) for inner, each in value.items()]
-        else:
-            rows.append((name, _json(value)))
-    return described, rows
+    recorded = described.settings
+    options = tuple(
+        Option(each.option, _option_value(each), each.effect.value, each.explanation)
+        for each in (describe_options(recorded.options) if recorded.options is not None else ())
+        if each.option not in _RECORDED_ELSEWHERE
+    )
+    settings = [(_SETTINGS[name], _json(value)) for name, value in _places(recorded.as_record()) if value is not None]
+    return Configuration(described, options, tuple(settings))
 
 
-def _chart(title: str, figures: Sequence[SnapshotFigures], name: str, text: Callable[[int], str]) -> Markup:
-    return line_chart(title, points(figures, name, text), text)
+def _option_value(option: OptionDescription) -> str:
+    value = option.value
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "not set"
+    if isinstance(value, int) and option.option in _DURATIONS:
+        return rounded_duration(value)
+    return value.name if isinstance(value, Enum) else str(value)
+
+
+def _places(record: Mapping[str, object]) -> list[tuple[str, object]]:
+    storage = record.get("storage")
+    return [
+        ("restart", record.get("restart")),
+        *(
+            (name, storage.get(name))
+            for name in ("kind", "checkpoint_path", "savepoint_path")
+            if isinstance(storage, Mapping)
+        ),
+        ("live_root", record.get("live_root")),
+    ]
 
 
 def _intervals(figures: Sequence[SnapshotFigures]) -> list[int | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from sqlalchemy import insert
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -10,7 +12,9 @@ from dagster_ckpt.catalog.tables import snapshots
 BEGIN_MS = 1_700_000_000_000
 
 
-def lengthen(catalog: Catalog, stream_id: str, count: int, *, label: str | None = None) -> None:
+def lengthen(
+    catalog: Catalog, stream_id: str, count: int, *, label: str | None = None, behind: int | None = None
+) -> None:
     """Add deleted checkpoints to a stream, one every second; each hundredth attempt failed.
 
     Args:
@@ -18,6 +22,7 @@ def lengthen(catalog: Catalog, stream_id: str, count: int, *, label: str | None 
         stream_id: The stream.
         count: Number of attempts.
         label: A label for all of them.
+        behind: Records that wait in the source of each.
     """
     rows = []
     for number in range(count):
@@ -37,7 +42,8 @@ def lengthen(catalog: Catalog, stream_id: str, count: int, *, label: str | None 
                 "full_bytes": None if failed else 1_000_000 + number,
                 "incremental_bytes": None if failed else 1_000,
                 "label": label,
-                "properties": "{}",
+                "properties": json.dumps({"records_behind": {"orders-0": behind}} if behind is not None else {}),
+                "watermark": f"2023-11-14T22:13:{number % 60:02}.000Z" if behind is not None else None,
                 "failure_reason": "the disk is full" if failed else None,
                 "created_at_ms": at_ms,
                 "completed_at_ms": None if failed else at_ms + 100,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from dagster_ckpt.catalog.records import ExecutionStatus
 from tests.e2e.dagster_page import browser_path
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.conftest import TOKEN
@@ -75,6 +76,20 @@ def test_every_page_is_reached_by_keyboard_and_readable(tab: Page, page: str, go
     expect(charts.first).to_have_attribute("aria-label", "Duration: newest 148 ms, highest 149 ms, 297 snapshots")
     for selector in ("h1", ".muted", ".status", "a", "thead th"):
         assert contrast(tab, selector) >= 4.5, selector
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_is_wider_than_its_window(browser: Browser, page: str, golden: GoldenStream, width: int) -> None:
+    lengthen(golden.stream.catalog, STREAM, 150, label="before-a-release-with-a-long-name", behind=1_234_567)
+    golden.run_again(ExecutionStatus.FAILED)
+    window = browser.new_page(viewport={"width": width, "height": 800})
+    snapshot = golden.stream.catalog.history.page(STREAM, limit=1).snapshots[0].snapshot_id
+    for path in ("", "/-/history", "/-/timeline", "/-/summary", "/-/failures", "/-/configuration",
+                 f"/-/snapshots/{snapshot}", "/-/restart?from=latest"):  # fmt: skip
+        window.goto(f"{page}/streams/{STREAM}{path}")
+        main = window.locator("main")
+        assert main.evaluate("main => main.scrollWidth") <= main.evaluate("main => main.clientWidth"), path
+    window.close()
 
 
 def test_an_action_is_confirmed_and_its_result_appears(tab: Page, acting: str) -> None:

@@ -129,8 +129,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         SNAPSHOT_ID_KEY: snapshot.snapshot_id,
         "dagster_ckpt/watermark": snapshot.watermark,
     }
-    lags = snapshot.properties.get("records_behind") if snapshot.properties else None
-    if isinstance(lags, dict) and all(type(behind) is int for behind in lags.values()):
+    if lags := snapshot.lags:
         figures["dagster_ckpt/records_behind"] = sum(lags.values())
         # A topic may have thousands; those that are furthest behind are plotted.
         worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]

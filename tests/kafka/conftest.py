@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from kafka_broker import Kafka, running_broker
 
+from dagster_ckpt.sinks.kafka.share import sessions
+
 PAGE = Path(__file__).parents[2] / "docs" / "kafka-reliability.md"
 _MATRIX = pytest.StashKey[list[tuple[str, dict[str, str], bool]]]()
 FEWEST_CASES = 50
@@ -29,6 +31,14 @@ _WHAT = {
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     with running_broker(tmp_path_factory.mktemp("kafka")) as kafka:
         yield kafka
+
+
+@pytest.fixture(autouse=True)
+def closed_clients() -> Iterator[None]:
+    """Close the producers that this process keeps for a next batch, so that none looks for a broker that is stopped."""
+    yield
+    while sessions:
+        sessions.popitem()[1].close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -73,7 +73,7 @@ class Location:
         self.definitions = dg.Definitions.merge(streams, dg.Definitions(resources=resources))
 
     def tick(self) -> list[Any]:
-        sensor = self.definitions.get_sensor_def("checkpoint_supervisor_sensor")
+        sensor = self.definitions.resolve_sensor_def("checkpoint_supervisor_sensor")
         context = dg.build_sensor_context(
             self.instance, resources={"checkpoint_catalog": self.resource}, definitions=self.definitions
         )

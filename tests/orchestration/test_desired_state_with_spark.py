@@ -113,7 +113,7 @@ class Deployment:
         self.files += files
 
     def tick(self) -> None:
-        sensor = self.definitions.get_sensor_def("checkpoint_supervisor_sensor")
+        sensor = self.definitions.resolve_sensor_def("checkpoint_supervisor_sensor")
         context = dg.build_sensor_context(
             self.instance, resources={"checkpoint_catalog": self.resource}, definitions=self.definitions
         )

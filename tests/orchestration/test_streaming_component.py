@@ -79,7 +79,8 @@ def stream_of(**more: Any) -> Stream:
 
 class TestTheExampleOfThePage:
     @pytest.fixture(scope="class")
-    def home(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    @classmethod
+    def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         home = tmp_path_factory.mktemp("streams")
         (home / "landing").mkdir()
         with pytest.MonkeyPatch.context() as environment:
@@ -87,7 +88,8 @@ class TestTheExampleOfThePage:
             yield home
 
     @pytest.fixture(scope="class")
-    def definitions(self, home: Path) -> Iterator[dg.Definitions]:
+    @classmethod
+    def definitions(cls, home: Path) -> Iterator[dg.Definitions]:
         with create_defs_folder_sandbox() as sandbox:
             path = sandbox.scaffold_component(
                 component_cls=StreamsComponent, defs_yaml_contents=yaml.safe_load(EXAMPLE)
@@ -283,7 +285,7 @@ class TestHealth:
                 "checkpoint_catalog": {"url": resource.url},
             },
         )
-        sensor = made.build_defs(ComponentTree.for_test().load_context).get_sensor_def("checkpoint_health_sensor")
+        sensor = made.build_defs(ComponentTree.for_test().load_context).resolve_sensor_def("checkpoint_health_sensor")
 
         with dg.DagsterInstance.ephemeral() as instance:
             context = dg.build_sensor_context(instance, resources={"checkpoint_catalog": resource})

@@ -32,7 +32,7 @@ from dagster_ckpt.catalog.time_limits import (
 from dagster_ckpt.catalog.transitions import log_event
 from dagster_ckpt.config.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.errors import CatalogError, LeaseLostError
-from dagster_ckpt.foreign import from_json
+from dagster_ckpt.untrusted import from_json
 
 # Key of a connection's events that its transaction has recorded, for the log.
 _RECORDED = "dagster_ckpt_recorded"

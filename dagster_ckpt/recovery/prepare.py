@@ -20,7 +20,7 @@ from typing import Any
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
-from dagster_ckpt.recovery.building import Building, StateRewrite
+from dagster_ckpt.recovery.new_directory import Building, StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.recovery.source_positions import move_sources

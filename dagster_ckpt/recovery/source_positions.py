@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagster_ckpt.errors import OptionError, RestoreError
-from dagster_ckpt.foreign import from_json
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets
 from dagster_ckpt.stream.source_offsets import SourceOffsets
+from dagster_ckpt.untrusted import from_json
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:

@@ -30,10 +30,10 @@ from dagster_ckpt.errors import (
     StartStoppedError,
     StateRewriteError,
 )
-from dagster_ckpt.recovery.building import StateRewrite
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, SinkRollbackError
-from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.delta_commit import (
@@ -32,6 +31,7 @@ from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect
 from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
 _NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pendulum
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.foreign import from_json
+from dagster_ckpt.untrusted import from_json
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
 _EXAMPLES = '{"orders": {"0": 124}} for single partitions, or {"orders": "2026-11-23T07:00:00Z"} for a time'

@@ -9,8 +9,8 @@ import pytest
 
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.recovery import building
-from dagster_ckpt.recovery.building import StateRewrite
+from dagster_ckpt.recovery import new_directory
+from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -38,7 +38,7 @@ def copied(
 
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "rewrite_state", copied)
+    monkeypatch.setattr(new_directory, "rewrite_state", copied)
 
 
 def start(history: History, text: str = "latest", *, rewrites: bool = True) -> tuple[RecoveryKind, PreparedStart]:
@@ -83,7 +83,7 @@ def test_a_rewrite_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytes
     def fails(*_: object, **__: object) -> Rewritten:
         raise StateRewriteError("other rows")
 
-    monkeypatch.setattr(building, "rewrite_state", fails)
+    monkeypatch.setattr(new_directory, "rewrite_state", fails)
     for text in ("latest", "batch-3"):
         with pytest.raises(StateRewriteError):
             start(history, text)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dagster_ckpt.errors import RestoreError
-from dagster_ckpt.foreign import number_in
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
+from dagster_ckpt.untrusted import number_in
 
 SINKS_FOLDER = "sinks"
 # Entered around each change of something that a successor would use; raises if this process is no

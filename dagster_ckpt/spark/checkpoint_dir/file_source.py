@@ -8,10 +8,10 @@ written once.
 from __future__ import annotations
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
-from dagster_ckpt.foreign import LARGEST_LONG, from_json, number_in
 from dagster_ckpt.io.file_io import Entry, FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, NeededFile, read_needed
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, check_log_version, parse_log_lines
+from dagster_ckpt.untrusted import LARGEST_LONG, from_json, number_in
 
 COMPACT = ".compact"
 

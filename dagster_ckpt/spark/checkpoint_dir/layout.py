@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dagster_ckpt.config.storage_path import local_path
-from dagster_ckpt.foreign import number_in
 from dagster_ckpt.io.file_io import FileIO, FileVersion
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.fence import fenced_at, planned
+from dagster_ckpt.untrusted import number_in
 
 METADATA = "metadata"
 OFFSETS = "offsets"

@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
-from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import (
@@ -28,6 +27,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFile
+from dagster_ckpt.untrusted import from_json, reading
 
 _SCHEMAS = "_stateSchema"
 JOIN = "symmetricHashJoin"

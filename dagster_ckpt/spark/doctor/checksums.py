@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from blake3 import blake3
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, decompress_block
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
 from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.untrusted import from_json, number_in, reading
 
 _POLYNOMIAL = 0x82F63B78
 

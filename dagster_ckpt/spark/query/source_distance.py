@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
+from dagster_ckpt.untrusted import from_json, reading
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.foreign import reading
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK
 from dagster_ckpt.spark.checkpoint_dir.state.version_files import StoreDirectory, heap_files
+from dagster_ckpt.untrusted import reading
 
 if TYPE_CHECKING:
     import pyarrow as pa

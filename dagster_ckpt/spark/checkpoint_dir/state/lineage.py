@@ -12,8 +12,8 @@ from typing import BinaryIO
 from pydantic import BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.foreign import reading
 from dagster_ckpt.spark.versions import SparkFile
+from dagster_ckpt.untrusted import reading
 
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -57,6 +58,17 @@ _Recorded = tuple[str, EventType, dict[str, Any]]
 E = TypeVar("E", bound=Enum)
 
 
+@dataclass
+class _Effect:
+    """What is known of a transaction that fails.
+
+    Attributes:
+        is_known: The commit was not requested yet, so nothing was changed.
+    """
+
+    is_known: bool = True
+
+
 class Database:
     """A SQL database that several processes and threads use concurrently.
 
@@ -95,8 +107,9 @@ class Database:
             within_s: Time limit, if longer than that of a call.
         """
         recorded: list[_Recorded] = []
+        effect = _Effect()
         with (
-            self._errors_translated(),
+            self._errors_translated(effect),
             limited(within_s or self._call_limit_s),
             self.engine.connect().execution_options(writes=True) as connection,
             connection.begin(),
@@ -105,6 +118,7 @@ class Database:
             if within_s is not None:
                 limit_transaction(connection, within_s)
             yield connection
+            effect.is_known = False
         # Only now: what was rolled back did not happen.
         for stream_id, what, payload in recorded:
             log_event(stream_id, what, payload)
@@ -185,14 +199,16 @@ class Database:
         self.engine.dispose()
 
     @contextmanager
-    def _errors_translated(self) -> Iterator[None]:
+    def _errors_translated(self, effect: _Effect | None = None) -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as error:
             cause = without_secrets(str(error.orig if isinstance(error, DBAPIError) else error), _secrets(self.url))
+            is_known = effect is None or effect.is_known
+            done = "Nothing was changed." if is_known else "It is not known whether the last change was made."
             raise CatalogError(
                 f"The checkpoint catalog {self.shown_url} cannot be used: {cause}. Check that the database "
-                "runs, that the path or host is right, and that this user may write to it. Nothing was changed."
+                f"runs, that the path or host is right, and that this user may write to it. {done}"
             ) from cause_to_show(error)
 
 

@@ -1,4 +1,4 @@
-"""Commands that only read: streams, show, list, snapshot, health, doctor, watch."""
+"""Commands that only read: streams, show, list, snapshot, output-files, health, doctor, watch."""
 
 from __future__ import annotations
 
@@ -137,6 +137,21 @@ def snapshot(client: Client, *, stream: str, snapshot: str, as_json: bool) -> No
             "held by": ", ".join(f"{hold.kind.value} ({hold.holder})" for hold in found.holds) or None,
         }
     )
+
+
+@command("output-files", epilog="\b\nExample:\n  dagster-ckpt output-files orders --json")
+@click.argument("stream")
+def output_files(client: Client, *, stream: str, as_json: bool) -> None:
+    """List the files that a stream's file sinks have committed.
+
+    Readers that do not follow Spark's log of the folder would also read batches that a rewind has undone.
+    """
+    found = client.output_files(stream)
+    if as_json:
+        print_json(found)
+        return
+    for path in found:
+        click.echo(path)
 
 
 @command("health", epilog="\b\nExample:\n  dagster-ckpt health orders || page-someone")

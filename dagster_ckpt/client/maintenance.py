@@ -139,6 +139,22 @@ class MaintenanceMethods(Connection):
 
         return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
 
+    def output_files(self, stream: str) -> list[str]:
+        """List the files that a stream's file sinks have committed: exactly the rows of the stream.
+
+        For readers that do not follow Spark's log of the folder. They would also read the files of batches
+        that a rewind has undone, and those of a batch that is being written.
+
+        Args:
+            stream: The stream; it may be running.
+
+        Example:
+            >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
+        """
+        from dagster_ckpt.operations.sink_cleaning import output_files
+
+        return output_files(self._open(stream))
+
     def clean_sinks(self, stream: str, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
         """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
 

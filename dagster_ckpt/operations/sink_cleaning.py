@@ -1,4 +1,4 @@
-"""Part files that the log of a rolled-back file sink no longer names: listed, and deleted once nothing needs them.
+"""Part files of file sinks: those that the log names, and those that it no longer names, which are deleted.
 
 Two things may still need a file that the log does not name: a batch being written, and a snapshot
 whose copy of the log names it, since a start from there makes it visible again. A forked output has
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.recovery.sink_survey import refuse_to_clean
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import committed_files
 from dagster_ckpt.sinks.part_files import Leftovers, PartFile
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import part_files_in_snapshot
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.handle import StreamHandle, sinks_written
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
@@ -166,3 +168,24 @@ def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
         return "no rollback: a failed or interrupted task left it"
     directory = str(after.payload.get("live_directory", "")).rsplit("/", 1)[-1]
     return f"the rewind that created {directory}"
+
+
+def output_files(stream: StreamHandle) -> list[str]:
+    """The files that a stream's file sinks have committed, as their logs list them: exactly the rows of the stream.
+
+    Readers that do not follow the log (pandas, Polars, DuckDB) would also read the files of batches that a
+    rewind has undone, and those of a batch that is being written. After a rewind, list the files again.
+
+    Args:
+        stream: The stream; it may be running.
+
+    Returns:
+        Local paths or URLs, sorted; empty if the stream writes to no file sink, or nothing yet.
+
+    Raises:
+        StreamNotFoundError: The stream was never registered.
+        LiveDirectoryError: A log cannot be parsed.
+        StorageAccessError: A sink cannot be reached.
+    """
+    folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
+    return sorted(path for folder in folders for path in committed_files(folder))

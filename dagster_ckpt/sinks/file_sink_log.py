@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
+from urllib.parse import unquote
 
+from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
@@ -271,6 +273,17 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
     return SinkLogAtHand(
         max(names), frozenset(up_to), frozenset(later), compacted=compacted, is_later=max(names) > batch_id
     )
+
+
+def committed_files(path: str) -> list[str]:
+    """Files that the log of a folder lists, as local paths or URLs.
+
+    Raises:
+        LiveDirectoryError: An entry cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    urls = [unquote(url) for url in read_log_at_hand(path, -1).later]
+    return [str(local_path(url) or url) for url in urls]
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -78,3 +79,23 @@ def test_a_file_that_is_no_database_is_our_own_error(tmp_path: Path) -> None:
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(CatalogError, match="file is not a database"):
         Catalog(f"sqlite:///{path}")
+
+
+def test_whether_a_commit_without_an_answer_was_made_is_not_claimed_to_be_known(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialect = catalog.database.engine.dialect
+    commit = dialect.do_commit
+
+    def lose_the_answer(connection: Any) -> None:
+        commit(connection)
+        raise dialect.loaded_dbapi.OperationalError("the connection is lost")  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(dialect, "do_commit", lose_the_answer)
+    with pytest.raises(CatalogError, match="It is not known whether the last change was made"):
+        catalog.streams.allocate_number("orders")
+    monkeypatch.undo()
+
+    assert catalog.streams.allocate_number("orders") == 2
+    with pytest.raises(CatalogError, match="Nothing was changed"), catalog.database.writing() as connection:
+        connection.execute(text("INSERT INTO nothing_of_the_kind VALUES (1)"))

@@ -119,6 +119,11 @@ def test_a_dry_run_deletes_nothing_and_does_not_ask(golden: GoldenStream) -> Non
     assert as_json("retention", "--all", "--dry-run")[STREAM]["dry_run"] is True
 
 
+def test_a_stream_without_a_file_sink_has_no_output_files(golden: GoldenStream) -> None:
+    assert as_json("output-files", STREAM) == []
+    assert run("output-files", STREAM).stdout == ""
+
+
 def test_doctor_and_health_say_by_their_status_whether_all_is_well(golden: GoldenStream) -> None:
     assert as_json("doctor", STREAM)["can_resume"] is True
     for commit in (golden.live / "commits").iterdir():

@@ -16,7 +16,7 @@ import pytest
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SinkRollbackError
-from dagster_ckpt.operations.sink_cleaning import SinkCleaning, clean_sinks
+from dagster_ckpt.operations.sink_cleaning import SinkCleaning, clean_sinks, output_files
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
@@ -267,3 +267,13 @@ def test_where_the_log_is_not_whole_nothing_is_told_and_nothing_deleted(
         output.clean(dry_run=False, grace_ms=0)
 
     assert output.left() == list(range(LAST + 1))
+
+
+def test_known_defect_13_the_files_with_the_rows_of_the_stream_are_named_for_readers_of_every_kind(
+    output: Output,
+) -> None:
+    """pandas, Polars and DuckDB read whole folders, with what a rewind has undone."""
+    output.history.start("batch-3")
+    assert len(list(output.sink.rglob("part-*.parquet"))) == LAST + 1
+
+    assert output_files(output.history.shelf.stream) == sorted(str(part) for part in output.parts[:4])

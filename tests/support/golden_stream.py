@@ -37,7 +37,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer, keeping
-from tests.support.places import is_local, path_of, place
+from tests.support.places import catalog_at, is_local, path_of, place
 
 STREAM = "golden"
 GOLDEN = Path(__file__).parents[1] / "golden/format-2"
@@ -65,7 +65,7 @@ class GoldenStream:
             stream_id=STREAM,
             name=STREAM,
             asset_key=STREAM,
-            catalog=Catalog(f"sqlite:///{self.root / 'catalog.db'}"),
+            catalog=Catalog(catalog_at(self.root)),
             store=open_store(storage, STREAM),
             options=CheckpointConfig(num_retained=self.num_retained).options,
             restart=RestartStrategies.no_restart(),

@@ -1,4 +1,4 @@
-"""Where the streams of these tests have their files: on the local disk, or wherever else a test says."""
+"""Where the streams of these tests have their files and their catalog: on this disk, or wherever else a test says."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from contextvars import ContextVar
 from pathlib import Path
 
 SCHEME: ContextVar[str] = ContextVar("scheme", default="file")
+# URL of the catalog; None is a SQLite file beside the stream's files.
+CATALOG_URL: ContextVar[str | None] = ContextVar("catalog_url", default=None)
 
 
 def place(path: Path) -> str:
     """URL of a folder."""
     return f"{SCHEME.get()}://{path}"
+
+
+def catalog_at(root: Path) -> str:
+    """URL of the catalog of the streams in a folder."""
+    return CATALOG_URL.get() or f"sqlite:///{root / 'catalog.db'}"
 
 
 def is_local() -> bool:

@@ -32,7 +32,7 @@ from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.as_writer import as_writer
-from tests.support.places import is_local, place
+from tests.support.places import catalog_at, is_local, place
 
 STREAM = "orders"
 HOLDER = Holder("unused", "run", "host", 1, 1, "boot")
@@ -94,7 +94,7 @@ class Shelf:
             stream_id=STREAM,
             name=STREAM,
             asset_key=STREAM,
-            catalog=Catalog(catalog_url or f"sqlite:///{root / 'catalog.db'}"),
+            catalog=Catalog(catalog_url or catalog_at(root)),
             store=open_store(storage, STREAM),
             options=CheckpointConfig(num_retained=num_retained).options,
             restart=RestartStrategies.no_restart(),

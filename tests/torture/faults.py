@@ -74,7 +74,16 @@ class CatalogFault(Enum):
         return self in (CatalogFault.KILLED, CatalogFault.ANSWER_LOST)
 
 
-Fault = FileFault | ObjectFault | CatalogFault | LeaseFault
+class ServerFault(Enum):
+    """What happens at the commit of a transaction with a catalog in PostgreSQL: see `tests/torture/postgres.py`."""
+
+    KILLED = "the process is killed before the server has committed"
+    KILLED_AFTER = "the process is killed after the server has committed, before it learns of it"
+    CUT_OFF = "the connection is lost before the server has committed"
+    ANSWER_LOST = "the connection is lost after the server has committed, before the process learns of it"
+
+
+Fault = FileFault | ObjectFault | CatalogFault | ServerFault | LeaseFault
 
 
 def run_into(disk: Disk, work: Callable[[], object], fault: FileFault | ObjectFault | CatalogFault, call: int) -> Ran:

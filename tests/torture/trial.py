@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
-import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection, Engine, NullPool, Select, create_engine, select
+
+from dagster_ckpt.catalog.tables import snapshots, streams
 from dagster_ckpt.errors import CkptError
 from tests.support.lost_power import Scenario
-from tests.support.places import SCHEME, place
-from tests.support.power_loss import CATALOG, Disk, Ran, Trouble
+from tests.support.places import SCHEME, catalog_at, place
+from tests.support.power_loss import Disk, Ran, Trouble
 from tests.torture import bucket, leases
 from tests.torture.bucket import ObjectFault
-from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault, run_into
+from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault, ServerFault, run_into
 from tests.torture.scenarios import DELETES_ALL, DELETES_SAVEPOINTS, SCENARIOS
 
 EVERY_CALL = 10_000
@@ -42,6 +44,7 @@ _TWICE = {
     *(FileFault.KILLED, FileFault.ANSWER_LOST),
     *(CatalogFault.KILLED, CatalogFault.ANSWER_LOST),
     *(ObjectFault.KILLED, ObjectFault.ANSWER_LOST),
+    *ServerFault,
 }
 
 
@@ -99,14 +102,14 @@ def torture(name: str, fault: Fault, calls: Calls = Calls()) -> Outcome:
     if isinstance(fault, LeaseFault):
         _lose_lease(outcome, fault, calls)
         return outcome
-    with _in_place(fault), _disk() as disk:
+    with _in_place(fault), new_disk() as disk:
         _torture(disk, SCENARIOS[name], outcome, fault, calls)
     return outcome
 
 
 def _lose_lease(outcome: Outcome, fault: LeaseFault, calls: Calls) -> None:
     name = outcome.scenario
-    with _disk() as disk:
+    with new_disk() as disk:
         leases.make(name, disk.root)
         disk.freeze()
         for call in calls.tried(outcome):
@@ -130,23 +133,28 @@ def _in_place(fault: Fault) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Before:
+class Before:
     """What the catalog said before the fault: snapshots that somebody was promised, and rows of another stream."""
 
     snapshots: list[tuple[Any, ...]]
     foreign_rows: list[tuple[Any, ...]]
 
 
-def _torture(
-    disk: Disk, scenario: Scenario, outcome: Outcome, fault: FileFault | ObjectFault | CatalogFault, calls: Calls
-) -> None:
+def make(disk: Disk, scenario: Scenario) -> Before:
+    """What an operation finds, and what it must not touch."""
     scenario.make(disk.root)
     for name in _FOREIGN:
         path = disk.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("not ours")
     _add_foreign_rows(disk)
-    before = _Before(_snapshots(disk, "COMPLETED"), _foreign_rows(disk))
+    return Before(_snapshots(disk, "COMPLETED"), _foreign_rows(disk))
+
+
+def _torture(
+    disk: Disk, scenario: Scenario, outcome: Outcome, fault: FileFault | ObjectFault | CatalogFault, calls: Calls
+) -> None:
+    before = make(disk, scenario)
     disk.freeze()
     if calls.at_most > _FEW:
         # What is compiled and imported here is there in each child.
@@ -155,14 +163,15 @@ def _torture(
     for call in calls.tried(outcome):
         ran = run_into(disk, lambda: scenario.work(disk.root), fault, call)
         outcome.calls = max(outcome.calls, len(ran.calls))
-        found = _violations(scenario, disk, ran, fault, before)
+        found = violations(scenario, disk, ran, fault, before)
         outcome.violations += [f"call {call} ({ran.calls[-1] if ran.calls else ''}): {each}" for each in found]
         if not ran.reached:
             break
         outcome.points += 1
 
 
-def _violations(scenario: Scenario, disk: Disk, ran: Ran, fault: Fault, before: _Before) -> Iterator[str]:
+def violations(scenario: Scenario, disk: Disk, ran: Ran, fault: Fault, before: Before) -> Iterator[str]:
+    """What does not hold after an operation and a fault."""
     is_ours = scenario.name != _PLAYS_SPARK
     if ran.error is not None and not isinstance(ran.error, CkptError) and is_ours:
         yield f"{type(ran.error).__name__} came out of it: {ran.error}"
@@ -198,7 +207,7 @@ def _left_over(disk: Disk) -> Iterator[str]:
             yield f"{name}, which is not ours, was touched"
 
 
-def _lost(scenario: Scenario, disk: Disk, before: _Before) -> Iterator[str]:
+def _lost(scenario: Scenario, disk: Disk, before: Before) -> Iterator[str]:
     """What was promised before the fault, and is not kept; rows of the catalog that belong to another stream."""
     if _foreign_rows(disk) != before.foreign_rows:
         yield "rows of another stream were changed in the catalog"
@@ -215,49 +224,59 @@ def _lost(scenario: Scenario, disk: Disk, before: _Before) -> Iterator[str]:
 
 
 def _snapshots(disk: Disk, status: str) -> list[tuple[Any, ...]]:
-    wanted = "SELECT snapshot_id, kind, number FROM snapshots WHERE stream_id != ? AND status = ?"
-    with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
-        return catalog.execute(wanted, (_OTHER, status)).fetchall()
+    columns = snapshots.c.snapshot_id, snapshots.c.kind, snapshots.c.number
+    return _rows(disk, select(*columns).where(snapshots.c.stream_id != _OTHER, snapshots.c.status == status))
 
 
 def _add_foreign_rows(disk: Disk) -> None:
     """Another stream and a checkpoint of it, in the same catalog."""
-    with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
-        columns = [row[1] for row in catalog.execute("PRAGMA table_info(streams)")]
-        values = dict(zip(columns, catalog.execute("SELECT * FROM streams LIMIT 1").fetchone(), strict=True))
+    with _catalog(disk) as catalog:
+        values = dict(catalog.execute(select(streams).limit(1)).mappings().one())
         values |= dict.fromkeys(("stream_id", "name", "asset_key"), _OTHER)
         values["live_directory"] = f"{disk.root}/live/other/live-1"
-        catalog.execute(f"INSERT INTO streams VALUES ({', '.join('?' * len(columns))})", list(values.values()))
-        snapshot = {
-            "snapshot_id": "of-another",
-            "stream_id": _OTHER,
-            "kind": "CHECKPOINT",
-            "number": 1,
-            "status": "COMPLETED",
-            "trigger": "PERIODIC",
-            "timeline": 1,
-            "location": f"{place(disk.root)}/snapshots/other/chk-1",
-            "properties": "{}",
-            "created_at_ms": 1,
-        }
-        names = ", ".join(f'"{name}"' for name in snapshot)
+        catalog.execute(streams.insert().values(**values))
         catalog.execute(
-            f"INSERT INTO snapshots ({names}) VALUES ({', '.join('?' * len(snapshot))})", list(snapshot.values())
+            snapshots.insert().values(
+                snapshot_id="of-another",
+                stream_id=_OTHER,
+                kind="CHECKPOINT",
+                number=1,
+                status="COMPLETED",
+                trigger="PERIODIC",
+                timeline=1,
+                location=f"{place(disk.root)}/snapshots/other/chk-1",
+                properties="{}",
+                created_at_ms=1,
+            )
         )
         catalog.commit()
 
 
 def _foreign_rows(disk: Disk) -> list[tuple[Any, ...]]:
-    with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
-        return [
-            row
-            for table in ("streams", "snapshots")
-            for row in catalog.execute(f"SELECT * FROM {table} WHERE stream_id = ?", (_OTHER,))
-        ]
+    tables = streams, snapshots
+    return [row for table in tables for row in _rows(disk, select(table).where(table.c.stream_id == _OTHER))]
+
+
+def _rows(disk: Disk, query: Select[Any]) -> list[tuple[Any, ...]]:
+    with _catalog(disk) as catalog:
+        return [tuple(row) for row in catalog.execute(query)]
 
 
 @contextmanager
-def _disk() -> Iterator[Disk]:
+def _catalog(disk: Disk) -> Iterator[Connection]:
+    """The catalog, past everything of ours that is under torture."""
+    with _engine(catalog_at(disk.root)).connect() as connection:
+        yield connection
+
+
+@lru_cache(maxsize=4)
+def _engine(url: str) -> Engine:
+    return create_engine(url, poolclass=NullPool)
+
+
+@contextmanager
+def new_disk() -> Iterator[Disk]:
+    """An empty one."""
     # Thousands of disks: what is under test is not how fast one flushes.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=memory))

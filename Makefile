@@ -13,6 +13,7 @@
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
+# make torture-postgres  the same with a catalog in PostgreSQL, killed and cut off at every commit (10 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make docs   the documentation site, in site/; needs no network
 # make screenshots  the pictures of docs/images, taken of the example with headless Chromium
@@ -40,12 +41,12 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture test-fast soak bench mutants check \
+.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak bench mutants check \
   format java browser clean
 PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 help:
-	@sed -n '1,21s/^# //p' Makefile
+	@sed -n '1,22s/^# //p' Makefile
 
 demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
@@ -108,6 +109,9 @@ fuzz: $(VENV)/.dev-$(SPARK)
 
 torture: $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.torture
+
+torture-postgres: $(VENV)/.dev-$(SPARK)
+	$(BIN)/python -m tests.torture.postgres
 
 soak: java $(VENV)/.dev-$(SPARK)
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak

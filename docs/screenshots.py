@@ -13,13 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from playwright.sync_api import sync_playwright
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.client import Client
 from dagster_ckpt.errors import CkptError
 from examples.flights.dagster_dev import running_dagster_dev
 from examples.flights.replayer import Replayer
 from examples.flights.workspace import Workspace
-from tests.e2e.dagster_page import DagsterPage, dagster_page
+from tests.e2e.dagster_page import DagsterPage, browser_path, dagster_page
+from tests.ui.conftest import served
 
 IMAGES = Path(__file__).parent / "images"
 DEFINITIONS = Path(__file__).parents[1] / "definitions.py"
@@ -50,7 +53,26 @@ def main(root: str) -> None:
             _take_pictures(page, catalog)
         finally:
             catalog.close()
+    _take_checkpoint_page(workspace)
     shutil.rmtree(workspace.root)
+
+
+def _take_checkpoint_page(workspace: Workspace) -> None:
+    """The checkpoint page of what has run, in both themes."""
+    with (
+        Client(workspace.catalog_url) as client,
+        served(client, token=None) as address,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        for theme in ("light", "dark"):
+            window = browser.new_page(color_scheme=theme, viewport={"width": 1280, "height": 860})
+            for name, path in (("checkpoint-page", ""), ("checkpoint-page-restarts", "/-/timeline")):
+                window.goto(f"{address}/streams/{STREAM}{path}")
+                taken = IMAGES / f"{name}-{theme}.png"
+                window.screenshot(path=taken, full_page=True)
+                click.echo(f"docs/images/{taken.name}")
+        browser.close()
 
 
 def _feed(workspace: Workspace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tomllib
 from dataclasses import dataclass, fields, replace
@@ -33,11 +34,14 @@ class Deployment:
     live_root: str | None = None
     module: str | None = None
 
-    def connect(self) -> Client:
+    def connect(self, *, may_create: bool = False) -> Client:
         """Open a client. The values of this object come before those of the definitions or the file.
 
+        Args:
+            may_create: Whether a SQLite catalog may be created, as the first start of a stream does.
+
         Raises:
-            click.UsageError: No catalog is named anywhere.
+            click.UsageError: No catalog is named anywhere, or the file of the named one does not exist.
             CatalogError: The catalog cannot be used.
         """
         from dagster_ckpt.client import Client
@@ -45,7 +49,10 @@ class Deployment:
         if self.catalog is None and self.module is not None:
             return self._from_definitions()
         found = self if self.catalog is not None else self._from_file()
-        return Client(found.catalog_url(), storage=found.storage, live_root=found.live_root)
+        url = found.catalog_url()
+        if not may_create:
+            _refuse_missing(url)
+        return Client(url, storage=found.storage, live_root=found.live_root)
 
     def catalog_url(self) -> str:
         """The catalog's URL, from an option, the environment or the file.
@@ -95,6 +102,16 @@ class Deployment:
                 f"{self.module} defines no CheckpointCatalogResource. Name the catalog by --catalog."
             )
         return Client.from_resources(catalog, one(CheckpointStorageResource), one(StateBackendResource))
+
+
+def _refuse_missing(url: str) -> None:
+    """Refuse a SQLite catalog without a file: an empty one would only hide a wrong path."""
+    found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
+    if found is not None and found[1] != ":memory:" and not Path(found[1]).exists():
+        raise click.UsageError(
+            f"The catalog {url} does not exist: there is no file {Path(found[1]).absolute()}. Check the path; the "
+            "first start of a stream creates the file."
+        )
 
 
 def _read(file: Path) -> Deployment:

@@ -37,7 +37,9 @@ def streams(client: Client, *, as_json: bool) -> None:
 
 @command("show", epilog="\b\nExample:\n  dagster-ckpt show orders")
 @click.argument("stream")
-@click.option("--limit", default=10, show_default=True, help="Executions and snapshots to show.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Executions and snapshots to show."
+)
 def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
     """Show a stream: what it is doing, its executions and its snapshots."""
     found = client.describe_stream(stream, limit=limit)
@@ -87,7 +89,7 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
 @click.argument("stream")
 @click.option("--kind", type=KINDS, help="Only checkpoints, or only savepoints.")
 @click.option("--all", "is_all", is_flag=True, help="Also failed, unfinished and deleted ones.")
-@click.option("--limit", default=50, show_default=True, help="Snapshots to show.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Snapshots to show.")
 def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, limit: int, as_json: bool) -> None:
     """List the checkpoints and savepoints of a stream, newest first."""
     from dagster_ckpt.catalog.records import SnapshotStatus

@@ -111,7 +111,10 @@ def restart(
 
     The run is launched by the supervisor sensor, which must be turned on.
     """
-    ahead = client.preview_rewind(stream, start_from=start_from, new_query_id=new_query_id)
+    from dagster_ckpt.stream.start_from import StartFrom
+
+    point = StartFrom.parse(start_from, new_query_id=new_query_id, source_offsets=source_offsets)
+    ahead = client.preview_rewind(stream, start_from=point)
     if preview:
         _report(ahead, ahead.messages(), as_json)
         return
@@ -170,6 +173,7 @@ def fork(
 
 @command(
     "import-snapshot",
+    may_create_catalog=True,
     epilog="\b\nExample:\n  dagster-ckpt import-snapshot s3://prod/savepoints/savepoint-orders-1f2e3d orders "
     "--output /prod/orders=/staging/orders",
 )
@@ -201,6 +205,7 @@ def import_snapshot(
 
 @command(
     "adopt",
+    may_create_catalog=True,
     epilog="\b\nExamples:\n  dagster-ckpt adopt orders /data/checkpoints/orders --sink /data/orders --dry-run\n"
     "  dagster-ckpt adopt orders /data/checkpoints/orders --sink /data/orders --label before-adoption",
 )

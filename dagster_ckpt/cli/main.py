@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,17 +75,27 @@ def cli(
       dagster-ckpt savepoint orders --label before-release-42
       dagster-ckpt restart orders --from before-release-42 --preview
     """  # noqa: D301 - click's mark of a paragraph to leave as it is
-    context.obj = Deployment(catalog, storage, live_root, module)
+    deployment = Deployment(catalog, storage, live_root, module)
+    if _is_typed(context, "module"):
+        # What is typed comes before the environment, which names another deployment.
+        others = {name: None for name in ("catalog", "storage", "live_root") if not _is_typed(context, name)}
+        deployment = replace(deployment, **others)
+    context.obj = deployment
+
+
+def _is_typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def command(
-    name: str, *, group: click.Group = cli, **settings: Any
+    name: str, *, group: click.Group = cli, may_create_catalog: bool = False, **settings: Any
 ) -> Callable[[Callable[..., int | None]], click.Command]:
     """Register a command that receives a client and `as_json`; what it returns is the exit status.
 
     Args:
         name: Name of the command.
         group: The group that it belongs to.
+        may_create_catalog: Whether it works on a SQLite catalog that does not exist yet.
         settings: Settings of the click command.
     """
 
@@ -94,7 +105,7 @@ def command(
         @functools.wraps(function)
         def run(deployment: Deployment, /, **arguments: Any) -> None:
             try:
-                with deployment.connect() as client:
+                with deployment.connect(may_create=may_create_catalog) as client:
                     status = function(client, **arguments)
             except RequestTimeoutError as error:
                 fail(error, TIMED_OUT)

@@ -135,7 +135,7 @@ def prune_history(
     )
 
 
-@command("upgrade-catalog", epilog="\b\nExample:\n  dagster-ckpt upgrade-catalog")
+@command("upgrade-catalog", may_create_catalog=True, epilog="\b\nExample:\n  dagster-ckpt upgrade-catalog")
 def upgrade_catalog(client: Client, *, as_json: bool) -> None:
     """Bring the catalog's tables to the version of this package. Every start does it, too."""
     if as_json:
@@ -171,7 +171,11 @@ def accept_catalog(deployment: Deployment, *, yes: bool, as_json: bool) -> None:
         click.echo(f"{shown} is the catalog from now on")
 
 
-@command("rebuild", epilog="\b\nExample:\n  dagster-ckpt --storage s3://bucket/checkpoints rebuild --yes")
+@command(
+    "rebuild",
+    may_create_catalog=True,
+    epilog="\b\nExample:\n  dagster-ckpt --storage s3://bucket/checkpoints rebuild --yes",
+)
 @click.argument("stream", required=False)
 @click.option("--take-over-deployment", metavar="ID", help="The deployment whose catalog was lost.")
 @yes

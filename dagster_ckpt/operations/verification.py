@@ -27,7 +27,7 @@ from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
 from dagster_ckpt.spark.state.reading import StateReader, StateRows
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import holding_location, is_named
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding_location, is_named
 from dagster_ckpt.stream.start_from import is_location
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def locations_of(stream: StreamHandle, reference: str) -> list[str]:
         if not found and is_location(reference):
             return [reference.rstrip("/").removesuffix("/_metadata")]
     if not found:
-        known = ", ".join(snapshot.location or "" for snapshot in listed[:8]) or "none"
+        known = ", ".join(map(describe_snapshot, listed[:8])) or "none"
         raise SnapshotNotFoundError(
             f"Stream {stream.stream_id!r} has no snapshot {reference!r}. It has: {known}. Name one of these."
         )

@@ -81,6 +81,24 @@ def test_a_damaged_snapshot_is_an_exit_status_of_its_own(golden: GoldenStream) -
     assert result["problems"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        ("list golden --limit 0", 2, "is not in the range"),
+        ("show golden --limit -1", 2, "is not in the range"),
+        ("verify golden chk-99", FAILED, "It has: chk-"),
+        ("restart golden --from batch-4 --source-offsets nonsense --preview", FAILED, "source_offsets is 'nonsense'"),
+        ("savepoint golden --label latest", FAILED, "keyword of start_from"),
+        ("export golden --to relative", FAILED, "relative path"),
+        ("cancel golden --yes", FAILED, "is not running"),
+        ("fork golden golden", FAILED, "into itself"),
+    ],
+)
+def test_wrong_input_is_refused_with_what_to_do(golden: GoldenStream, arguments: str, status: int, says: str) -> None:
+    golden.snapshot()
+    assert says in run(*arguments.replace("golden", STREAM).split(), status=status).stderr
+
+
 def test_what_is_refused_says_why_on_the_error_stream_and_changes_nothing(golden: GoldenStream) -> None:
     result = run("savepoint", "orders-typo", status=FAILED)
     assert result.stdout == ""
@@ -168,7 +186,18 @@ def test_the_deployment_is_found_in_dagster_definitions(
         'defs = dg.Definitions(resources={"checkpoint_catalog": catalog})\n'
     )
     assert as_json_of("-m", "definitions_of_the_cli_test", "streams")[0]["stream_id"] == STREAM
+    # What is typed comes before the environment.
+    monkeypatch.setenv("DAGSTER_CKPT_CATALOG", "sqlite:////no/such/folder/catalog.db")
+    assert as_json_of("-m", "definitions_of_the_cli_test", "streams")[0]["stream_id"] == STREAM
     assert "cannot be imported" in run("-m", "no_such_module", "streams", status=2).stderr
+
+
+def test_a_wrong_path_of_a_catalog_is_refused_and_creates_nothing(tmp_path: Path) -> None:
+    catalog = tmp_path / "typo.db"
+    assert f"no file {catalog}" in run("--catalog", f"sqlite:///{catalog}", "streams", status=2).stderr
+    assert not catalog.exists()
+    run("--catalog", f"sqlite:///{catalog}", "upgrade-catalog")
+    assert catalog.exists()
 
 
 def as_json_of(*arguments: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,6 +52,15 @@ def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoldenSt
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)])
 def test_the_commands_of_a_page_run(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_commands(golden, page, monkeypatch)
+
+
+def test_each_command_prints_json(golden: GoldenStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_commands(golden, "command-line.md", monkeypatch, "--json")
+
+
+def run_commands(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    """Run the commands of a page; with `--json` each prints one document."""
     here = {
         "orders": STREAM,
         "batch-640": "batch-4",
@@ -67,7 +77,10 @@ def test_the_commands_of_a_page_run(golden: GoldenStream, page: str, monkeypatch
     monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[-1])
     try:
         for words in commands_of(page):
-            done = CliRunner().invoke(commands(), [here.get(word, word) for word in words])
+            more = [option for option in options if option not in words]
+            done = CliRunner().invoke(commands(), [*(here.get(word, word) for word in words), *more])
             assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}\n{done.exception}"
+            if options:
+                assert json.loads(done.stdout) is not None, shlex.join(words)
     finally:
         program.end()

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka_broker import Kafka, running_broker
 
 from dagster_ckpt.sinks.kafka.share import sessions
 
-PAGE = Path(__file__).parents[2] / "docs" / "kafka-reliability.md"
-_MATRIX = pytest.StashKey[list[tuple[str, dict[str, str], bool]]]()
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "kafka-reliability.md"
+# By the test's id: name of the function, parameters and properties, whether it passed.
+Result = tuple[str, dict[str, str], bool]
 FEWEST_CASES = 50
+_MATRIX = pytest.StashKey[dict[str, Result]]()
 _HEAD = """# Reliability of the transactional Kafka sink
 
 Written by `make test-kafka`; a slice of it runs with `make test`. A real broker, a topic with three
@@ -48,13 +53,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         params = dict(getattr(getattr(item, "callspec", None), "params", {}))
         facts = {name: str(value) for name, value in (*params.items(), *report.user_properties)}
         name = getattr(item, "originalname", item.name)
-        item.config.stash.setdefault(_MATRIX, []).append((name, facts, bool(report.passed)))
+        item.config.stash.setdefault(_MATRIX, {})[item.nodeid] = (name, facts, bool(report.passed))
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the table of kills and results, once the whole matrix has run."""
-    results = session.config.stash.get(_MATRIX, [])
+    """Write the table of kills and results; the matrix may run in pieces, as long as the code stays the same."""
+    ran = session.config.stash.get(_MATRIX, {})
+    if not ran:
+        return
+    cache: Any = session.config.cache
+    code = _digest()
+    kept = cache.get(f"kafka-matrix/{code}", {}) | {test: list(result) for test, result in ran.items()}
+    cache.set(f"kafka-matrix/{code}", kept)
+    results: list[Result] = [(name, facts, passed) for name, facts, passed in kept.values()]
     # A selection of the cases does not replace the page.
     if len([name for name, _, _ in results if name in _WHAT]) < FEWEST_CASES:
         return
@@ -77,3 +89,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if "soak" in facts:
             lines += ["## Soak\n", f"{facts['soak']}: {'0 lost, 0 twice' if passed else 'FAILED'}.", ""]
     PAGE.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _digest() -> str:
+    files = [*(ROOT / "dagster_ckpt/sinks/kafka").glob("*.py"), *Path(__file__).parent.rglob("*.py")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]

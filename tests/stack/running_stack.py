@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ LOCATION = "streams"
 TOPICS = {"orders": 3, "shop-counts": 3}
 # What this machine has less of than a cluster.
 SMALL = {
-    "spark.cores.max": "2",
+    "spark.cores.max": "1",
     "spark.executor.memory": "512m",
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
@@ -64,7 +64,6 @@ class Stack:
     dagster: Mapping[str, Server]
     page: str
     environment: Mapping[str, str]
-    _runs: list[str] = field(default_factory=list)
 
     @property
     def catalog_url(self) -> str:
@@ -85,6 +84,12 @@ class Stack:
         assert not told.get("errors"), told["errors"]
         data: dict[str, Any] = told["data"]
         return data
+
+    def keep_up(self) -> None:
+        """Start again what has ended, as an init system does."""
+        for server in self.dagster.values():
+            if server.process.poll() is not None:
+                server.start()
 
     def start_streams(self) -> None:
         """Turn the sensors on and launch both streams, as a user does on the page."""

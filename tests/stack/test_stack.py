@@ -48,12 +48,19 @@ class Trade:
 
     def await_everything(self) -> None:
         """Wait until both outputs have everything, and compare them row for row."""
-        await_that(lambda: rows_of_table(self.stack.orders_table).total() >= self.orders.sold.total(), self.told)
-        await_that(lambda: self._newest_counts() == self.orders.by_shop, self.told)
+        self.await_that(lambda: rows_of_table(self.stack.orders_table).total() >= self.orders.sold.total())
+        self.await_that(lambda: self._newest_counts() == self.orders.by_shop)
         assert rows_of_table(self.stack.orders_table) == self.orders.sold
         for shop, counts in published_counts(self.stack.kafka.servers).items():
             # A count that is written twice, or goes back, would show here.
             assert counts == sorted(set(counts)), shop
+
+    def await_that(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, self.told()
+            self.stack.keep_up()
+            time.sleep(1)
 
     def told(self) -> str:
         rows = rows_of_table(self.stack.orders_table).total()
@@ -66,13 +73,6 @@ class Trade:
 
     def _newest_counts(self) -> dict[str, int]:
         return {shop: counts[-1] for shop, counts in published_counts(self.stack.kafka.servers).items()}
-
-
-def await_that(condition: Callable[[], bool], told: Callable[[], str]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(1)
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +131,11 @@ def pause_object_store(trade: Trade) -> None:
 
 
 def kill_dagster(trade: Trade) -> None:
-    for name, server in trade.stack.dagster.items():
+    # The runs are processes of the code location, and end with it.
+    for server in trade.stack.dagster.values():
         server.kill()
-        trade.orders.sell(10)
-        server.start()
-        assert server.process.poll() is None, name
+    trade.orders.sell(10)
+    trade.stack.keep_up()
 
 
 DEATHS: dict[str, Callable[[Trade], None]] = {
@@ -174,4 +174,4 @@ def test_the_page_shows_the_checkpoints(trade: Trade) -> None:
         known = {"/".join(node["key"]["path"]) for node in told["assetsOrError"]["nodes"]}
         return set(STREAMS) <= known
 
-    await_that(materialized, trade.told)
+    trade.await_that(materialized)

@@ -35,6 +35,9 @@ from dagster_ckpt.stream.start_from import checked_label
 # Holder for a process that can no longer be found, so that its end does not count as orderly.
 _LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")
 
+# No stream takes a lease so often for each number of a snapshot.
+_TOKENS_PER_SNAPSHOT = 1_000
+
 
 @dataclass(frozen=True)
 class RebuildReport:
@@ -131,10 +134,11 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
         stream.catalog.take_over_deployment(take_over_deployment, only_if_unused=True)
     record = stream.register()
     holder = this_holder(f"rebuild-{uuid.uuid4()}", origin, None)
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=stream.newest_token())
+    found, skipped = _snapshots(stream)
+    above = max(stream.newest_token(), _tokens_of(found))
+    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
-        found, skipped = _snapshots(stream)
         owner = owner_of_live_folder(stream)
         if record.live_generation == 0 and not known:
             _refuse_anothers(stream, found, owner)
@@ -160,6 +164,14 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
             live_directory = rebuilt.live_directory
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
     return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped))
+
+
+def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
+    """A token above those that the lost catalog issued, if no live directory is left to name the newest.
+
+    A sink that remembers tokens (the markers in Kafka) would take a lower one for that of a former holder.
+    """
+    return _TOKENS_PER_SNAPSHOT * max((snapshot.number or 0 for snapshot in found), default=0)
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:

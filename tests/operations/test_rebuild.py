@@ -193,6 +193,23 @@ def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(his
     assert [each.live.url for each in stream.live_directories()] == [str(high), prepared.live.url]
 
 
+def test_with_the_live_directories_lost_too_tokens_are_above_those_that_a_sink_may_remember(history: History) -> None:
+    """The markers in Kafka name the token of the live directory; the stream could never write there again."""
+    stream = history.shelf.stream
+    for _ in range(20):
+        with holding(stream.catalog, STREAM) as lease:
+            issued = lease.token
+    trigger_savepoint(stream, origin=ORIGIN, label="kept")
+    lost = lose_the_catalog(history)
+    shutil.rmtree(history.shelf.live.parent)
+    stream = history.shelf.stream
+
+    rebuild(stream, origin=ORIGIN, take_over_deployment=lost)
+
+    with holding(stream.catalog, STREAM) as lease:
+        assert lease.token > issued
+
+
 def test_what_an_empty_start_without_the_catalog_leaves_is_cleared_as_well(history: History) -> None:
     history.shelf.live.rename(history.shelf.live.with_name("live-1-37"))
     lose_the_catalog(history)

@@ -63,10 +63,10 @@ def show(
 
     with client.state(stream, snapshot, operator=operator, state=of_state, spark=_spark()) as found:
         progress(f"{stream}: {found}")
-        shown = show_state(found, where=where, limit=limit)
         frames = (found.frame(name) for name in found.states)
         tables = ((each.name, each.where(where) if where else each.rows) for each in frames)
         written = write_rows(tables, write_to) if write_to is not None else []
+        shown = show_state(found, where=where, limit=limit)
     if as_json:
         print_json(shown)
         return
@@ -109,9 +109,9 @@ def diff(
 
     with client.state_diff(stream, before, after, operator=operator, state=of_state, spark=_spark()) as found:
         progress(f"{stream}: {found.before} compared with {found.after}")
-        shown = show_differences(found, limit=limit)
         tables = ((each.name, each.rows) for each in found.states)
         written = write_rows(tables, write_to) if write_to is not None else []
+        shown = show_differences(found, limit=limit)
     if as_json:
         print_json(shown)
         return
@@ -164,7 +164,14 @@ def forget(
     confirm(f"Create a savepoint from {snapshot} of {stream} without the keys that match {where}?", yes=yes)
     edit = StateEdit(operator, forget=where)
     done = client.edit_state(
-        stream, edit, reason=reason, snapshot=snapshot, label=label, target_directory=target, spark=_spark()
+        stream,
+        edit,
+        reason=reason,
+        snapshot=snapshot,
+        label=label,
+        target_directory=target,
+        spark=_spark(),
+        report=progress,
     )
     if as_json:
         print_json({"savepoint": done.savepoint, "rows": done.rows, "messages": done.messages()})

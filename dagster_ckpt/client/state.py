@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.connection import Connection, given_folder
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
     from dagster_ckpt.operations.state_editing import EditedState
     from dagster_ckpt.spark.state.editing import StateEdit
+
+_LOG = logging.getLogger(__name__)
 
 
 class StateMethods(Connection):
@@ -92,6 +95,7 @@ class StateMethods(Connection):
         label: str | None = None,
         target_directory: str | None = None,
         spark: SparkSession | None = None,
+        report: Callable[[str], None] = _LOG.info,
     ) -> EditedState:
         """Create a savepoint from a snapshot, with edited rows in its state. Nothing else is changed.
 
@@ -105,6 +109,7 @@ class StateMethods(Connection):
             label: A name to start from later.
             target_directory: Folder for the savepoint, instead of the configured one.
             spark: The session that reads and writes; default: the one of this process.
+            report: Called with a message for every step, and every few seconds within a long one.
 
         Raises:
             UnsupportedSparkError: The session's Spark cannot write state: this needs Spark 4.2.
@@ -128,4 +133,5 @@ class StateMethods(Connection):
             label=label,
             target_directory=given_folder(target_directory),
             spark=spark,
+            report=report,
         )

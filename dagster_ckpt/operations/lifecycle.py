@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord
@@ -16,7 +17,8 @@ from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.config.modes import DesiredState, TerminalState
 from dagster_ckpt.config.redaction import refuse_user_info
-from dagster_ckpt.errors import CkptError, LeaseHeldError, RequestFailedError
+from dagster_ckpt.config.state_backend import OnStateChange
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LiveDirectoryError, RequestFailedError
 from dagster_ckpt.operations.requests import (
     ask,
     await_answer,
@@ -321,7 +323,13 @@ def restart(
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
     """Refuse a rewrite of state that the start would refuse, before a running query is suspended for it."""
-    return check_state(stream, plan, start_from).messages if start_from.state_partitions is not None else ()
+    if start_from.state_partitions is not None:
+        return check_state(stream, plan, start_from).messages
+    if stream.on_backend_change is OnStateChange.CONVERT:
+        # The start recovers from a live directory that cannot be read.
+        with suppress(LiveDirectoryError):
+            return check_state(stream, plan, start_from).messages
+    return ()
 
 
 def _ask_for_restart(

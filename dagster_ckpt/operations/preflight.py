@@ -146,7 +146,7 @@ def _try(
 
     def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
         name = f"{stream.name} preflight"
-        with _rewritten(describe, scratch, rewrite, interrupted) as tried:
+        with _rewritten(describe, scratch, rewrite, interrupted, report) as tried:
             trial = run_trial(describe, tried, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
             if not replays or trial.error is not None or trial.batch_id is None:
                 return trial, []
@@ -190,6 +190,7 @@ def _rewritten(
     scratch: LiveDirectory,
     rewrite: StateShape | None,
     interrupted: Callable[[], bool],
+    report: Callable[[str], None],
 ) -> Iterator[LiveDirectory]:
     """The copy, or another one with rewritten state."""
     if rewrite is None:
@@ -202,7 +203,8 @@ def _rewritten(
 
     rewritten = scratch.sibling(".rewritten")
     try:
-        rewrite_state(session_of(describe()), scratch, rewritten, shape=rewrite, watch=watch)
+        made = rewrite_state(session_of(describe()), scratch, rewritten, shape=rewrite, watch=watch, report=report)
+        report(f"{made}, in a copy")
         yield rewritten
     finally:
         rewritten.delete()

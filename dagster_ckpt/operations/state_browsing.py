@@ -89,7 +89,7 @@ class StreamState(_Copies):
             OptionError: There is no such operator or state.
         """
         super().__init__()
-        self.spark = spark if spark is not None else _session()
+        self.spark = spark if spark is not None else session_of_process()
         require_state_reader(self.spark)
         try:
             self.live = self._open.enter_context(scratch_directory(stream))
@@ -194,7 +194,12 @@ class StreamStateDiff(_Copies):
         return all(state.is_empty for state in self.states)
 
 
-def _session() -> SparkSession:
+def session_of_process() -> SparkSession:
+    """The active Spark session of this process.
+
+    Raises:
+        SparkNotFoundError: It has none.
+    """
     found = active_session()
     if found is None:
         raise SparkNotFoundError(

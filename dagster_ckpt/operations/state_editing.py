@@ -7,23 +7,26 @@ with the edited state. No live directory is touched, and no lease is needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
-from dagster_ckpt.operations.state_browsing import LIVE, StreamState
+from dagster_ckpt.operations.state_browsing import LIVE, StreamState, session_of_process
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
-from dagster_ckpt.spark.state.diff import Change, StateDifference, differences, paired
+from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
+from dagster_ckpt.spark.state.diff import Change, differences, paired
 from dagster_ckpt.spark.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
 from dagster_ckpt.spark.state.reading import StateName, StateReader
 from dagster_ckpt.spark.state.rewriting import rewrite_state
@@ -86,6 +89,7 @@ def edit_state(
     label: str | None = None,
     target_directory: str | None = None,
     spark: SparkSession | None = None,
+    report: Callable[[str], None] = lambda _message: None,
 ) -> EditedState:
     """Make a savepoint of a snapshot, with other rows in its state.
 
@@ -98,6 +102,7 @@ def edit_state(
         label: A name to start from later.
         target_directory: Folder for the savepoint, instead of the configured one.
         spark: The session that reads and writes; default: the one of this process.
+        report: Called with a message for every step, and every few seconds within a long one.
 
     Raises:
         UnsupportedSparkError: This Spark cannot write state.
@@ -114,8 +119,10 @@ def edit_state(
             "The live directory cannot be edited, only a snapshot. Take a savepoint first, and edit that."
         )
     began_ms = wall_clock_ms()
-    with StreamState(stream, snapshot, spark=spark) as state, scratch_directory(stream) as scratch:
-        require_rewriter(state.spark)
+    session = spark if spark is not None else session_of_process()
+    require_rewriter(session)
+    report(f"copying the snapshot {snapshot}")
+    with StreamState(stream, snapshot, spark=session) as state, scratch_directory(stream) as scratch:
         if state.snapshot is None or not state.states:
             raise StateRewriteError(f"{state} has no state to edit.")
         # All are checked before the first is carried out.
@@ -126,10 +133,13 @@ def edit_state(
                 rows = edit.apply(store, rows)
             return rows
 
-        rewritten = rewrite_state(state.spark, state.live, scratch, change_rows=change)
-        after = StateReader(state.spark, scratch, rewritten.batch_id)
-        compared = differences(state.reader, after, paired(state.states, after.states))
-        changes = _checked(planned, compared, after)
+        report(f"writing the edited state of {state}")
+        rewritten = rewrite_state(session, state.live, scratch, change_rows=change, report=report)
+        report("comparing the edited state with the original")
+        after, progress = StateReader(session, scratch, rewritten.batch_id), JobProgress(report)
+        check = partial(_checked, planned, state, after, progress)
+        what = f"check edited state: {scratch.url}"
+        changes = in_job_group(session.sparkContext, what, check, unwatched, progress)
         done = {
             "edited_from": state.snapshot.snapshot_id,
             "location": state.snapshot.location,
@@ -158,12 +168,13 @@ def edit_state(
 
 
 def _checked(
-    planned: Sequence[PlannedEdit], compared: Sequence[StateDifference], after: StateReader
+    planned: Sequence[PlannedEdit], before: StreamState, after: StateReader, progress: JobProgress
 ) -> dict[StateName, Mapping[Change, int]]:
     """The changes of each edited state, after a proof that nothing else changed."""
     edited = {name for edit in planned for name in edit.states}
     changes = {}
-    for difference in compared:
+    for difference in differences(before.reader, after, paired(before.states, after.states)):
+        progress.step = f"comparing {difference.name}"
         if difference.name in edited:
             check_edited(planned, difference, after)
             changes[difference.name] = difference.counts

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.config.storage_path import location_url
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.state.diff import AFTER, BEFORE, CHANGE, ROWS
@@ -136,16 +137,17 @@ def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> li
         The URLs that were written.
 
     Raises:
-        OptionError: The folder is a relative path.
+        OptionError: The folder is a relative path, or has such rows already.
         LiveDirectoryError: Spark cannot read a state, or cannot write there.
     """
     root = location_url("write_to", folder).rstrip("/")
-    written = []
-    for name, rows in tables:
-        url = f"{root}/operator={name.operator_id}/state={name.state}"
-        attempt(partial(rows.write.parquet, url), LiveDirectory(url), str(name))
-        written.append(url)
-    return written
+    placed = {f"{root}/operator={name.operator_id}/state={name.state}": (name, rows) for name, rows in tables}
+    for url in placed:
+        if LiveDirectory(url).exists():
+            raise OptionError(f"write_to: {url} exists already, and is not overwritten. Name another folder.")
+    for url, (name, rows) in placed.items():
+        attempt(partial(rows.write.parquet, url), LiveDirectory(url), f"{name}, or write its rows there")
+    return list(placed)
 
 
 def _shown(state: StreamState, name: StateName, where: str | None, limit: int, largest: int) -> ShownState:

@@ -28,10 +28,12 @@ class StateRewrite:
     Attributes:
         spark: The session that does it.
         shape: How the state will be stored.
+        report: Called with the progress every few seconds.
     """
 
     spark: SparkSession
     shape: StateShape
+    report: Callable[[str], None] = lambda _message: None
 
 
 class Building:
@@ -72,9 +74,10 @@ class Building:
 
     def rewrite(self, source: LiveDirectory) -> None:
         """Create the directory from one in which no query runs, with rewritten state."""
-        assert self._rewrite is not None
+        rewrite = self._rewrite
+        assert rewrite is not None
         self.rewritten = rewrite_state(
-            self._rewrite.spark, source, self.live, shape=self._rewrite.shape, watch=self.watch
+            rewrite.spark, source, self.live, shape=rewrite.shape, watch=self.watch, report=rewrite.report
         )
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -310,7 +311,7 @@ class Start:
                 "session to do it. Start the stream where its query runs."
             )
         require_rewriter(session)
-        return StateRewrite(session, checked.rewrite)
+        return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id))
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
         describe = self._request.describe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,11 +12,51 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _POLL_S = 0.2
+PROGRESS_EVERY_S = 10.0
 _Result = TypeVar("_Result")
 
 
+class JobProgress:
+    """What a long job does just now: the thread that works sets it, the one that waits for it reports it.
+
+    Attributes:
+        step: The current step, such as a state store that is written.
+
+    Args:
+        report: Called with a message every few seconds.
+        every_s: Seconds between two messages.
+    """
+
+    def __init__(self, report: Callable[[str], None], every_s: float | None = None) -> None:
+        self.step = ""
+        self._report = report
+        self._every_s = PROGRESS_EVERY_S if every_s is None else every_s
+        self._reported = time.monotonic()
+
+    def tick(self, context: SparkContext, group: str) -> None:
+        """Report how far it is, if it is time to."""
+        if not self.step or time.monotonic() - self._reported < self._every_s:
+            return
+        done, total = _tasks(context, group)
+        self._report(f"{self.step}: {done} of {total} tasks" if total else self.step)
+        self._reported = time.monotonic()
+
+
+def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
+    """Number of completed tasks and of all tasks of a group's running jobs."""
+    tracker = context.statusTracker()
+    running = set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(group))
+    jobs = [job for each in running if (job := tracker.getJobInfo(each)) is not None]
+    stages = [stage for job in jobs for each in job.stageIds if (stage := tracker.getStageInfo(each)) is not None]
+    return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
+
+
 def in_job_group(
-    context: SparkContext, description: str, work: Callable[[], _Result], check_aborted: Callable[[], None]
+    context: SparkContext,
+    description: str,
+    work: Callable[[], _Result],
+    check_aborted: Callable[[], None],
+    progress: JobProgress | None = None,
 ) -> _Result:
     """Run Spark jobs in a thread of their own, and wait for them.
 
@@ -27,6 +68,7 @@ def in_job_group(
         description: Description of the jobs, which Spark's page shows.
         work: Runs them, and nothing that it must not run outside of the main thread.
         check_aborted: Called several times a second; if it raises, the jobs are canceled.
+        progress: Reports how far the jobs are.
 
     Returns:
         What `work` returns.
@@ -42,6 +84,8 @@ def in_job_group(
         try:
             while not wait([future], timeout=_POLL_S).done:
                 check_aborted()
+                if progress is not None:
+                    progress.tick(context, group)
         except BaseException:
             # Jobs that it starts later are not canceled, so each of its steps must end by itself.
             while not wait([future], timeout=_POLL_S).done:

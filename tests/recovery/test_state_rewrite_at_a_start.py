@@ -163,8 +163,31 @@ def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
 
     assert result.passed, result.reason
     assert any("2 partitions" in each and "7 partitions" in each for each in said)
+    assert result.reason.endswith("after batch 1 the new code has the same state as the running code")
     assert (orders.live, orders.directories()) == before
     assert orders.shape == StateShape(ROCKSDB, 2)
+
+
+def test_a_preflight_says_what_new_code_makes_of_the_state(orders: Orders) -> None:
+    describe = orders.describe
+
+    def counts_even_shops_twice() -> DataStreamWriter:
+        stream = orders.spark.readStream.schema("shop long").option("maxFilesPerTrigger", 1)
+        rows = stream.json(str(orders.root / "landing"))
+        twice = rows.selectExpr("shop", "explode(sequence(0, if(shop % 2 = 0, 1, 0)))")
+        counts = twice.groupBy("shop").agg(F.count("*").alias("n"))
+        return counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+
+    before = {path: version.version() for path, version in orders.live.folder.find()}
+    for partitions in (None, 3):
+        result = preflight(orders.stream, counts_even_shops_twice, state_partitions=partitions)
+        # Even shops from 0 to 10, each of which the replayed batch has seen.
+        assert result.reason.endswith(
+            "after batch 1 the new code has other state than the running code: default of operator 0 "
+            "(stateStoreSave): 6 rows changed"
+        )
+    assert preflight(orders.stream, describe).reason.endswith("has the same state as the running code")
+    assert {path: version.version() for path, version in orders.live.folder.find()} == before
 
 
 class KilledError(Exception):

@@ -30,7 +30,7 @@ SHAPE = StateShape(ROCKSDB, 12)
 
 
 def copied(
-    _spark: object, source: LiveDirectory, target: LiveDirectory, *, shape: StateShape, watch: Watch
+    _spark: object, source: LiveDirectory, target: LiveDirectory, *, shape: StateShape, watch: Watch, **_: Any
 ) -> Rewritten:
     made = clone(source, target, marked=True, watch=watch)
     return Rewritten(target, made.batch_id, "a rewrite", shape, {}, 0)

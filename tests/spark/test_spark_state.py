@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,13 @@ from spark_scenarios import HEAP, Workload, run_to_the_end, stateless
 from spark_stateful_queries import counts_over_a_join
 from stateful_lives import CASES, Life, live, reader_of
 
-from dagster_ckpt.errors import LiveDirectoryError, OptionError, UnsupportedSparkError
+from dagster_ckpt.errors import LiveDirectoryError, OptionError, StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.state.diff import Change, StateDifference, comparable, differences, paired
 from dagster_ckpt.spark.state.reading import StateFrame, StateKind, StateReader, require_state_reader
+from dagster_ckpt.spark.state.rewriting import rewrite_state, stored_state
+from dagster_ckpt.spark.state.shape import StateShape, StoredState, check_rewrite
 from dagster_ckpt.spark.versions import Feature
 from tests.support.needs import needs
 
@@ -81,6 +85,37 @@ def test_the_differences_lead_from_one_state_to_the_other(spark: SparkSession, l
         assert state.note is None
         assert sum(state.counts.values()) == sum(row.rows for row in state.rows.collect())
         assert applied(state, early.frame(old)) == content(late.frame(new))
+
+
+@needs(Feature.STATE_REWRITER)
+def test_a_rescaled_or_converted_state_differs_in_nothing(spark: SparkSession, tmp_path: Path, life: Life) -> None:
+    """And another state differs from the copy in the same rows as from the original."""
+    early, late = life.read(spark, late=False), life.read(spark, late=True)
+    changes = [state.counts for state in compared(early, late)]
+    for number, shape in enumerate(other_shapes(life.late)):
+        copy = LiveDirectory(str(tmp_path / str(number)))
+        rewrite_state(spark, life.late, copy, shape=shape)
+        rewritten = reader_of(spark, copy)
+        assert all(state.is_empty and state.note is None for state in compared(late, rewritten)), shape
+        assert [state.counts for state in compared(early, rewritten)] == changes, shape
+
+
+def other_shapes(live: LiveDirectory) -> list[StateShape]:
+    """Other numbers of partitions and, where it is possible, the other format or provider."""
+    stored = stored_state(live)
+    assert stored is not None
+    was = stored.shape
+    is_v1 = was.provider == ROCKSDB and was.checkpoint_format == 1
+    wanted = [replace(was, partitions=5), StateShape(ROCKSDB, 4, 2 if is_v1 else 1)]
+    return [shape for shape in wanted if possible(stored, shape)]
+
+
+def possible(stored: StoredState, shape: StateShape) -> bool:
+    try:
+        check_rewrite(stored, shape)
+    except StateRewriteError:
+        return False
+    return True
 
 
 def content(frame: StateFrame) -> Counter[str]:

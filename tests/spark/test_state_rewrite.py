@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from itertools import permutations
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from state_rewrites import BACKENDS, QUERIES, SECOND, THIRD, StoppedQuery, converts, offers
 
 from dagster_ckpt.errors import StartStoppedError, StateRewriteError
+from dagster_ckpt.spark import job_groups
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
@@ -188,6 +190,25 @@ def test_rows_can_be_changed(spark: SparkSession, shelf: Shelf) -> None:
     )
     assert after == {key: value for key, value in before.items() if key != 7}
     assert len(after) == len(before) - 1
+
+
+def test_a_long_rewrite_reports_the_store_and_its_tasks(
+    spark: SparkSession, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_groups, "PROGRESS_EVERY_S", 0.1)
+    stopped, _ = shelf.stopped("aggregation-in-update-mode", "changelog", 5)
+    said: list[str] = []
+
+    def slow(_store: StateStoreName, rows: DataFrame) -> DataFrame:
+        return rows.where("reflect('java.lang.Thread', 'sleep', 60L) = 'null'")
+
+    new = LiveDirectory(str(stopped.work.folder / "reported"))
+    rewrite_state(spark, stopped.live, new, change_rows=slow, report=said.append)
+
+    store = r"writing default of operator 0 \(stateStoreSave\), store 1 of 1"
+    assert said
+    assert all(re.fullmatch(rf"{store}(: \d+ of \d+ tasks)?", each) for each in said), said
+    assert any(re.fullmatch(rf"{store}: \d+ of (5|10) tasks", each) for each in said), said
 
 
 def test_a_rewrite_is_one_job_group_that_can_be_canceled(spark: SparkSession, shelf: Shelf) -> None:

@@ -11,21 +11,30 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.snapshots import trigger_savepoint
+from dagster_ckpt.recovery.building import StateRewrite
 from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import housekeeping
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID
+from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state.growth import LAYOUT
+from dagster_ckpt.spark.state import rewriting
+from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
-from tests.support.golden_stream import GoldenStream
+from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.places import is_local, place
 from tests.support.rewind_history import LAST, History
 
@@ -135,6 +144,56 @@ def _altered(root: Path, live: Path) -> list[str]:
 
 def _done(work: Callable[[GoldenStream], object], *, num_retained: int = 3) -> Callable[[Path], object]:
     return lambda root: work(GoldenStream(root, num_retained))
+
+
+def _rewrite(text: str) -> Callable[[GoldenStream], object]:
+    """A start that rewrites the state. Spark's part is to copy: every other file and step is that of a rewrite."""
+
+    def work(golden: GoldenStream) -> None:
+        plan = preview_start(golden.stream, StartFrom.parse(text))
+        everything = property(lambda rewrite: rewrite.source.operators)
+        with (
+            mock.patch.object(rewriting, "require_rewriter", return_value=None),
+            mock.patch.object(rewriting._Rewrite, "copied", everything),
+            keeping(golden.stream.catalog, golden.stream.stream_id) as lease,
+        ):
+            prepare(golden.stream, plan, lease, rewrite=StateRewrite(Any, StateShape(ROCKSDB, 2)))  # type: ignore[arg-type]
+
+    return work
+
+
+def _rewritten(root: Path) -> list[str]:
+    """The stream has the state of before in the old directory or the new one, and its next snapshot is of that one."""
+    golden = GoldenStream(root)
+    try:
+        found = problems_of(golden.stream)
+        if found:
+            return found
+        live = golden.live
+        for path, content in json.loads((root / "before.json").read_text()).items():
+            is_row = path.startswith("state/0/") and "_metadata" not in path
+            if is_row and (live / path).is_file() and (live / path).read_bytes().hex() != content:
+                found.append(f"{live.name}/{path} has other rows than before")
+        taken = golden.snapshot()
+        found += [f"the next snapshot has another {path} than the directory" for path in golden.unlike(taken)]
+        is_rewritten = isinstance(json.loads((live / "metadata").read_bytes()).get(REWRITE_ID), str)
+        if is_rewritten == live.name.startswith("live-1-"):
+            found.append(f"{live.name} is the live directory, and {'rewritten' if is_rewritten else 'as it was'}")
+        [base] = [each for each in golden.stream.catalog.snapshots.completed(STREAM) if each.number == 1]
+        if is_rewritten and base.properties[LAYOUT] == taken.properties[LAYOUT]:
+            found.append("the next snapshot extends one from before the rewrite")
+        left = {path.name for path in live.parent.iterdir() if path.is_dir()} - {live.name}
+        found += [f"{name} is not deleted by the next start" for name in sorted(left) if not _is_deleted(golden, name)]
+        return found
+    finally:
+        golden.close()
+
+
+def _is_deleted(golden: GoldenStream, name: str) -> bool:
+    """Whether the first checkpoint of the next start deletes a directory that an earlier start has left."""
+    with keeping(golden.stream.catalog, STREAM) as lease:
+        delete_older_live_directories(golden.stream, LiveDirectory(golden.live_url), lease)
+    return not (golden.live.parent / name).exists()
 
 
 def _looked_at(*, num_retained: int = 3, keeps_savepoints: bool = True) -> Callable[[Path], list[str]]:
@@ -297,5 +356,7 @@ SCENARIOS = (
         lambda root: History.reopened(root).start("sp"),
         problems_of_history(LAST, LAST + 2),
     ),
+    Scenario("rewrite of the state", _made(_more), _done(_rewrite("latest")), _rewritten),
+    Scenario("rewrite of a checkpoint's state", _made(_more), _done(_rewrite("chk-1")), _rewritten),
     Scenario("fork", _make_history(with_savepoint=False), _fork, _problems_of_fork),
 )

@@ -90,10 +90,10 @@ def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             selected = {"operator": config.operator, "state": config.state}
             with client.state(config.stream_id, config.snapshot, **selected, spark=spark) as found:
                 context.log.info(f"read {found}")
-                shown = show_state(found, where=config.where, limit=config.limit)
                 frames = (found.frame(name) for name in found.states)
                 rows = ((each.name, each.rows if config.where is None else each.where(config.where)) for each in frames)
                 written = write_rows(rows, config.write_to) if config.write_to is not None else []
+                shown = show_state(found, where=config.where, limit=config.limit)
                 batch_id = found.batch_id
         context.add_output_metadata({"dagster_ckpt/batch_id": batch_id, **state_metadata(shown), **_places(written)})
         return written
@@ -107,9 +107,9 @@ def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             selected = {"operator": config.operator, "state": config.state}
             with client.state_diff(config.stream_id, config.before, config.after, **selected, spark=spark) as found:
                 context.log.info(f"compare {found.before} with {found.after}")
-                shown = show_differences(found, limit=config.limit)
                 rows = ((each.name, each.rows) for each in found.states)
                 written = write_rows(rows, config.write_to) if config.write_to is not None else []
+                shown = show_differences(found, limit=config.limit)
         context.add_output_metadata({**difference_metadata(shown), **_places(written)})
         return _totals(shown)
 
@@ -125,6 +125,7 @@ def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 label=config.label,
                 target_directory=config.target_directory,
                 spark=ops.resources(context).spark_session,
+                report=context.log.info,
             )
         for message in done.messages():
             context.log.info(message)

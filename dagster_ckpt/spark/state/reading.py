@@ -115,7 +115,8 @@ class StateFrame:
             first = str(error).strip().partition("\n")[0]
             known = ", ".join([*fields, *self.rows.columns])
             raise OptionError(
-                f"The condition {condition!r} does not fit the state {self.name}: {first} Its columns are: {known}."
+                f"The condition {condition!r} does not fit the state {self.name}: {first} Its columns are: {known}. "
+                "Name the operator and the state that it is for, if there are several."
             ) from error
 
     @property

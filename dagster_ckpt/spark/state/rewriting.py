@@ -12,18 +12,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.errors import IncompleteCutError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions, pinned_state
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.job_groups import in_job_group
+from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
 from dagster_ckpt.spark.state.heap import HeapStore
 from dagster_ckpt.spark.state.proof import StoreDigest, check_directories, compare_rows
 from dagster_ckpt.spark.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
@@ -42,10 +43,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_KEY = "partition_key"
+_CUTS = 3
 # Receives a store and its rows, with the columns `partition_key` (a struct of the columns that decide
 # about the partition), `key_bytes` and `value_bytes` (as Spark encodes them) and
 # `column_family_name`. Returns the rows to write, with the same columns.
 RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
+Report = Callable[[str], None]
+
+
+def _silent(_message: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,15 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
 
 
 def stored_state(live: LiveDirectory) -> StoredState | None:
-    """How the state in a directory is stored, in which no query runs; None for a stateless query.
+    """How the state in a directory is stored; None for a stateless query. A query may run there.
 
     Raises:
         LiveDirectoryError: The directory is incomplete at its newest batch.
     """
+    for _ in range(_CUTS):
+        # A running query may purge what is listed.
+        with suppress(IncompleteCutError):
+            return StoppedState.read(live).stored
     return StoppedState.read(live).stored
 
 
@@ -111,6 +121,7 @@ def rewrite_state(
     shape: StateShape | None = None,
     change_rows: RowChange | None = None,
     watch: Watch = unwatched,
+    report: Report = _silent,
 ) -> Rewritten:
     """Rewrite the state after the newest batch of a directory into a new directory. Executors do the work.
 
@@ -125,6 +136,7 @@ def rewrite_state(
         change_rows: Which rows to write; None writes those that were read. Not called for a limit, whose
             only row is its counter.
         watch: Called several times a second; an exception cancels the Spark jobs.
+        report: Called with the progress every few seconds.
 
     Raises:
         UnsupportedSparkError: This Spark cannot rewrite state.
@@ -142,15 +154,19 @@ def rewrite_state(
     shape = shape or before
     check_rewrite(state.stored, shape)
     moves = change_rows is not None or shape.partitions != before.partitions
-    rewrite = _Rewrite(spark, state, target, shape, change_rows)
+    progress = JobProgress(report)
+    rewrite = _Rewrite(spark, state, target, shape, change_rows, progress)
     if before.provider == HEAP and rewrite.written and (moves or shape.provider == HEAP):
         # Files of heap state hold bytes only. Spark's reader of RocksDB decodes the keys, which
         # decide about the partition.
         staged = target.sibling(".staged")
         staged.delete()
         try:
-            rewrite_state(spark, source, staged, shape=StateShape(ROCKSDB, before.partitions), watch=watch)
-            return rewrite_state(spark, staged, target, shape=shape, change_rows=change_rows, watch=watch)
+            by_way_of = StateShape(ROCKSDB, before.partitions)
+            rewrite_state(spark, source, staged, shape=by_way_of, watch=watch, report=report)
+            return rewrite_state(
+                spark, staged, target, shape=shape, change_rows=change_rows, watch=watch, report=report
+            )
         finally:
             staged.delete()
     rewrite_id, began = str(uuid.uuid4()), time.monotonic()
@@ -175,6 +191,7 @@ class _Rewrite:
         target: The directory to fill.
         shape: How to store the state.
         change_rows: See `rewrite_state`.
+        progress: Reports which store is written or compared.
     """
 
     spark: SparkSession
@@ -182,6 +199,7 @@ class _Rewrite:
     target: LiveDirectory
     shape: StateShape
     change_rows: RowChange | None
+    progress: JobProgress
 
     @cached_property
     def copied(self) -> list[Operator]:
@@ -199,6 +217,16 @@ class _Rewrite:
         """How the state is stored in the source."""
         assert self.source.stored is not None
         return self.source.stored.shape
+
+    @property
+    def stores(self) -> list[tuple[Operator, StateStoreName]]:
+        """The stores whose rows are written."""
+        return [(operator, store) for operator in self.written for store in stores_of([operator])]
+
+    def note(self, what: str, store: StateStoreName) -> None:
+        """Note which store is worked on, for the report."""
+        stores = [each for _, each in self.stores]
+        self.progress.step = f"{what} {store}, store {stores.index(store) + 1} of {len(stores)}"
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
         """The rows to write, each in the partition that Spark will look for it in."""
@@ -220,7 +248,7 @@ def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
     ids: StateIds = {}
     if rewrite.written:
         what = f"rewrite state as {shape}: {target.url}"
-        ids = in_job_group(rewrite.spark.sparkContext, what, partial(write, rewrite), watch)
+        ids = in_job_group(rewrite.spark.sparkContext, what, partial(write, rewrite), watch, rewrite.progress)
     copied = copy_operators(source, target, shape, rewrite.copied, watch)
     if shape.checkpoint_format == 2:
         write_state_ids(target, source.batch_id, {**ids, **copied})
@@ -232,17 +260,19 @@ def _write_with_spark(rewrite: _Rewrite) -> StateIds:
 
     def rows_of_store(number: int, store: str) -> DataFrame:
         operator = operators[number]
-        return rewrite.rows(reading, operator, StateStoreName(number, operator.name, store))
+        name = StateStoreName(number, operator.name, store)
+        rewrite.note("writing", name)
+        return rewrite.rows(reading, operator, name)
 
     return run_rewriter(rewrite.spark, rewrite.target, rewrite.source.batch_id, rewrite.shape, rows_of_store)
 
 
 def _write_to_heap(rewrite: _Rewrite) -> StateIds:
     reading = state_session(rewrite.spark, rewrite.before)
-    for operator in rewrite.written:
-        for store in stores_of([operator]):
-            rows = rewrite.rows(reading, operator, store)
-            HeapStore(rewrite.target.folder, operator.number, store.store, rewrite.source.batch_id + 1).write(rows)
+    for operator, store in rewrite.stores:
+        rewrite.note("writing", store)
+        rows = rewrite.rows(reading, operator, store)
+        HeapStore(rewrite.target.folder, operator.number, store.store, rewrite.source.batch_id + 1).write(rows)
     return {}
 
 
@@ -250,12 +280,17 @@ def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDige
     """Check the new directory, and compare its rows with those of before."""
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
-    if rewrite.change_rows is not None:
+    if rewrite.change_rows is not None or not rewrite.written:
         return {}
     sessions = state_session(rewrite.spark, rewrite.before), state_session(rewrite.spark, rewrite.shape)
     before, after = (
         partial(rows_of, session, state) for session, state in zip(sessions, (rewrite.source, made), strict=True)
     )
-    stores = [(operator, store) for operator in rewrite.written for store in stores_of([operator])]
+
+    def rows_before(operator: Operator, store: StateStoreName) -> DataFrame:
+        rewrite.note("comparing", store)
+        return before(operator, store)
+
     what = f"compare rewritten state: {rewrite.target.url}"
-    return in_job_group(rewrite.spark.sparkContext, what, lambda: compare_rows(stores, before, after), watch)
+    compare = partial(compare_rows, rewrite.stores, rows_before, after)
+    return in_job_group(rewrite.spark.sparkContext, what, compare, watch, rewrite.progress)

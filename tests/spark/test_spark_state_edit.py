@@ -13,11 +13,12 @@ from stateful_lives import CASES, Life, live, reader_of
 
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import with_settings
 from dagster_ckpt.spark.state.diff import differences, paired
 from dagster_ckpt.spark.state.editing import StateEdit, check_edited, plan_edit
 from dagster_ckpt.spark.state.reading import StateReader
 from dagster_ckpt.spark.state.rewriting import rewrite_state
-from dagster_ckpt.spark.versions import Feature
+from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, Feature
 from tests.support.needs import needs
 
 pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]
@@ -144,6 +145,12 @@ def test_a_replaced_row_is_what_the_query_continues_with(spark: SparkSession, tm
     ):
         with pytest.raises(StateRewriteError, match=why):
             plan_edit(wrong, before)
+
+    path = f"offsets/{before.batch_id}"
+    entry = life.early.folder.read(path)
+    life.early.folder.write(path, [with_settings(entry, path, {PINNED_SINCE_OPERATOR_METADATA: "avro"})])
+    with pytest.raises(StateRewriteError, match="encodingFormat is avro"):
+        plan_edit(StateEdit(0, replace=table), before)
 
 
 @pytest.mark.core

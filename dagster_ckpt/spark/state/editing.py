@@ -8,11 +8,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.state.diff import CHANGE, Change, StateDifference
 from dagster_ckpt.spark.state.raw_rows import StateStoreName
 from dagster_ckpt.spark.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader
 from dagster_ckpt.spark.state.rewriting import PARTITION_KEY
 from dagster_ckpt.spark.state.unsafe_rows import encoder, plain
+from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -22,6 +25,7 @@ _VALUE_BYTES = "value_bytes"
 _FAMILY = "column_family_name"
 _DEFAULT = "default"
 _LIMIT = "globalLimit"
+_ENCODING = PINNED_SINCE_OPERATOR_METADATA
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,13 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
     if frame.kind is not StateKind.VALUE or "storeName" not in states[0].options:
         raise StateRewriteError(
             f"Rows of {states[0]} cannot be replaced, only forgotten: it is state of your own code."
+        )
+    path = f"{OFFSETS}/{reader.batch_id}"
+    encoding = parse_offset_entry(reader.live.folder.read(path), f"{reader.live.url}/{path}").conf.get(_ENCODING)
+    if encoding not in (None, "unsaferow"):
+        raise StateRewriteError(
+            f"Rows of {states[0]} cannot be replaced, only forgotten: {_ENCODING} is {encoding}, and dagster_ckpt "
+            "writes rows as unsaferow. Nothing was changed."
         )
     for column in (KEY, VALUE):
         wanted = frame.rows.schema[column].dataType

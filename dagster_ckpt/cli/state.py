@@ -61,8 +61,9 @@ def show(
     """
     from dagster_ckpt.operations.state_report import show_state, write_rows
 
+    progress(f"{stream}: copying {snapshot}")
     with client.state(stream, snapshot, operator=operator, state=of_state, spark=_spark()) as found:
-        progress(f"{stream}: {found}")
+        progress(f"{stream}: reading {found}")
         frames = (found.frame(name) for name in found.states)
         tables = ((each.name, each.where(where) if where else each.rows) for each in frames)
         written = write_rows(tables, write_to) if write_to is not None else []
@@ -107,8 +108,9 @@ def diff(
     """
     from dagster_ckpt.operations.state_report import show_differences, write_rows
 
+    progress(f"{stream}: copying {before} and {after}")
     with client.state_diff(stream, before, after, operator=operator, state=of_state, spark=_spark()) as found:
-        progress(f"{stream}: {found.before} compared with {found.after}")
+        progress(f"{stream}: comparing {found.before} with {found.after}")
         tables = ((each.name, each.rows) for each in found.states)
         written = write_rows(tables, write_to) if write_to is not None else []
         shown = show_differences(found, limit=limit)

@@ -86,7 +86,7 @@ def test_a_key_is_forgotten_in_a_savepoint_of_its_own(spark: SparkSession, golde
     assert edit["changes"] == {"default of operator 0 (stateStoreSave)": {"ADDED": 0, "REMOVED": 1, "CHANGED": 0}}
     assert made.properties["parent_snapshot_id"] == done.edited_from.snapshot_id
     assert golden.stream.store.verify(made.location or "") == []
-    assert any("older snapshots keep the state" in message for message in done.messages())
+    assert any("older snapshots contain the previous state" in message for message in done.messages())
     _used_only_by_name(golden, made)
     with client.state(STREAM, "live", spark=spark) as state:
         assert state.rows().where("key.k = 2").count() == 0
@@ -126,7 +126,7 @@ def test_what_cannot_be_done_is_refused_and_leaves_no_savepoint(spark: SparkSess
     for edit, how, error, why in (
         (StateEdit(forget="user_id = 7"), {"reason": "x"}, StateRewriteError, "only the columns k"),
         (StateEdit(3, forget="k = 7"), {"reason": "x"}, OptionError, "operator 3"),
-        (StateEdit(forget="k = 7"), {"reason": " "}, OptionError, "Say why"),
+        (StateEdit(forget="k = 7"), {"reason": " "}, OptionError, "reason is empty"),
         (StateEdit(forget="k = 7"), {"reason": "x", "snapshot": "live"}, OptionError, "Take a savepoint first"),
     ):
         arguments: dict[str, Any] = how

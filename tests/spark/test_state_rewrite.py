@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -18,9 +19,11 @@ from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
+from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.state import rewriting
 from dagster_ckpt.spark.state.raw_rows import StateStoreName
 from dagster_ckpt.spark.state.rewriting import rewrite_state
+from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.spark.state.skeleton import StoppedState
 from dagster_ckpt.spark.versions import Feature
 from tests.support.needs import needs
@@ -34,6 +37,7 @@ SLICE = {
     ("aggregation-over-a-join", "changelog", "5-to-3"),
     ("total-without-a-key", "changelog", "5-to-12"),
     ("limit", "v2", "5-to-3"),
+    ("limit", "heap", "5-to-12"),
     ("transformWithState", "v2-changelog", "3-to-1"),
     ("aggregation-in-update-mode", "rocksdb", "12-to-5-to-12"),
     ("session-window", "heap", "3-to-1"),
@@ -164,6 +168,22 @@ def test_rows_that_differ_are_noticed_and_the_new_directory_is_deleted(
     new = LiveDirectory(str(stopped.work.folder / "differs"))
     with pytest.raises(StateRewriteError, match=r"default of operator 0 \(stateStoreSave\) has 23 rows before and 22"):
         rewrite_state(spark, stopped.live, new)
+    assert not new.exists()
+
+
+def test_a_row_in_a_partition_in_which_spark_does_not_look_is_noticed(
+    spark: SparkSession, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, _ = shelf.stopped("aggregation-in-update-mode", "changelog", 5)
+    rows = rewriting._Rewrite.rows
+
+    def in_turn(self: rewriting._Rewrite, *which: Any) -> DataFrame:
+        return rows(self, *which).repartition(self.shape.partitions)
+
+    monkeypatch.setattr(rewriting._Rewrite, "rows", in_turn)
+    new = LiveDirectory(str(stopped.work.folder / "misplaced"))
+    with pytest.raises(StateRewriteError, match="rows in partitions in which Spark does not look for them"):
+        rewrite_state(spark, stopped.live, new, shape=StateShape(ROCKSDB, 3))
     assert not new.exists()
 
 

@@ -141,11 +141,9 @@ def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
     """State as Dagster metadata."""
     states: list[_Row] = [{**_name(each), "rows": each.rows} for each in shown]
     largest: list[_Row] = [{**_name(each), **vars(key)} for each in shown for key in each.largest]
-    metadata: dict[str, Any] = {
-        "dagster_ckpt/states": table({"operator": "string", "state": "string", "rows": "int"}, states)
-    }
+    metadata: dict[str, Any] = {"dagster_ckpt/states": table({**_NAME, "rows": "int"}, states)}
     if largest:
-        columns = {"operator": "int", "state": "string", "key": "string", "rows": "int", "bytes": "int"}
+        columns = {**_NAME, "key": "string", "rows": "int", "bytes": "int"}
         metadata["dagster_ckpt/largest_keys"] = table(columns, largest)
     return metadata | _first_rows(shown)
 

@@ -26,7 +26,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
 from dagster_ckpt.spark.state.heap import HeapStore
-from dagster_ckpt.spark.state.proof import StoreDigest, check_directories, compare_rows
+from dagster_ckpt.spark.state.proof import PlacedRows, StoreDigest, check_directories, compare_rows
 from dagster_ckpt.spark.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
 from dagster_ckpt.spark.state.shape import StateShape, StoredState, check_rewrite
 from dagster_ckpt.spark.state.skeleton import (
@@ -40,7 +40,7 @@ from dagster_ckpt.spark.state.skeleton import (
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter, run_rewriter
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 PARTITION_KEY = "partition_key"
 _CUTS = 3
@@ -63,7 +63,7 @@ class Rewritten:
         batch_id: The batch after which it resumes, the same as before.
         rewrite_id: Id of this rewrite. No snapshot of the directory shares state with one from before.
         shape: How the state is stored now.
-        stores: Rows of each store that was rewritten and compared; empty if rows were changed.
+        stores: Rows of each store that was written and compared; a copied one is left out.
         took_ms: How long it took, in milliseconds.
     """
 
@@ -76,8 +76,7 @@ class Rewritten:
 
     def __str__(self) -> str:
         """For the log."""
-        compared = f"{self.rows:,} rows compared" if self.stores else "rows changed as asked"
-        return f"rewrote the state as {self.shape} in {self.took_ms / 1000:.1f} s: {compared}"
+        return f"rewrote the state as {self.shape} in {self.took_ms / 1000:.1f} s: {self.rows:,} rows compared"
 
     @property
     def rows(self) -> int:
@@ -228,6 +227,18 @@ class _Rewrite:
         stores = [each for _, each in self.stores]
         self.progress.step = f"{what} {store}, store {stores.index(store) + 1} of {len(stores)}"
 
+    def partition_of(self, operator: Operator) -> Column:
+        """The partition in which the query will look for a row of an operator."""
+        from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+
+        if operator.single_partition:
+            return F.lit(0)
+        if self.change_rows is None and self.shape.partitions == self.before.partitions:
+            # Heap state can be converted without a look into its keys.
+            return F.spark_partition_id()
+        # Spark's own rule for the partition of a key.
+        return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
+
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
         """The rows to write, each in the partition that Spark will look for it in."""
         rows = rows_of(session, self.source, operator, store)
@@ -237,7 +248,6 @@ class _Rewrite:
             return rows
         if operator.single_partition:
             return rows.repartition(1)
-        # Spark's own rule for the partition of a key.
         return rows.repartition(self.shape.partitions, PARTITION_KEY)
 
 
@@ -277,20 +287,23 @@ def _write_to_heap(rewrite: _Rewrite) -> StateIds:
 
 
 def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
-    """Check the new directory, and compare its rows with those of before."""
+    """Check the new directory, and compare its rows with those of before, or with those that were to be written."""
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
-    if rewrite.change_rows is not None or not rewrite.written:
+    if not rewrite.written:
         return {}
     sessions = state_session(rewrite.spark, rewrite.before), state_session(rewrite.spark, rewrite.shape)
     before, after = (
         partial(rows_of, session, state) for session, state in zip(sessions, (rewrite.source, made), strict=True)
     )
 
-    def rows_before(operator: Operator, store: StateStoreName) -> DataFrame:
+    def wanted(operator: Operator, store: StateStoreName) -> PlacedRows:
         rewrite.note("comparing", store)
-        return before(operator, store)
+        rows = before(operator, store)
+        if rewrite.change_rows is not None:
+            rows = rewrite.change_rows(store, rows)
+        return PlacedRows(rows, rewrite.partition_of(operator))
 
     what = f"compare rewritten state: {rewrite.target.url}"
-    compare = partial(compare_rows, rewrite.stores, rows_before, after)
+    compare = partial(compare_rows, rewrite.stores, wanted, after)
     return in_job_group(rewrite.spark.sparkContext, what, compare, watch, rewrite.progress)

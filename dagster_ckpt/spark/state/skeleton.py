@@ -122,17 +122,18 @@ def write_skeleton(
     folder = target.folder
     folder.make()
     folder.place(NOT_IN_USE, [b""])
-    for path, data in _files(source, target, shape, rewrite_id):
+    is_rewritten = len(left_out) < len(source.operators)
+    for path, data in _files(source, target, shape, rewrite_id, is_rewritten=is_rewritten):
         watch()
         if not _is_of(path, left_out):
             folder.place(path, [data])
 
 
 def _files(
-    source: StoppedState, target: LiveDirectory, shape: StateShape, rewrite_id: str
+    source: StoppedState, target: LiveDirectory, shape: StateShape, rewrite_id: str, *, is_rewritten: bool
 ) -> Iterator[tuple[str, bytes]]:
     kept = {file.path for operator in source.operators for file in operator.files}
-    settings = _settings(source.offsets, shape)
+    settings = _settings(source.offsets, shape, is_rewritten=is_rewritten)
     number_of = {operator.number: operator for operator in source.operators}
     for file in source.cut.needed:
         where, path = f"{source.live.url}/{file.source}", file.path
@@ -151,12 +152,13 @@ def _files(
             yield path, file.read()
 
 
-def _settings(offsets: OffsetEntry, shape: StateShape) -> dict[str, str]:
+def _settings(offsets: OffsetEntry, shape: StateShape, *, is_rewritten: bool) -> dict[str, str]:
     partitions = INTERNAL_PARTITIONS if INTERNAL_PARTITIONS in offsets.conf else SHUFFLE_PARTITIONS
     settings = {partitions: str(shape.partitions)}
     if shape.provider != offsets.provider_class:
         settings[PROVIDER_CLASS] = shape.provider
-    if shape.provider == HEAP:
+    # Heap state is written whole or copied whole (`check_rewrite`), and a copy keeps its codec.
+    if shape.provider == HEAP and is_rewritten:
         settings[COMPRESSION_CODEC] = HEAP_CODEC
     return settings
 
@@ -176,7 +178,9 @@ def copy_operators(
         The unique ids of their state, in checkpoint format v2.
     """
     if operators:
-        described = [each for each in _files(source, target, shape, "") if _is_of(each[0], operators)]
+        described = [
+            each for each in _files(source, target, shape, "", is_rewritten=False) if _is_of(each[0], operators)
+        ]
         state = CommittedState(source.live.folder, source.cut.query_id, list(operators), source.offsets, source.commit)
         held = ((file.path, file.read()) for file in state_files(state).files)
         for path, data in itertools.chain(described, held):

@@ -349,10 +349,16 @@ def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
     try:
         return read()
     except (PySparkException, Py4JError) as error:
-        # For an error in the JVM, py4j only says on the first line that there is one.
-        lines = [line.removeprefix(": ") for line in str(error).strip().splitlines()]
-        first = next((line for line in lines if not line.startswith("An error occurred while calling")), lines[0])
         raise LiveDirectoryError(
-            f"{live.url}: Spark cannot read the state, {what}: {first} Use another snapshot; if all fail in the same "
-            "way, the session differs from the query's (Spark version, state store provider)."
+            f"{live.url}: Spark cannot read the state, {what}: {cause_in(error)} Use another snapshot; if all fail in "
+            "the same way, the session differs from the query's (Spark version, state store provider)."
         ) from error
+
+
+def cause_in(error: Exception) -> str:
+    """The first line of an error of Spark that says what happened.
+
+    For an error in the JVM, py4j only says on the first line that there is one.
+    """
+    lines = [line.removeprefix(": ") for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return next((line for line in lines if not line.startswith("An error occurred while calling")), lines[0])

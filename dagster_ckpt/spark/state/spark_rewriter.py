@@ -18,6 +18,7 @@ from dagster_ckpt.errors import CkptError, StateRewriteError, UnsupportedSparkEr
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.state.raw_rows import state_session
+from dagster_ckpt.spark.state.reading import cause_in
 from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.spark.state.skeleton import StateIds
 from dagster_ckpt.spark.versions import Feature, release_of
@@ -150,9 +151,8 @@ def run_rewriter(
     except (PySparkException, Py4JError) as error:
         if isinstance(rows.error, CkptError):
             raise rows.error from error
-        first = str(rows.error or error).strip().partition("\n")[0]
         raise StateRewriteError(
-            f"Spark could not write the state to {target.url}: {first} The stream is unchanged."
+            f"Spark could not write the state to {target.url}: {cause_in(rows.error or error)} The stream is unchanged."
         ) from error
 
 

@@ -17,9 +17,9 @@ from unittest import mock
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.recovery.building import StateRewrite
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
+from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import housekeeping

@@ -81,6 +81,23 @@ class SnapshotFigures:
 
 
 @dataclass(frozen=True)
+class ExecutionHistory:
+    """The snapshots of one execution.
+
+    Attributes:
+        completed: Number of snapshots that were completed, including those deleted since.
+        failed: Number of failed attempts.
+        new_bytes: Number of bytes written for the completed ones.
+        newest: The newest attempts, newest first.
+    """
+
+    completed: int
+    failed: int
+    new_bytes: int
+    newest: tuple[SnapshotRecord, ...]
+
+
+@dataclass(frozen=True)
 class Branch:
     """The origin of a timeline.
 
@@ -162,6 +179,32 @@ class HistoryRecords:
         )
         with self._database.reading() as connection:
             return [_figures(row) for row in reversed(connection.execute(query).all())]
+
+    def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
+        """What one execution of a stream has taken.
+
+        Args:
+            stream_id: The stream.
+            execution_id: The execution.
+            limit: Maximum number of the newest attempts.
+        """
+        its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
+        totals = (
+            select(snapshots.c.status, func.count(), func.coalesce(func.sum(snapshots.c.incremental_bytes), 0))
+            .where(its_own)
+            .group_by(snapshots.c.status)
+        )
+        newest = select(snapshots).where(its_own).order_by(snapshots.c.created_at_ms.desc()).limit(limit)
+        with self._database.reading() as connection:
+            found = {str(status): (int(count), int(written)) for status, count, written in connection.execute(totals)}
+            shown = tuple(read_snapshot(row) for row in connection.execute(newest))
+        completed = [found[status] for status in WAS_COMPLETED if status in found]
+        return ExecutionHistory(
+            completed=sum(count for count, _ in completed),
+            failed=found.get(SnapshotStatus.FAILED.value, (0, 0))[0],
+            new_bytes=sum(written for _, written in completed),
+            newest=shown,
+        )
 
     def counts(self, stream_id: str) -> Mapping[str, int]:
         """Number of snapshots of a stream by status."""

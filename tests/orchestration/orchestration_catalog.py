@@ -30,15 +30,19 @@ def register(catalog: Catalog, stream_id: str) -> None:
     catalog.streams.ensure(stream_id, name=stream_id, asset_key=stream_id, options={})
 
 
-def take_snapshot(catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT", **facts: Any) -> SnapshotRecord:
-    snapshot = begin_snapshot(catalog, stream_id, kind=kind)
+def take_snapshot(
+    catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT", execution_id: str | None = None, **facts: Any
+) -> SnapshotRecord:
+    snapshot = begin_snapshot(catalog, stream_id, kind=kind, execution_id=execution_id)
     return as_writer(catalog).complete(snapshot.snapshot_id, **{**FIGURES, **facts})
 
 
-def begin_snapshot(catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT") -> SnapshotRecord:
+def begin_snapshot(
+    catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT", execution_id: str | None = None
+) -> SnapshotRecord:
     return as_writer(catalog, stream_id).snapshots.start(
         snapshot_id=str(uuid.uuid4()),
-        execution_id=None,
+        execution_id=execution_id,
         kind=kind,
         number=next(_numbers),
         trigger=SnapshotTrigger.PERIODIC,

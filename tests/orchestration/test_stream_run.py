@@ -6,6 +6,7 @@ The lifecycle is replaced by one that ends as a test says; everything around it 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,14 +16,14 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import HOST, begin_execution, take_snapshot
+from orchestration_catalog import HOST, begin_execution, begin_snapshot, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, LeaseRecord, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.errors import LeaseHeldError
+from dagster_ckpt.errors import CatalogError, LeaseHeldError
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
@@ -30,7 +31,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs import stream_run
+from dagster_ckpt.orchestration.runs import run_report, stream_run
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -180,6 +181,40 @@ class TestEnds:
 
         assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
         assert stage.retained == []
+
+    def test_the_end_is_reported_on_the_asset_with_the_newest_snapshots_first(
+        self, stage: Stage, catalog: Catalog
+    ) -> None:
+        def life(_request: RunRequest) -> QueryEnd:
+            for _ in range(6):
+                take_snapshot(catalog, "orders", execution_id=EXECUTION)
+            begin_snapshot(catalog, "orders", execution_id=EXECUTION)
+            return QueryEnd(EndKind.SUSPENDED, "a person asked")
+
+        stage.run(life)
+
+        [record] = stage.instance.fetch_observations(dg.AssetKey("orders"), limit=5).records
+        observation = record.event_log_entry.asset_observation
+        assert observation.description == "run ended: SUSPENDED"
+        facts = observation.metadata["dagster_ckpt/run"].value
+        assert "| end | SUSPENDED: a person asked |" in facts
+        assert "| snapshots | 6 completed, " in facts
+        shown = re.findall(r"chk-(\d+)", observation.metadata["dagster_ckpt/last_snapshots"].value)
+        assert len(shown) == 5
+        assert shown == sorted(shown, key=int, reverse=True)
+
+    def test_a_failure_carries_the_report_and_an_unreadable_catalog_does_not_change_the_end(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, failure = stage.run(ends(EndKind.FAILED))
+        assert "| end | FAILED: as the test says |" in failure.metadata["dagster_ckpt/run"].value
+
+        def unavailable(*_: object) -> None:
+            raise CatalogError("The catalog is unavailable.")
+
+        monkeypatch.setattr(run_report, "_report", unavailable)
+        _, failure = stage.run(ends(EndKind.LEASE_LOST))
+        assert failure.metadata["dagster_ckpt/end"].value == "LEASE_LOST"
 
     @pytest.mark.parametrize("kind", [EndKind.FAILED, EndKind.CANCEL_REQUESTED, EndKind.LEASE_LOST])
     def test_dagster_is_told_not_to_retry(self, stage: Stage, kind: EndKind) -> None:

@@ -6,7 +6,7 @@ the signal: a user's cancel, a timeout and a server shutdown look the same from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
 from dagster_ckpt.orchestration.resources.stream_resource import open_stream
+from dagster_ckpt.orchestration.runs.run_report import run_report
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -242,41 +243,50 @@ def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
 
 
 def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch) -> None:
-    """Apply retention if the end is certain, and end the step accordingly."""
+    """Apply retention if the end is certain, and end the step accordingly, with a report."""
     end = outcome.end
+    # Before retention, which deletes what the report lists.
+    report = run_report(handle, outcome)
     if end.kind is EndKind.INTERRUPTED:
         context.log.info(f"stopped: {watch.reason}" if watch.reason else end.reason)
-        _end_interrupted(context, handle, outcome)
+        _end_interrupted(context, handle, outcome, report)
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
         settle_run(handle, outcome)
-        raise _failure(f"The stream was canceled: {end.reason}", "CANCELED")
+        raise _failure(f"The stream was canceled: {end.reason}", "CANCELED", report)
     elif end.kind is EndKind.LEASE_LOST:
-        raise _failure(end.reason, "LEASE_LOST")
+        raise _failure(end.reason, "LEASE_LOST", report)
     else:
         settle_run(handle, outcome)
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
             report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
+            raise _failure(f"The stream failed for good: {end.reason}", "FAILED", report)
+        for asset in _written(context) if report else ():
+            context.log_event(
+                dg.AssetObservation(asset.key, description=f"run ended: {end.kind.name}", metadata=report)
+            )
 
 
-def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcome) -> None:
+def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcome, report: Mapping[str, Any]) -> None:
     canceled = canceled_by_user(context)
     if canceled is not None:
         if canceled is dg.DagsterRunStatus.CANCELING:
             settle_run(handle, outcome, is_canceled=True)
         # The supervisor sensor treats a forcibly ended run as over and has its retention applied.
-        raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
+        raise _failure("The stream was canceled: its run was terminated.", "CANCELED", report)
     # A run that exceeds a time limit is CANCELING first and then FAILURE. The supervisor sensor
     # settles the execution by the final status.
     raise _failure(
-        "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.", "INTERRUPTED"
+        "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.",
+        "INTERRUPTED",
+        report,
     )
 
 
-def _failure(description: str, kind: str) -> dg.Failure:
-    return dg.Failure(without_secrets(description), metadata={"dagster_ckpt/end": kind}, allow_retries=False)
+def _failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
+    metadata = {"dagster_ckpt/end": kind, **(report or {})}
+    return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
 
 
 def run_preflight(

@@ -46,7 +46,7 @@ def test_the_lineage_names_the_id_of_every_version(version: str) -> None:
     ],
 )
 def test_a_changelog_that_cannot_be_read_is_named(data: bytes) -> None:
-    with pytest.raises(LiveDirectoryError, match=r"live/11_bb\.changelog has no lineage"):
+    with pytest.raises(LiveDirectoryError, match=r"live/11_bb\.changelog has no readable lineage"):
         read_lineage(io.BytesIO(data), "live/11_bb.changelog")
 
 

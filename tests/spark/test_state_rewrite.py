@@ -225,10 +225,10 @@ def test_a_long_rewrite_reports_the_store_and_its_tasks(
     new = LiveDirectory(str(stopped.work.folder / "reported"))
     rewrite_state(spark, stopped.live, new, change_rows=slow, report=said.append)
 
-    store = r"writing default of operator 0 \(stateStoreSave\), store 1 of 1"
+    store = r"default of operator 0 \(stateStoreSave\), store 1 of 1"
     assert said
-    assert all(re.fullmatch(rf"{store}(: \d+ of \d+ tasks)?", each) for each in said), said
-    assert any(re.fullmatch(rf"{store}: \d+ of (5|10) tasks", each) for each in said), said
+    assert all(re.fullmatch(rf"(writing|comparing) {store}(: \d+ of \d+ tasks)?", each) for each in said), said
+    assert any(re.fullmatch(rf"writing {store}: \d+ of (5|10) tasks", each) for each in said), said
 
 
 def test_a_rewrite_is_one_job_group_that_can_be_canceled(spark: SparkSession, shelf: Shelf) -> None:

@@ -79,6 +79,9 @@ class FsspecFileIO(FileIO):
             infos: dict[str, dict[str, Any]] = self._fs.find(self._at(path), detail=True)
         start = f"{self._root.strip('/')}/"
         for where, info in sorted(infos.items()):
+            # S3A keeps an empty object for a directory, whose name ends like this.
+            if where.endswith("/"):
+                continue
             below = where.strip("/").removeprefix(start)
             if hidden or not any(name.startswith(".") for name in below.split("/")):
                 yield below, Entry(below.rsplit("/", 1)[-1], is_directory=False, status=partial(_status, info))

@@ -86,7 +86,9 @@ def trade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trade]:
 
 
 def kill_executors(trade: Trade) -> None:
-    for executor in trade.stack.cluster.executors()[:2]:
+    executors = trade.stack.cluster.executors()
+    assert executors
+    for executor in executors:
         executor.kill()
 
 

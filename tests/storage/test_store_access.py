@@ -92,6 +92,19 @@ def test_a_listing_cached_by_another_thread_does_not_hide_a_new_object(s3_option
     assert space.sizes(["shared/1", "shared/2"]) == {"shared/1": 1, "shared/2": 1}
 
 
+def test_the_object_with_which_s3a_marks_a_directory_is_no_file(s3_options) -> None:
+    bucket = s3fs.S3FileSystem(**s3_options)
+    bucket.mkdir("marked")
+    # s3fs itself creates no such object: a name that ends with a slash.
+    bucket.call_s3("put_object", Bucket="marked", Key="live/sources/0/", Body=b"")
+    bucket.pipe("marked/live/sources/0/0", b"v1")
+    live = FsspecFileIO("s3://marked/live", s3_options)
+
+    assert [path for path, _ in live.find("sources/0")] == ["sources/0/0"]
+    assert [path for path, _ in live.find()] == ["sources/0/0"]
+    assert list(live.list("sources/0")) == ["0"]
+
+
 def test_a_misspelt_bucket_is_found_and_not_made(s3_options) -> None:
     store = open_store(FileSystemCheckpointStorage("s3://no-such-bucket/c", storage_options=s3_options), "stream")
     with pytest.raises(StorageAccessError, match="s3://no-such-bucket/c"):

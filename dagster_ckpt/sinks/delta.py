@@ -203,7 +203,7 @@ def _versions(table: FileIO) -> set[int]:
 def _read(table: FileIO, version: int) -> DeltaCommit:
     name = f"{LOG}/{version:020}.json"
     text = table.read(name).decode("utf-8", "replace")
-    with reading(lambda why: LiveDirectoryError(f"{table.url}/{name} is not a Delta commit: {why}.")):
+    with reading(lambda why: LiveDirectoryError(f"{table.url}/{name} is not a Delta commit: {why}. Repair the table.")):
         actions = [from_json(line) for line in text.splitlines() if line.strip()]
     found = [action for action in actions if isinstance(action, dict)]
     info: Mapping[str, Any] = next(

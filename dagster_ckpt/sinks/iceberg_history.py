@@ -199,7 +199,7 @@ def history_in(text: str | bytes, where: str) -> IcebergHistory:
     Raises:
         LiveDirectoryError: It cannot be parsed.
     """
-    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}.")):
+    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
         metadata = _Metadata.model_validate_json(text)
         return IcebergHistory(metadata.current, metadata.snapshots)
 
@@ -223,6 +223,6 @@ def history_in_folder(table: FileIO) -> IcebergHistory:
     name = max(matches, key=lambda match: int(match[1]))[0]
     data = table.read(f"{METADATA_FOLDER}/{name}")
     where = f"{table.url}/{METADATA_FOLDER}/{name}"
-    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}.")):
+    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
         text = inflated(data, _GZIP) if ".gz" in name else data
     return history_in(text, where)

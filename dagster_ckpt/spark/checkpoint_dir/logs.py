@@ -223,7 +223,10 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
     """
     entry = parse_offset_entry(data, where)
     if entry.continuous:
-        raise LiveDirectoryError(f"{where} was written by continuous processing, whose epochs cannot be planned here.")
+        raise LiveDirectoryError(
+            f"{where} was written by continuous processing, whose epochs cannot be planned here. Adopt the "
+            "directory without in_place: the query then continues in a copy."
+        )
     version, metadata, *sources = data.decode().split("\n")
     planned = from_json(metadata)
     planned["batchWatermarkMs"] = max(entry.watermark_ms, commit.next_watermark_ms)

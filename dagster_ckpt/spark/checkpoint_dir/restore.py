@@ -258,7 +258,10 @@ class Filler:
         chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
-            raise RestoreError(f"The snapshot contains a file {path!r}, which is outside of a live directory.")
+            raise RestoreError(
+                f"The snapshot contains a file {path!r}, which is outside of a live directory. Restore "
+                "another snapshot."
+            )
         if parts[0] == SINKS_FOLDER:
             index, name = sink_entry(path)
             self.sinks.setdefault(index, []).append(SinkEntry(name, b"".join(chunks)))

@@ -127,7 +127,8 @@ def _admin(writer: DataStreamWriter, source: KafkaSource) -> Iterator[tuple[Any,
             client.close(jvm.java.time.Duration.ofSeconds(1))
     except Exception as error:  # py4j raises what the client raises
         raise StorageAccessError(
-            f"Kafka at {source.servers} did not return the offsets of its topics: {without_secrets(_first_line(error))}"
+            f"Kafka at {source.servers} did not return the offsets of its topics: "
+            f"{without_secrets(_first_line(error))}. Make it reachable from the driver, then try again."
         ) from error
 
 

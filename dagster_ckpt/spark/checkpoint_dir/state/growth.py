@@ -139,7 +139,10 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
     _check_anchor(base, path, {version: lineage[version] for version in lineage if version <= before})
     for version in versions:
         if version not in lineage:
-            raise LiveDirectoryError(f"{folder.url}/{newest} does not name the version {version} that it is built on.")
+            raise LiveDirectoryError(
+                f"{folder.url}/{newest} does not name the version {version} that it is built on. If the query runs, "
+                "the next attempt reads a newer commit. If it stays so, the live directory is damaged: restore a snapshot."
+            )
         name = f"{version}_{lineage[version]}.changelog"
         [file] = look.at([f"{path}/{name}"])
         file.identity = name

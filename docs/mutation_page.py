@@ -29,14 +29,15 @@ HEAD = """# Mutation testing
 
 <!-- Written by docs/mutation_page.py from the results of mutmut and from docs/mutation_survivors.yaml. -->
 
-`make mutants` changes one thing at a time in the modules that carry [Flink's rules](flink-rules.md) (a comparison, a
-number, an argument, a word), runs the tests that reach it, and counts the changes that no test notices. It sets itself
-up and needs no Java; a second run only tries what has changed since. [mutmut](https://mutmut.readthedocs.io) makes the
-mutants, inside functions; it leaves out those with a decorator, such as properties. Tables outside functions (which
-reasons count, what is kept at which end) are compared whole, by
+`make mutants` changes one thing at a time in the modules that carry [Flink's rules](flink-rules.md)
+(a comparison, a number, an argument, a word), runs the tests that reach it, and counts the changes
+that no test notices. It sets itself up and needs no Java; a second run only tries what has changed
+since. [mutmut](https://mutmut.readthedocs.io) makes the mutants, inside functions; it leaves out
+those with a decorator, such as properties. Tables outside functions (which reasons count, what is
+kept at which end) are compared whole, by
 `test_exactly_the_listed_reasons_count_against_a_checkpoint` and
-`test_what_is_kept_at_the_end_follows_the_policy`. Only tests that need no JVM and no server take part, so what only a
-test with a real query would notice counts as a survivor.
+`test_what_is_kept_at_the_end_follows_the_policy`. Only tests that need no JVM and no server take
+part, so what only a test with a real query would notice counts as a survivor.
 """
 
 

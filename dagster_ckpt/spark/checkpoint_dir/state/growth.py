@@ -141,7 +141,8 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
         if version not in lineage:
             raise LiveDirectoryError(
                 f"{folder.url}/{newest} does not name the version {version} that it is built on. If the query runs, "
-                "the next attempt reads a newer commit. If it stays so, the live directory is damaged: restore a snapshot."
+                "the next attempt reads a newer commit. If it stays so, the live directory is damaged: restore a "
+                "snapshot."
             )
         name = f"{version}_{lineage[version]}.changelog"
         [file] = look.at([f"{path}/{name}"])

@@ -122,7 +122,9 @@ def export_snapshot(
 
 def _refuse_to_replace(unfinished: LiveDirectory) -> None:
     """Refuse to delete a directory of the user that has the name in which the export is built."""
-    if unfinished.exists() and not unfinished.is_not_in_use():
+    # In an object store, the export is built in its final place.
+    is_used = unfinished.folder.can_rename
+    if is_used and unfinished.exists() and not unfinished.is_not_in_use():
         raise OptionError(
             f"{unfinished.url} exists, and no interrupted export has left it. The exported directory is built there "
             "before it gets its name: move it away, or export to another folder."

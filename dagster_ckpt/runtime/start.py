@@ -5,30 +5,22 @@ A recovery point that turns out to be damaged is noted in the catalog, and the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
-    LeaseRecord,
-    RequestKind,
     RequestRecord,
     RequestStatus,
     StartCause,
 )
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
-from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason
 from dagster_ckpt.errors import (
-    CatalogError,
     LeaseLostError,
     RestartWithdrawnError,
-    StartStoppedError,
     StateRewriteError,
 )
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
@@ -45,8 +37,8 @@ from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
 from dagster_ckpt.recovery.take_over import take_over
-from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd, RunRequest
-from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
+from dagster_ckpt.runtime.run import QueryEnd, RunRequest
+from dagster_ckpt.runtime.start_watch import StartWatch
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
@@ -60,7 +52,7 @@ from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
-from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import holding
@@ -380,73 +372,3 @@ def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: Liv
     """
     owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id)
     return start_query(with_transactions(writer, owner, live), stream.name, live)
-
-
-class StartWatch:
-    """Checks between the steps of a start whether it has to stop. It needs no thread: the start calls it.
-
-    A start may stop after any step, as if its process were killed there. Work done before the catalog switches to the
-    new live directory has no effect, and the next start finishes work done after that.
-
-    Args:
-        catalog: The catalog.
-        lease: The lease of the stream.
-        interrupted: Returns True once the process has been interrupted.
-        clock: Milliseconds of a monotonic clock.
-    """
-
-    def __init__(
-        self, catalog: Catalog, lease: LeaseRecord, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
-    ) -> None:
-        self._catalog = catalog
-        self._lease = lease
-        self._stream_id = lease.stream_id
-        self._since_ms = catalog.now_ms()
-        self._interrupted = interrupted
-        self._clock = clock
-        self._next_ms = clock() + REQUEST_POLL_MS
-        self._looking = Lock()
-        self.end: QueryEnd | None = None
-        self.request: RequestRecord | None = None
-
-    def __call__(self) -> None:
-        """Raise an error if the start has to stop. Threads may call it for every file: it polls twice a second at most.
-
-        Raises:
-            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was interrupted.
-        """
-        if self._clock() >= self._next_ms and self._looking.acquire(blocking=False):
-            try:
-                self._look()
-                self._next_ms = self._clock() + REQUEST_POLL_MS
-            finally:
-                self._looking.release()
-        if self.end is not None:
-            raise StartStoppedError(f"Stream {self._stream_id!r} was not started: {self.end.reason}.")
-
-    def _look(self) -> None:
-        if self.end is not None:
-            return
-        if self._interrupted():
-            self.end = QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop while it started")
-            return
-        # A temporarily unavailable catalog does not stop a start.
-        with suppress(CatalogError):
-            for request in self._catalog.requests.pending(self._stream_id):
-                if request.kind in ENDS_BY_REQUEST:
-                    reason = f"{request.kind.value.lower()} requested by {request.origin}, while it started"
-                    self.end, self.request = QueryEnd(ENDS_BY_REQUEST[request.kind], reason), request
-                    return
-                if request.kind is RequestKind.STOP_WITH_SAVEPOINT and request.created_at_ms >= self._since_ms:
-                    self._refuse(request)
-
-    def _refuse(self, request: RequestRecord) -> None:
-        """Answer a request that the query could carry out only once it runs, which may take hours."""
-        reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
-        error = (
-            f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "
-            "cancel the start, and take a savepoint of the stopped stream, or submit the request again when the query "
-            "is running."
-        )
-        log_message(self._stream_id, f"refused to stop with a savepoint, requested by {request.origin}: {error}")
-        self._catalog.requests.resolve(self._lease, request.request_id, RequestStatus.FAILED, error=error)

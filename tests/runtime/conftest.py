@@ -12,7 +12,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime import start as starting
+from dagster_ckpt.runtime import start_watch
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.as_writer import as_writer
@@ -26,7 +26,7 @@ def a_start_that_polls_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A test about a start that is stopped sets its own interval.
     """
-    monkeypatch.setattr(starting, "REQUEST_POLL_MS", 3_600_000)
+    monkeypatch.setattr(start_watch, "REQUEST_POLL_MS", 3_600_000)
 
 
 @pytest.fixture

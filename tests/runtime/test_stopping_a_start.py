@@ -16,7 +16,7 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
-from dagster_ckpt.runtime import start as starting
+from dagster_ckpt.runtime import start_watch
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.stream.start_from import StartFrom
@@ -31,7 +31,7 @@ MANY = 400
 @pytest.fixture
 def ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ladder]:
     # At each call, not twice a second.
-    monkeypatch.setattr(starting, "REQUEST_POLL_MS", 0)
+    monkeypatch.setattr(start_watch, "REQUEST_POLL_MS", 0)
     ladder = Ladder(tmp_path)
     yield ladder
     ladder.close()
@@ -155,7 +155,7 @@ def test_an_interrupt_ends_a_start(ladder: Ladder) -> None:
 
 
 def test_a_request_is_looked_for_twice_a_second_at_most(ladder: Ladder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "REQUEST_POLL_MS", 500)
+    monkeypatch.setattr(start_watch, "REQUEST_POLL_MS", 500)
     looks: list[int] = []
     now_ms = 0
 
@@ -164,7 +164,7 @@ def test_a_request_is_looked_for_twice_a_second_at_most(ladder: Ladder, monkeypa
         return False
 
     lease = ladder.stream.catalog.leases.acquire(STREAM, HOLDER, 60_000)
-    watch = starting.StartWatch(ladder.stream.catalog, lease, interrupted, clock=lambda: now_ms)
+    watch = start_watch.StartWatch(ladder.stream.catalog, lease, interrupted, clock=lambda: now_ms)
     for now_ms in range(0, 2_000, 7):  # noqa: B007 - the clock reads it
         watch()
 

@@ -1,4 +1,4 @@
-"""Check before a start whether the Kafka topics still have the records that the query would read next."""
+"""Check before a start whether Kafka topics and Delta tables still have what the query would read next."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dagster_ckpt.recovery.source_positions import check_known, moved, topic_off
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, gone_from
 from dagster_ckpt.spark.query.kafka_source import (
     KafkaSource,
     TopicOffsets,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read records that a topic has already deleted.
+    """Refuse a start whose next batch would read what a Kafka topic or a Delta table has already deleted.
 
     Args:
         stream: The stream.
@@ -43,15 +44,16 @@ def refuse_gone_records(
 
     Raises:
         RowsAtRiskError: Records are missing, and that was not accepted.
-        StorageAccessError: Kafka, the snapshot or the live directory cannot be reached.
+        StorageAccessError: Kafka, a table, the snapshot or the live directory cannot be reached.
     """
     if plan.to_batch is None or plan.to_batch < 0:
         return []
     writer = describe()
-    sources = kafka_sources(writer)
-    if not any(sources):
+    sources, tables = kafka_sources(writer), delta_sources(writer)
+    if not any(sources) and not any(tables):
         return []
-    positions = _positions(stream, plan, plan.to_batch)
+    offsets = _offsets(stream, plan, plan.to_batch)
+    positions = [topic_offsets(offset) for offset in offsets]
     if plan.source_offsets is not None:
         named = {str(index): position for index, position in enumerate(positions) if position is not None}
         after = moved(named, plan.source_offsets)
@@ -62,6 +64,10 @@ def refuse_gone_records(
         if source is not None and position
         for message in _gone(writer, source, position)
     ]
+    for folder, text in zip(tables, offsets, strict=False):
+        offset = delta_offset(text)
+        if folder is not None and offset is not None:
+            gone += gone_from(writer, folder, offset)
     if gone and not accept_loss:
         raise RowsAtRiskError(
             f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source has deleted "
@@ -126,11 +132,13 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
 
 def _positions(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[TopicOffsets | None]:
     """Up to where each source is read, in the order of the offset log; None if a source has other offsets."""
+    return [topic_offsets(offset) for offset in _offsets(stream, plan, batch_id)]
+
+
+def _offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[str | None]:
     name = f"{OFFSETS}/{batch_id}"
     data = _offsets_in_snapshot(stream, plan, name) if plan.snapshot is not None else _live_offsets(stream, plan, name)
-    if data is None:
-        return []
-    return [topic_offsets(offset) for offset in parse_offset_entry(data, name).sources.values()]
+    return list(parse_offset_entry(data, name).sources.values()) if data is not None else []
 
 
 def _offsets_in_snapshot(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:

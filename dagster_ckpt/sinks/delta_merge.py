@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.sinks.delta import DeltaTable
+from dagster_ckpt.sinks.sink import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.description import FOREACH_BATCH, foreach_batch_name
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ class DeltaMerge(DeltaTable):
         """See `Sink.name_of`."""
         is_delta = output_format == FOREACH_BATCH and place.startswith(_SCHEME)
         return foreach_batch_name(place) if is_delta else None
+
+    def forecast(self, replay: Replay) -> SinkForecast:
+        """See `Sink.forecast`."""
+        found = super().forecast(replay)
+        ids = {*replay.query_ids, replay.query_id}
+        if found.effect is not SinkEffect.EXACT or any(self.last_batch(each) is not None for each in ids):
+            return found
+        return SinkForecast(
+            self.name,
+            SinkEffect.UNKNOWN,
+            "The table has no batch of this stream. A function that writes outside delta_transaction writes the "
+            "rewound batches once more.",
+            "Write within delta_transaction.",
+        )
 
 
 @contextmanager

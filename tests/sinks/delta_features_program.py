@@ -27,9 +27,32 @@ class Described(DeltaShops):
             "path", self.table
         )
 
+        # The table that is read; None for files.
+        self.source: str | None = None
+
     def writer(self, spark: SparkSession, files_per_batch: int) -> DataStreamWriter:
-        rows = spark.readStream.schema("shop long").option("maxFilesPerTrigger", files_per_batch)
-        return self.write(self.transform(rows.json(f"{self.folder}/landing"))).trigger(availableNow=True)
+        reader = spark.readStream.option("maxFilesPerTrigger", files_per_batch)
+        rows = (
+            reader.schema("shop long").json(f"{self.folder}/landing")
+            if self.source is None
+            else reader.format("delta").load(self.source)
+            if "/" in self.source
+            else reader.table(self.source)
+        )
+        return self.write(self.transform(rows)).trigger(availableNow=True)
+
+    def insert(self, *shops: int) -> None:
+        for shop in shops:
+            self.spark.sql(f"INSERT INTO {self.of_source} VALUES ({shop})")
+
+    @property
+    def of_source(self) -> str:
+        return f"delta.`{self.source}`" if "/" in str(self.source) else str(self.source)
+
+    @property
+    def source_folder(self) -> Path:
+        (row,) = self.spark.sql(f"DESCRIBE DETAIL {self.of_source}").collect()
+        return Path(row.location.removeprefix("file:"))
 
     def create(self, columns: str = "shop long", properties: str = "") -> None:
         self.spark.sql(f"CREATE TABLE delta.`{self.table}` ({columns}) USING delta {properties}")
@@ -133,6 +156,60 @@ def left_to_a_person(shops: Described) -> None:
     shops.run("batch-0", files_per_batch=2, roll_back_tables=False)
 
 
+def reads(shops: Described, source: str) -> None:
+    """A savepoint after three versions of the table, and two versions later."""
+    shops.source = source
+    shops.spark.sql(f"CREATE TABLE {shops.of_source} (shop long) USING delta")
+    shops.insert(0, 1, 2)
+    shops.run()
+    shops.savepoint("three")
+    shops.insert(3, 4)
+    shops.run()
+
+
+def from_a_table(shops: Described) -> None:
+    reads(shops, f"{shops.folder}/source")
+    shops.lose_the_directory()
+    shops.insert(5)
+    shops.run()
+
+
+def from_a_named_table(shops: Described) -> None:
+    reads(shops, "shops_to_read")
+    shops.run("three", files_per_batch=2)
+    shops.insert(5)
+    shops.run()
+
+
+def whose_log_was_cut(shops: Described) -> None:
+    """As by log retention, which deletes commits before a checkpoint."""
+    reads(shops, f"{shops.folder}/source")
+    shops.spark.sql(f"ALTER TABLE {shops.of_source} SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
+    shops.insert(5, 6)
+    shops.run()
+    checkpoint = max(shops.source_folder.glob("_delta_log/*.checkpoint*.parquet"))
+    for commit in sorted(shops.source_folder.glob("_delta_log/*.json")):
+        if commit.name[:20] < checkpoint.name[:20]:
+            commit.unlink()
+    shops.run("three")
+
+
+def vacuumed(shops: Described) -> None:
+    reads(shops, "shops_to_vacuum")
+    shops.spark.sql("OPTIMIZE shops_to_vacuum")
+    shops.spark.sql("SET spark.databricks.delta.retentionDurationCheck.enabled = false")
+    shops.spark.sql("VACUUM shops_to_vacuum RETAIN 0 HOURS")
+    shops.run()
+    shops.run("three")
+
+
+def created_anew(shops: Described) -> None:
+    reads(shops, "shops_created_anew")
+    shops.spark.sql("CREATE OR REPLACE TABLE shops_created_anew (shop long) USING delta")
+    shops.insert(7)
+    shops.run("three")
+
+
 SCENARIOS: dict[str, Callable[[Described], None]] = {
     "merged": merged,
     "merged, and killed before the commit": merged_in_flight,
@@ -142,6 +219,11 @@ SCENARIOS: dict[str, Callable[[Described], None]] = {
     "to a table that the start creates": to_a_table_that_the_start_creates,
     "mapped columns, deletion vectors, log checkpoints": mapped_columns,
     "left to a person": left_to_a_person,
+    "from a table": from_a_table,
+    "from a named table": from_a_named_table,
+    "from a table whose log was cut": whose_log_was_cut,
+    "from a vacuumed table": vacuumed,
+    "from a table that was created anew": created_anew,
 }
 
 

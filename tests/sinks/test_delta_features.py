@@ -25,8 +25,21 @@ SHOWN = {
     "to a table that the start creates": range(5),
     "mapped columns, deletion vectors, log checkpoints": range(5),
     "left to a person": range(3),
+    "from a table": range(6),
+    "from a named table": range(6),
 }
-SLICE = ("upserted", "upserted, and killed before the commit")
+# Also what the table then shows: that of the start before.
+REFUSED = {
+    "from a table whose log was cut": ("the log begins at", range(7)),
+    "from a vacuumed table": ("were deleted (VACUUM)", range(5)),
+    "from a table that was created anew": ("is not the one that the query has read", range(5)),
+}
+SLICE = (
+    "upserted",
+    "upserted, and killed before the commit",
+    "to a table that the start creates",
+    "from a vacuumed table",
+)
 
 pytestmark = [pytest.mark.spark, needs_jar(TableFormat.DELTA)]
 
@@ -45,7 +58,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         fetch_jars(TableFormat.DELTA, folder / "jars")
         return play("tests.sinks.delta_features_program", folder / "streams", folder / "jars", *names)
 
-    rest = tuple(name for name in SHOWN if name not in SLICE)
+    rest = tuple(name for name in (*SHOWN, *REFUSED) if name not in SLICE)
     return lambda scenario: played(SLICE if scenario in SLICE else rest)[scenario]
 
 
@@ -66,3 +79,13 @@ def test_a_delta_table_shows_each_row_once_however_it_is_written(told: Told, sce
 )
 def test_a_merge_updates_rows_from_whole_state(told: Told, scenario: str, counts: list[list[int]]) -> None:
     assert told(scenario)["counts"] == counts
+
+
+@pytest.mark.parametrize("scenario", marked(*REFUSED))
+def test_a_start_is_refused_that_would_read_what_a_table_no_longer_has(told: Told, scenario: str) -> None:
+    why, rows = REFUSED[scenario]
+    shown = told(scenario)
+
+    assert shown["refused"].startswith("RowsAtRiskError")
+    assert why in shown["refused"]
+    assert shown["rows"] == list(rows)

@@ -79,6 +79,22 @@ def test_a_roll_back_that_is_left_to_a_person_is_refused_until_it_is_done(tmp_pa
     roll_back(sink, RollBack(1, query_id=QUERY, roll_back_tables=False), nullcontext)
 
 
+@pytest.mark.parametrize(
+    ("commits", "effect"),
+    [
+        ([(QUERY, batch) for batch in range(10)], SinkEffect.EXACT),
+        (["CREATE TABLE", "MERGE", "MERGE"], SinkEffect.UNKNOWN),
+    ],
+    ids=["within delta_transaction", "outside of it"],
+)
+def test_a_table_that_foreach_batch_writes_to_is_exact_if_it_has_the_batches(
+    tmp_path: Path, commits: Sequence[tuple[str, int] | str], effect: SinkEffect
+) -> None:
+    write_delta(tmp_path / "table", commits)
+
+    assert forecast(f"ForeachBatchSink[delta:{tmp_path}/table]", Replay(3, QUERY, query_ids=[QUERY])).effect is effect
+
+
 @pytest.mark.parametrize("harm", ["no log", "not JSON"])
 def test_a_delta_table_that_cannot_be_read_may_lose_rows(tmp_path: Path, harm: str) -> None:
     if harm == "not JSON":

@@ -78,6 +78,22 @@ def is_described_query(candidate: object) -> bool:
     return isinstance(candidate, ClassicWriter)
 
 
+def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
+    """The plan's node of each source of a described query, in the order of its offset log.
+
+    Empty if the query cannot be inspected (Spark Connect).
+    """
+    if not is_described_query(writer):
+        return []
+    leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
+    found: list[Any] = []
+    for leaf in (leaves.apply(index) for index in range(leaves.size())):
+        # A relation that is read twice is one source.
+        if bool(leaf.isStreaming()) and not any(leaf.equals(each) for each in found):
+            found.append(leaf)
+    return found
+
+
 def session_of(writer: DataStreamWriter) -> SparkSession:
     """The session in which a query was described, and in which it will start."""
     return writer._df.sparkSession

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -47,18 +47,7 @@ def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
 
     Empty if the query cannot be inspected (Spark Connect).
     """
-    if not is_described_query(writer):
-        return []
-    leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
-    found: list[KafkaSource | None] = []
-    seen: list[Any] = []
-    for leaf in (leaves.apply(index) for index in range(leaves.size())):
-        if not bool(leaf.isStreaming()) or any(leaf.equals(each) for each in seen):
-            continue
-        # A relation that is read twice is one source.
-        seen.append(leaf)
-        found.append(_kafka_source(leaf))
-    return found
+    return [_kafka_source(leaf) for leaf in streaming_leaves(writer)]
 
 
 def _kafka_source(leaf: Any) -> KafkaSource | None:

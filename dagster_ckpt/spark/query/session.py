@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.redaction import shown_settings
 from dagster_ckpt.config.state_backend import StateBackend
@@ -31,6 +31,19 @@ def active_session() -> SparkSession | None:
         return None
     # No session is active in threads other than the one that created it.
     return ClassicSession.getActiveSession() or ClassicSession.builder.getOrCreate()
+
+
+def make_active(session: SparkSession) -> None:
+    """Make a classic session the active one of this thread.
+
+    Catalogs and sources of tables ask for the active session and its settings. A thread other than the one
+    that created the session has none, and a Delta table by name or an Iceberg table by folder is not found.
+    """
+    of_sessions: Any = session._jvm
+    # Spark 4 has another class than 3.5.
+    for part in str(session._jsparkSession.getClass().getName()).split("."):
+        of_sessions = getattr(of_sessions, part)
+    of_sessions.setActiveSession(session._jsparkSession)
 
 
 def is_classic_session(candidate: object) -> bool:

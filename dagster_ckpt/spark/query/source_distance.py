@@ -10,6 +10,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
+from dagster_ckpt.spark.query.delta_source import delta_offset
 from dagster_ckpt.untrusted import from_json, reading
 
 
@@ -19,7 +20,7 @@ class SourceDistance:
 
     Attributes:
         source: Name of the source, or its number in the query.
-        kind: "files", "Kafka records", "rows", or "unknown" if its offsets are not counts.
+        kind: "files", "Kafka records", "table versions", "rows", or "unknown" if its offsets are not counts.
         count: The number; None for an unknown kind.
     """
 
@@ -92,6 +93,10 @@ def _between(folder: FileIO, source: str, before: str | None, after: str | None)
     records = _kafka_records(_json(before) if before else {}, _json(after)) if before else None
     if records is not None:
         return SourceDistance(source, "Kafka records", records)
+    delta = delta_offset(after)
+    if delta is not None:
+        earlier = delta_offset(before)
+        return SourceDistance(source, "table versions", delta.version - (earlier.version if earlier else 0))
     old, new = _json(before) if before else {"offset": 0}, _json(after)
     if isinstance(old, dict) and isinstance(new, dict) and new.keys() == {"offset", "timestamp"}:
         # RatePerMicroBatchStreamOffset counts rows.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import OptionTypeError
+from dagster_ckpt.spark.query.session import make_active
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,6 +116,7 @@ def sink_of_name(session: SparkSession, table: str) -> str | None:
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:
+        make_active(session)
         found = load_table(session, table)
         return sink_of(found) if found is not None else None
     except (Py4JError, PySparkException):

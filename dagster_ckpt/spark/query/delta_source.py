@@ -1,0 +1,206 @@
+"""Delta sources of a described query: whether the tables still have what the query would read next.
+
+The log is read with the file systems of the session, as Delta itself does. A source continues at a version
+of the table: it needs the commit of that version and of each later one (`delta.logRetentionDuration`), and
+the data files that they add, also where a later commit has removed them (`VACUUM`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.untrusted import from_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+LOG = "_delta_log"
+_ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
+_TABLE = "org.apache.spark.sql.delta.catalog.DeltaTableV2"
+# Commits whose data files are looked for. VACUUM deletes the files of the oldest first.
+_COMMITS_LOOKED_AT = 200
+_SHOWN = 3
+_Action = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeltaOffset:
+    """Where a Delta source continues (`DeltaSourceOffset`).
+
+    Attributes:
+        table_id: Id of the table.
+        version: The version that is read next, or that is read in part.
+        index: The last file of the version that was read; negative before the first.
+        is_initial: Whether the source still reads the table as it was at that version.
+    """
+
+    table_id: str
+    version: int
+    index: int
+    is_initial: bool
+
+
+def delta_offset(text: str | None) -> DeltaOffset | None:
+    """Parse the offset of a source; None if it is not one of Delta."""
+    try:
+        found = from_json(text or "")
+        return DeltaOffset(
+            str(found["reservoirId"]),
+            int(found["reservoirVersion"]),
+            int(found["index"]),
+            bool(found["isStartingVersion"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def delta_sources(writer: DataStreamWriter) -> list[str | None]:
+    """The folders of the Delta tables of a described query, in the order of its offset log; None for other sources."""
+    return [_folder(leaf) for leaf in streaming_leaves(writer)]
+
+
+def _folder(leaf: Any) -> str | None:
+    kind = str(leaf.getClass().getSimpleName())
+    if kind == "StreamingRelationV2" and str(leaf.table().getClass().getName()) == _TABLE:
+        return str(leaf.table().path())
+    if kind != "StreamingRelation" or str(leaf.dataSource().className()).lower() != "delta":
+        return None
+    path = leaf.dataSource().options().get("path")
+    return str(path.get()) if path.isDefined() else None
+
+
+class TableFiles(Protocol):
+    """The files of a table."""
+
+    def log(self) -> Sequence[str]:
+        """Names in the log; empty without a log."""
+
+    def read(self, name: str) -> str:
+        """Content of a file of the log."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a data file exists; the path is that of its `add` action."""
+
+
+def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
+    """What the next batch of a source would read and its table no longer has, one message for each reason.
+
+    Args:
+        folder: The table's folder, for messages.
+        offset: Where the source continues.
+        files: The table's files.
+    """
+    entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
+    versions = {version for version, kind in entries if kind == "json"}
+    if not versions:
+        yield f"The Delta table {folder} does not exist any more."
+        return
+    newest, next_read = max(versions), offset.version
+    if next_read > newest + 1:
+        yield (
+            f"The Delta table {folder} ends at version {newest}, and the query continues at {next_read}: it was "
+            "created anew or brought back from a copy."
+        )
+        return
+    needed = range(_base(entries, next_read) if offset.is_initial else next_read, newest + 1)
+    missing = [version for version in needed if version not in versions and (version, "checkpoint") not in entries]
+    if missing:
+        begins = min(version for version in versions if set(range(version, newest + 1)) <= versions)
+        yield (
+            f"The Delta table {folder}: the query continues at version {next_read}, and the log begins at {begins}: "
+            f"versions {missing[0]} to {missing[-1]} are gone (delta.logRetentionDuration)."
+        )
+        return
+    yield from _gone_files(folder, offset, newest, files, reads_id=0 in versions)
+
+
+def _base(entries: set[tuple[int, str]], version: int) -> int:
+    """The version from which the log has to be whole to read the table as it was at a version."""
+    checkpoints = [at for at, kind in entries if kind != "json" and at <= version]
+    return max(checkpoints, default=0)
+
+
+def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles, *, reads_id: bool) -> Iterator[str]:
+    added: dict[str, int] = {}
+    removed: set[str] = set()
+    ids: set[str] = set()
+    last = min(newest, offset.version + _COMMITS_LOOKED_AT - 1)
+    for version in dict.fromkeys([*([0] if reads_id else []), *range(offset.version, last + 1)]):
+        actions = [from_json(line) for line in files.read(f"{version:020}.json").splitlines() if line.strip()]
+        ids |= {str(action["metaData"].get("id")) for action in actions if "metaData" in action}
+        if version < offset.version:
+            continue
+        new = [action["add"]["path"] for action in actions if _adds_rows(action)]
+        if version == offset.version:
+            # What it adds is a part of the table as it was at that version.
+            new = [] if offset.is_initial else new[max(0, offset.index + 1) :]
+        added |= dict.fromkeys(new, version)
+        removed |= {action["remove"]["path"] for action in actions if "remove" in action}
+    if ids - {offset.table_id}:
+        yield f"The Delta table {folder} is not the one that the query has read: it was created anew or replaced."
+        return
+    deleted = [path for path in added if path in removed and not files.exists(path)]
+    if deleted:
+        listed = ", ".join(unquote(path) for path in deleted[:_SHOWN])
+        yield (
+            f"The Delta table {folder}: the query continues at version {offset.version}, and {len(deleted)} data files "
+            f"that it would read were deleted (VACUUM), such as {listed}."
+        )
+
+
+def _adds_rows(action: _Action) -> bool:
+    return "add" in action and bool(action["add"].get("dataChange", True))
+
+
+def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
+    """What a Delta source of a described query would read next and no longer has.
+
+    Raises:
+        StorageAccessError: The table cannot be read.
+    """
+    try:
+        return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
+    except Exception as error:  # py4j raises what the file system raises
+        raise StorageAccessError(
+            f"The Delta table {folder} does not say which versions it has: {without_secrets(str(error))[:300]}"
+        ) from error
+
+
+class _HadoopFiles:
+    """The files of a table in the file systems of a session."""
+
+    def __init__(self, session: SparkSession, folder: str) -> None:
+        jvm: Any = session._jvm
+        self._jvm = jvm
+        self._root = jvm.org.apache.hadoop.fs.Path(folder)
+        self._system = self._root.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        self._log = jvm.org.apache.hadoop.fs.Path(self._root, LOG)
+
+    def log(self) -> list[str]:
+        if not self._system.exists(self._log):
+            return []
+        # In one call, whatever the number of files.
+        listed = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(self._system.listStatus(self._log)))
+        return re.findall(rf"path=[^;]*/{LOG}/([^;/]+);", listed)
+
+    def read(self, name: str) -> str:
+        opened = self._system.open(self._jvm.org.apache.hadoop.fs.Path(self._log, name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
+        finally:
+            opened.close()
+
+    def exists(self, path: str) -> bool:
+        # Encoded as a URI; a shallow clone names files of another table absolutely.
+        place = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
+        return bool(
+            self._system.exists(place if place.isAbsolute() else self._jvm.org.apache.hadoop.fs.Path(self._root, place))
+        )

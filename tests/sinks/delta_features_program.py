@@ -203,9 +203,9 @@ def vacuumed(shops: Described) -> None:
     shops.run("three")
 
 
-def created_anew(shops: Described) -> None:
-    reads(shops, "shops_created_anew")
-    shops.spark.sql("CREATE OR REPLACE TABLE shops_created_anew (shop long) USING delta")
+def recreated(shops: Described) -> None:
+    reads(shops, "shops_recreated")
+    shops.spark.sql("CREATE OR REPLACE TABLE shops_recreated (shop long) USING delta")
     shops.insert(7)
     shops.run("three")
 
@@ -223,7 +223,7 @@ SCENARIOS: dict[str, Callable[[Described], None]] = {
     "from a named table": from_a_named_table,
     "from a table whose log was cut": whose_log_was_cut,
     "from a vacuumed table": vacuumed,
-    "from a table that was created anew": created_anew,
+    "from a re-created table": recreated,
 }
 
 

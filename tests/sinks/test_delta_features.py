@@ -32,7 +32,7 @@ SHOWN = {
 REFUSED = {
     "from a table whose log was cut": ("the log begins at", range(7)),
     "from a vacuumed table": ("were deleted (VACUUM)", range(5)),
-    "from a table that was created anew": ("is not the one that the query has read", range(5)),
+    "from a re-created table": ("is not the one that the query has read", range(5)),
 }
 SLICE = (
     "upserted",

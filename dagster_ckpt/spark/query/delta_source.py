@@ -107,7 +107,7 @@ def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
     if next_read > newest + 1:
         yield (
             f"The Delta table {folder} ends at version {newest}, and the query continues at {next_read}: it was "
-            "created anew or brought back from a copy."
+            "re-created or brought back from a copy."
         )
         return
     needed = range(_base(entries, next_read) if offset.is_initial else next_read, newest + 1)
@@ -145,7 +145,7 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
         added |= dict.fromkeys(new, version)
         removed |= {action["remove"]["path"] for action in actions if "remove" in action}
     if ids - {offset.table_id}:
-        yield f"The Delta table {folder} is not the one that the query has read: it was created anew or replaced."
+        yield f"The Delta table {folder} is not the one that the query has read: it was re-created or replaced."
         return
     deleted = [path for path in added if path in removed and not files.exists(path)]
     if deleted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from dagster_ckpt.spark.query.progress import (
     stack_of,
     tasks_of,
 )
-from dagster_ckpt.spark.query.session import make_active
+from dagster_ckpt.spark.query.session import active_in_thread
 from dagster_ckpt.spark.query.table_names import table_of
 from dagster_ckpt.spark.versions import release_of
 
@@ -94,10 +95,10 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
     """
     if is_described_query(writer):
         refuse_unknown_state(live_directory, release_of(session_of(writer).version))
-        make_active(session_of(writer))
     named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
     table, output = table_of(writer), named_output(writer)
-    query = named.start() if table is None else named.toTable(table)
+    with active_in_thread(session_of(writer)) if is_described_query(writer) else nullcontext():
+        query = named.start() if table is None else named.toTable(table)
     return SupervisedQuery(query, output_of_started(query, output))
 
 

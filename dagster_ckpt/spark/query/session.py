@@ -33,8 +33,9 @@ def active_session() -> SparkSession | None:
     return ClassicSession.getActiveSession() or ClassicSession.builder.getOrCreate()
 
 
-def make_active(session: SparkSession) -> None:
-    """Make a classic session the active one of this thread.
+@contextmanager
+def active_in_thread(session: SparkSession) -> Iterator[None]:
+    """Make a classic session the active one of this thread for a while.
 
     Catalogs and sources of tables ask for the active session and its settings. A thread other than the one
     that created the session has none, and a Delta table by name or an Iceberg table by folder is not found.
@@ -43,7 +44,15 @@ def make_active(session: SparkSession) -> None:
     # Spark 4 has another class than 3.5.
     for part in str(session._jsparkSession.getClass().getName()).split("."):
         of_sessions = getattr(of_sessions, part)
+    before = of_sessions.getActiveSession()
     of_sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            of_sessions.setActiveSession(before.get())
+        else:
+            of_sessions.clearActiveSession()
 
 
 def is_classic_session(candidate: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import OptionTypeError
-from dagster_ckpt.spark.query.session import make_active
+from dagster_ckpt.spark.query.session import active_in_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,8 +116,8 @@ def sink_of_name(session: SparkSession, table: str) -> str | None:
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:
-        make_active(session)
-        found = load_table(session, table)
+        with active_in_thread(session):
+            found = load_table(session, table)
         return sink_of(found) if found is not None else None
     except (Py4JError, PySparkException):
         # The query itself reports what is wrong with the name when it starts.

@@ -238,7 +238,6 @@ SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {
     "lost directory, by REST": (REST, lost_directory),
     "lost directory, by its folder": (FOLDER, lost_directory),
     "back and forth": (JDBC, back_and_forth),
-    "back and forth, by its folder": (FOLDER, back_and_forth),
     "from nothing": (JDBC, from_nothing),
     "from nothing, by REST": (REST, from_nothing),
     "in flight": (HADOOP, lambda shops: in_flight(shops, state_too=True)),

@@ -16,7 +16,6 @@ SHOWN = {
     "lost directory, by REST": range(6),
     "lost directory, by its folder": range(6),
     "back and forth": range(5),
-    "back and forth, by its folder": range(5),
     "from nothing": range(3),
     "from nothing, by REST": range(3),
     "in flight": range(4),

@@ -38,7 +38,7 @@ SLICE = (
     "upserted",
     "upserted, and killed before the commit",
     "to a table that the start creates",
-    "from a vacuumed table",
+    "from a named table",
 )
 
 pytestmark = [pytest.mark.spark, needs_jar(TableFormat.DELTA)]

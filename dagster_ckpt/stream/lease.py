@@ -157,6 +157,8 @@ class LeaseKeeper:
         self._lost: LeaseLostError | None = None
         self._losing = threading.Lock()
         self._renewed_at = time.monotonic()
+        # Since the last renewal.
+        self._has_asked = False
         self._trouble = "the catalog did not answer"
         self._failing_since: float | None = None
         self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.stream_id}", daemon=True)
@@ -174,14 +176,21 @@ class LeaseKeeper:
         """
         age_s = time.monotonic() - self._renewed_at
         if self._lost is None and age_s >= self._give_up_after_s:
-            self._lose(
-                LeaseLostError(
-                    f"The lease of stream {self._lease.stream_id!r} could not be renewed for {age_s:.0f} s and is "
-                    f"about to expire ({self._trouble}). The query is stopped so that a successor can take over. Make "
-                    "the catalog available and start the stream again."
-                )
-            )
+            self._lose(LeaseLostError(self._why_not_renewed(age_s)))
         return self._lost
+
+    def _why_not_renewed(self, age_s: float) -> str:
+        what = f"The lease of stream {self._lease.stream_id!r}"
+        done = "The query is stopped so that a successor can take over."
+        if not self._has_asked:
+            return (
+                f"{what} was not renewed for {age_s:.0f} s, because this process or its machine was paused. {done} If "
+                "none does, start the stream again."
+            )
+        return (
+            f"{what} could not be renewed for {age_s:.0f} s and is about to expire ({self._trouble}). {done} Make the "
+            "catalog available and start the stream again."
+        )
 
     def _lose(self, error: LeaseLostError) -> None:
         with self._losing:
@@ -261,10 +270,10 @@ class LeaseKeeper:
         wait_s = usual_s
         while not self._stop.wait(wait_s) and self.lost is None:
             # The database starts counting after this moment.
-            asked_at = time.monotonic()
+            self._has_asked, asked_at = True, time.monotonic()
             try:
                 self._catalog.leases.renew(self._lease.stream_id, self._lease.token, self._ttl_ms)
-                self._renewed_at, wait_s = asked_at, usual_s
+                self._renewed_at, self._has_asked, wait_s = asked_at, False, usual_s
                 self._note_renewed()
             except LeaseLostError as error:
                 self._lose(error)

@@ -446,6 +446,20 @@ def test_a_keeper_whose_catalog_hangs_gives_up_before_the_lease_runs_out(
     assert "did not answer" in str(lost)
 
 
+def test_a_keeper_that_was_paused_does_not_blame_the_catalog(
+    catalog: Catalog, watch: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP, a suspended machine: the thread that renews did not run either."""
+    monkeypatch.setattr(LeaseKeeper, "_renew", lambda _keeper: None)
+    lease = acquire(catalog, STREAM, ME, ttl_ms=KEPT_MS).record
+    with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
+        watch(0.81 * KEPT_MS / 1000)
+        lost = keeper.lost
+
+    assert "this process or its machine was paused" in str(lost)
+    assert "catalog" not in str(lost)
+
+
 class TestAnExpiredLeaseOfALivingProcess:
     """The catalog's clock jumps ahead: a start took the lease over from a holder that renewed it all the time."""
 

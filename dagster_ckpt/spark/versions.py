@@ -40,6 +40,8 @@ class Feature(StrEnum):
     JOIN_STATE_4 = "join state format v4"
     STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2"
     STATE_CHECKSUMS = "checksums of state files"
+    # Spark 4.0 expects the ids of as many partitions as the query has otherwise, and its query fails.
+    CHECKPOINT_FORMAT_2_WITHOUT_KEY = "state checkpoint format v2 of an aggregation without a key"
     UPLOAD_THREAD_SHARE = "threads that only upload state"
     NAMED_SOURCES = "named sources"
     NAMED_SINKS = "named sinks"
@@ -70,6 +72,7 @@ _OF_4_1 = _OF_4_0 | {
     Feature.JOIN_STATE_3,
     Feature.STATE_READER_FORMAT_2,
     Feature.STATE_CHECKSUMS,
+    Feature.CHECKPOINT_FORMAT_2_WITHOUT_KEY,
 }
 _OF_4_2 = _OF_4_1 | {
     Feature.NAMED_SOURCES,

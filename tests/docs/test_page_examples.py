@@ -120,7 +120,7 @@ def test_a_file_of_the_command_line_is_read(
         text.replace("postgresql+psycopg://streams@db/streams", "sqlite:///c.db")
     )
     monkeypatch.chdir(tmp_path)
-    Deployment().connect().close()
+    Deployment().connect(may_create=True).close()
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -42,6 +42,7 @@ METHODS = {
     "prefer_checkpoint_for_recovery": "prefer_checkpoint",
     "recovery_depth": "recovery_depth",
     "roll_back_tables": "roll_back_tables",
+    "max_replayed_batches": "max_replayed_batches",
     "storage": "checkpoint_storage",
     "retention": "retention_policy",
     "trigger": "trigger_policy",
@@ -62,6 +63,7 @@ RANGES: dict[str, Any] = {
     "prefer_checkpoint_for_recovery": ranges.PREFER_CHECKPOINT,
     "recovery_depth": ranges.RECOVERY_DEPTH,
     "roll_back_tables": ranges.ROLL_BACK_TABLES,
+    "max_replayed_batches": ranges.MAX_REPLAYED_BATCHES,
 }
 OBJECTS = {
     "storage": "a `CheckpointStorage`, or the URL of a directory",
@@ -104,6 +106,7 @@ CONFIGURATIONS = (
         prefer_checkpoint_for_recovery=True,
         recovery_depth=3,
         roll_back_tables=False,
+        max_replayed_batches=0,
         storage="file:///data/checkpoints",
     ),
     options.CheckpointConfig(interval=60_000, unaligned=True),

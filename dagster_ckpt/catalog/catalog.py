@@ -13,6 +13,7 @@ from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.history import HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
 from dagster_ckpt.catalog.home import accept_home, check_home
+from dagster_ckpt.catalog.journal import JournalRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.recoveries import RecoveryRecords
@@ -67,6 +68,7 @@ class Catalog:
         self.events = EventRecords(self.database)
         self.desired_states = DesiredStateRecords(self.database)
         self.recoveries = RecoveryRecords(self.database)
+        self.journal = JournalRecords(self.database)
 
     @staticmethod
     def accept(url: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
+from dagster_ckpt.catalog.journal import forget_after
 from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
@@ -174,6 +175,8 @@ class StreamRecords:
                     "there. Fence that holder first."
                 )
             new_timeline = restored_snapshot_id is not None or pending_restore is not None
+            if new_timeline:
+                forget_after(connection, stream_id, origin.batch_id if origin is not None else None)
             if new_timeline and origin is not None:
                 _note_past(connection, stream_id, origin)
             connection.execute(

@@ -231,6 +231,19 @@ recovery_failures = Table(
     Column("at_ms", BigInteger, nullable=False),
 )
 
+# What Spark planned since the oldest checkpoint: see journal.py.
+planned_batches = Table(
+    "planned_batches",
+    metadata,
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
+    # SHA-256 of the entry of the batch before in the offset log.
+    Column("follows", String(64), nullable=False),
+    Column("is_committed", Boolean, nullable=False),
+    # JSON: path in the live directory to content, compressed, in base64.
+    Column("files", Text, nullable=False),
+)
+
 desired_states = Table(
     "desired_states",
     metadata,

@@ -56,6 +56,9 @@ class CheckpointConfig:
             directory, from 1. None tries all of them.
         roll_back_tables: Whether a start that goes back rolls Delta and Iceberg tables back itself.
             False refuses such a start with the commands for a person to type.
+        max_replayed_batches: Maximum number of batches that a start replays exactly as they were
+            planned after the live directory was lost, so that no sink is rolled back. With 0, sinks
+            are rolled back to the snapshot.
         storage: A CheckpointStorage, or the absolute path or URL of a directory.
         retention: Which completed checkpoints to keep, instead of `num_retained`, such as
             `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`; or the
@@ -102,6 +105,7 @@ class CheckpointConfig:
         prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
         recovery_depth: int | None = CheckpointOptions.recovery_depth,
         roll_back_tables: bool = CheckpointOptions.roll_back_tables,
+        max_replayed_batches: int = CheckpointOptions.max_replayed_batches,
         storage: CheckpointStorage | str | None = None,
         retention: RetentionPolicy | Written | None = None,
         trigger: TriggerPolicy | Written | None = None,
@@ -122,6 +126,7 @@ class CheckpointConfig:
             prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
             recovery_depth=recovery_depth,
             roll_back_tables=roll_back_tables,
+            max_replayed_batches=max_replayed_batches,
             storage=None if storage is None else _storage(storage),
             retention=read_retention(retention) if isinstance(retention, Mapping) else retention,
             trigger=read_trigger(trigger) if isinstance(trigger, Mapping) else trigger,

@@ -33,6 +33,7 @@ FORCE_UNALIGNED = Switch("force unaligned checkpoints")
 COUNT_SAVEPOINTS = Switch("count savepoints")
 PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
 ROLL_BACK_TABLES = Switch("roll back tables")
+MAX_REPLAYED_BATCHES = WholeNumber("max replayed batches", minimum=0)
 RECOVERY_DEPTH = WholeNumber("recovery depth", minimum=1)
 # A longer minimum pause has the effect of this one, as in Flink: one year.
 MAX_PAUSE_MS = 365 * 24 * 3_600_000
@@ -53,6 +54,7 @@ _ALLOWED: dict[str, _Allowed] = {
     "count_savepoints": COUNT_SAVEPOINTS,
     "prefer_checkpoint_for_recovery": PREFER_CHECKPOINT,
     "roll_back_tables": ROLL_BACK_TABLES,
+    "max_replayed_batches": MAX_REPLAYED_BATCHES,
 }
 
 
@@ -83,6 +85,8 @@ class CheckpointOptions:
             directory is unusable, from 1; None tries all retained ones.
         roll_back_tables: A start that goes back rolls Delta and Iceberg tables back itself; False
             refuses it with the commands for a person to type.
+        max_replayed_batches: After the loss of the live directory, a start replays at most this many
+            batches exactly as they were planned, so that no sink is rolled back; 0 always rolls back.
         storage: Where snapshots are stored; None means the deployment decides.
         retention: Which completed checkpoints to keep while the stream runs, instead of
             `num_retained`: a policy of `dagster_ckpt.policies.retention` or your own.
@@ -109,6 +113,7 @@ class CheckpointOptions:
     prefer_checkpoint_for_recovery: bool = False
     recovery_depth: int | None = None
     roll_back_tables: bool = True
+    max_replayed_batches: int = 100
     storage: CheckpointStorage | None = None
     retention: RetentionPolicy | None = None
     trigger: TriggerPolicy | None = None
@@ -338,6 +343,17 @@ def _roll_back_tables(requested: CheckpointOptions) -> _Described:
     return requested.roll_back_tables, Effect.REAL, explanation
 
 
+def _max_replayed_batches(requested: CheckpointOptions) -> _Described:
+    if requested.max_replayed_batches:
+        explanation = (
+            "After the loss of the live directory, batches that the sinks already have are replayed as they were "
+            "planned, to restore the state; the sinks are not changed."
+        )
+    else:
+        explanation = "After the loss of the live directory, sinks are rolled back to the snapshot that is restored."
+    return requested.max_replayed_batches, Effect.REAL, explanation
+
+
 def _storage(requested: CheckpointOptions) -> _Described:
     if requested.storage is None:
         return requested.storage, Effect.REAL, "Snapshots are kept where the deployment says."
@@ -378,6 +394,7 @@ _DESCRIBERS: dict[str, Callable[[CheckpointOptions], _Described]] = {
     "prefer_checkpoint_for_recovery": _prefer_checkpoint,
     "recovery_depth": _recovery_depth,
     "roll_back_tables": _roll_back_tables,
+    "max_replayed_batches": _max_replayed_batches,
     "storage": _storage,
     "retention": _retention,
     "trigger": _trigger,

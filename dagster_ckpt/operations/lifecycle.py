@@ -32,6 +32,7 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
@@ -229,7 +230,8 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
         plan = plan_recovery(facts)
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
-                return preview_rewind(stream, facts, plan)
+                lost = lost_batches(stream, facts, plan)
+                return preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan))
         except CkptError as error:
             damage = damage_of(error)
             if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:

@@ -16,13 +16,17 @@ from dagster_ckpt.stream.start_from import StartFrom
 
 
 class RecoveryKind(Enum):
-    """What an execution starts from."""
+    """What an execution starts from.
+
+    REPLAY is a RESTORE after which lost batches are replayed: see `replay.py`.
+    """
 
     START_EMPTY = "START_EMPTY"
     RESUME = "RESUME"
     CLONE = "CLONE"
     RESTORE = "RESTORE"
     REWIND = "REWIND"
+    REPLAY = "REPLAY"
     FINISH_RESTORE = "FINISH_RESTORE"
 
 
@@ -57,7 +61,8 @@ class RecoveryPlan:
         claims: Whether the stream takes ownership of the snapshot, for RESTORE.
         donor: A live directory whose files may be linked, for RESTORE; None: everything is read from
             the snapshot.
-        directory: The live directory to rewind, for REWIND; None: the stream's current one.
+        directory: The live directory to rewind, for REWIND, None for the stream's current one; for REPLAY
+            the one in which the batches were replayed.
         point: Name of the point to continue from, to remember failures of it; None for an empty start.
         passed: Better points that are skipped, the best one first.
         rewound_ms: Time between the chosen point and the query's last sign of life: the maximum that is

@@ -122,7 +122,7 @@ def _prepare_new(
     if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None:
         return _restore(stream, plan, plan.snapshot, building, sinks=sinks, lease=lease)
     rewound = plan.directory or record.live_directory
-    if plan.kind is RecoveryKind.REWIND and rewound is not None and plan.to_batch is not None:
+    if plan.kind in (RecoveryKind.REWIND, RecoveryKind.REPLAY) and rewound is not None and plan.to_batch is not None:
         origin = _origin_of_rewound(record, rewound, plan.to_batch)
         return _rewind(stream, origin, building, plan=plan, sinks=sinks, lease=lease)
     if plan.kind in (RecoveryKind.CLONE, RecoveryKind.RESUME) and record.live_directory is not None:
@@ -268,7 +268,8 @@ def _rewind(
     live = building.live
     old, batch_id, fork = LiveDirectory(origin.directory or ""), origin.batch_id or 0, plan.new_query_id
     wrote_to = sinks_written(stream)
-    if not wrote_to:
+    # After a replay, the sinks have no batch to undo.
+    if not wrote_to and plan.kind is RecoveryKind.REWIND:
         raise SinkRollbackError(
             f"The catalog does not know yet which sinks stream {stream.stream_id!r} writes to, so they cannot be "
             f"rolled back to batch {batch_id}. Start it once with start_from=latest, or go back to a snapshot, which "

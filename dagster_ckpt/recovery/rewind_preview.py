@@ -22,7 +22,7 @@ from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_of_snapshot, sinks_written
 
-_REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.START_EMPTY)
+_REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY, RecoveryKind.START_EMPTY)
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
     if plan.source_offsets is not None:
         # It is planned again, from other offsets.
         return None
-    if plan.kind is RecoveryKind.REWIND:
+    if plan.kind in (RecoveryKind.REWIND, RecoveryKind.REPLAY):
         # Its planned offsets are retained, so exactly that batch is replayed.
         return to_batch + 1
     carried = plan.snapshot.properties.get("in_flight_batch") if plan.snapshot is not None else None

@@ -270,7 +270,7 @@ def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None:
         return Aim(Start.TO_SNAPSHOT, to_batch, plan.snapshot.location, plan.snapshot.snapshot_id)
-    if plan.kind is RecoveryKind.REWIND:
+    if plan.kind in (RecoveryKind.REWIND, RecoveryKind.REPLAY):
         return Aim(Start.TO_BATCH, to_batch)
     if plan.kind is RecoveryKind.START_EMPTY:
         return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)

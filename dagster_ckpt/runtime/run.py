@@ -11,14 +11,16 @@ from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     LeaseRecord,
     RequestKind,
+    RequestStatus,
     SnapshotRecord,
     StartCause,
 )
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
+from dagster_ckpt.errors import RestartWithdrawnError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import SparkApplication
-from dagster_ckpt.stream.handle import Clock, wall_clock_ms
+from dagster_ckpt.stream.handle import Clock, StreamHandle, wall_clock_ms
 from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
@@ -134,3 +136,24 @@ class Outcome:
     def savepoint(self) -> SnapshotRecord | None:
         """The savepoint that the stream was stopped with, if any."""
         return self.end.savepoint
+
+
+def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
+    """Refuse a start that was withdrawn while its run was launched or waited for the lease.
+
+    Raises:
+        RestartWithdrawnError: The request was withdrawn, or the execution to restart was canceled or suspended.
+    """
+    start_request = (
+        stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
+    )
+    if start_request is not None and start_request.status is RequestStatus.WITHDRAWN:
+        raise RestartWithdrawnError(
+            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start requested by "
+            f"{start_request.origin} was withdrawn. Request it again."
+        )
+    before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
+    if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
+        raise RestartWithdrawnError(
+            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it by hand."
+        )

@@ -11,16 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import (
-    ExecutionStatus,
     RequestRecord,
-    RequestStatus,
     StartCause,
 )
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.errors import (
     LeaseLostError,
-    RestartWithdrawnError,
+    RestoreError,
     StateRewriteError,
 )
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
@@ -32,6 +30,7 @@ from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
+from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
@@ -60,27 +59,6 @@ from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-
-def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
-    """Refuse a start that was withdrawn while its run was launched or waited for the lease.
-
-    Raises:
-        RestartWithdrawnError: The request was withdrawn, or the execution to restart was canceled or suspended.
-    """
-    start_request = (
-        stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
-    )
-    if start_request is not None and start_request.status is RequestStatus.WITHDRAWN:
-        raise RestartWithdrawnError(
-            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start requested by "
-            f"{start_request.origin} was withdrawn. Request it again."
-        )
-    before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
-    if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
-        raise RestartWithdrawnError(
-            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it by hand."
-        )
 
 
 @dataclass(frozen=True)
@@ -146,6 +124,7 @@ class Start:
         self._cause = cause
         self._predecessor_ended = predecessor_ended
         self._watch = StartWatch(stream.catalog, lease.record, request.interrupted)
+        self._replays = request.describe is not None
 
     @property
     def stopped(self) -> QueryEnd | None:
@@ -207,6 +186,7 @@ class Start:
                         # Its query may have gone on until it was fenced.
                         facts = self._facts(output)
                         plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
+                    plan = self._replayed(facts, plan, output)
                     prepared = self._prepare(facts, plan, output, checked)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
@@ -233,11 +213,16 @@ class Start:
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
         """Refuse the start before anything is changed."""
         stream = self._stream
-        self._check_loss(preview_rewind(stream, facts, plan, output))
+        lost = self._lost_batches(facts, plan, output)
+        self._check_loss(preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan), output))
         self._check_sources(plan)
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         rewrite = self._check_state(plan)
+        if rewrite is not None and lost is not None:
+            # Spark would run the lost batches with the state as it was, and the settings as they will be.
+            self._replays = False
+            self._check_loss(preview_rewind(stream, facts, plan, output))
         query_plan = self._check_plan(plan)
         refuse_shared_folder(stream, output)
         self._watch()
@@ -276,6 +261,23 @@ class Start:
         changed = widen_schemas(live.folder, batch_id, self._lease.step)
         if changed:
             log_message(self._stream.stream_id, f"{len(changed)} state schemas of Spark 3.5 now allow nulls")
+
+    def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> LostBatches | None:
+        return lost_batches(self._stream, facts, plan, output) if self._replays else None
+
+    def _replayed(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> RecoveryPlan:
+        """Replay lost batches, if there are any. Returns the plan to continue after them."""
+        stream, describe = self._stream, self._request.describe
+        lost = self._lost_batches(facts, plan, output)
+        if lost is None or describe is None:
+            return plan
+        try:
+            return replay(stream, plan, lost, self._lease, describe, watch=self._still_mine)
+        except RestoreError as error:
+            self._replays = False
+            log_message(stream.stream_id, f"{error} Sinks are rolled back instead, where that is possible")
+            self._check_loss(preview_rewind(stream, facts, plan, output))
+            return plan
 
     def _check_loss(self, preview: RewindPreview) -> None:
         for message in preview.messages():

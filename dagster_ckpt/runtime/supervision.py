@@ -38,6 +38,7 @@ from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
+from dagster_ckpt.runtime.journal import Journal
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
@@ -123,6 +124,7 @@ class Supervisor:
             wall_clock=wall_clock,
             tally=self._coordinator.failure_tally,
         )
+        self._journal = Journal(stream, prepared.live, lease)
         self._end: QueryEnd | None = None
         self._is_ready = False
         self._savepoint_to_stop_with: int | None = None
@@ -178,6 +180,8 @@ class Supervisor:
             self._retry_queue.retry()
             with suppress(CatalogError):
                 self._take_requests()
+            with suppress(CatalogError):
+                self._journal.note(self._query.facts().mode)
         for event in self._attempts.news():
             self._handle(event)
             if isinstance(event, AttemptCompleted):
@@ -313,6 +317,8 @@ class Supervisor:
             if not self._is_stopped:
                 stands = self._end is not None and self._end.kind is EndKind.STALLED
                 self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
+            with suppress(CatalogError, LeaseLostError):
+                self._journal.note(self._query.facts().mode, has_ended=True)
         finally:
             # Even if the JVM has died and the query cannot be stopped.
             self._handle(QueryStopped(monotonic_ms()))

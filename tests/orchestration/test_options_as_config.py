@@ -48,6 +48,7 @@ ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "prefer_checkpoint_for_recovery": True,
     "recovery_depth": 5,
     "roll_back_tables": False,
+    "max_replayed_batches": 7,
     "storage": "file:///data/checkpoints",
 }
 # Instead of num_retained and interval.

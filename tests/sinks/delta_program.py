@@ -18,7 +18,7 @@ from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
 from dagster_ckpt.sinks import delta_commit
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.sink import RollBack
-from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, tell
+from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, replayed, tell
 from tests.support.small_spark import SETTINGS
 
 DELTA = {
@@ -151,6 +151,7 @@ def paused_in_its_roll_back(shops: DeltaShops) -> list[str]:
 
 SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
     "lost directory": lost_directory,
+    "replayed": replayed,
     "back and forth": back_and_forth,
     "from nothing": from_nothing,
     "killed after the restore": killed_after_the_restore,

@@ -19,7 +19,7 @@ from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
 from tests.support.iceberg_rest import iceberg_rest_catalog
-from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, tell
+from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, replayed, tell
 from tests.support.small_spark import SETTINGS
 
 HADOOP, JDBC, REST, FOLDER = "lake", "books", "rest", "folder"
@@ -234,6 +234,7 @@ def goes_back_and_on(shops: IcebergShops) -> None:
 
 SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {
     "lost directory": (HADOOP, lost_directory),
+    "replayed": (JDBC, replayed),
     "lost directory, to a table": (JDBC, lost_directory),
     "lost directory, by REST": (REST, lost_directory),
     "lost directory, by its folder": (FOLDER, lost_directory),

@@ -12,6 +12,7 @@ from tests.support.table_jars import fetch_jars, needs_jar
 
 SHOWN = {
     "lost directory": range(6),
+    "replayed": range(7),
     "back and forth": range(5),
     "from nothing": range(3),
     "killed after the restore": range(3),
@@ -72,3 +73,8 @@ def test_a_version_whose_files_were_deleted_is_not_restored(told: dict[str, dict
 
     assert "1 of its data files were deleted since" in shown["refused"]
     assert not shown["is_changed"]
+
+
+def test_a_table_is_not_rolled_back_where_the_lost_batches_are_replayed(told: dict[str, dict[str, Any]]) -> None:
+    assert set(told["replayed"]["operations"]) == {"STREAMING UPDATE"}
+    assert "RESTORE" in told["lost directory"]["operations"]

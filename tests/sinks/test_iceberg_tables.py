@@ -12,6 +12,7 @@ from tests.support.table_jars import fetch_jars, needs_jar
 
 SHOWN = {
     "lost directory": range(6),
+    "replayed": range(7),
     "lost directory, to a table": range(6),
     "lost directory, by REST": range(6),
     "lost directory, by its folder": range(6),

@@ -46,7 +46,14 @@ class Shops:
             lay_file(self.folder / "landing", number, [{"shop": number}, {"shop": max(0, number - 1)}])
         self.fed += files
 
-    def run(self, start_from: str = "latest", *, files_per_batch: int = 1, roll_back_tables: bool = True) -> None:
+    def run(
+        self,
+        start_from: str = "latest",
+        *,
+        files_per_batch: int = 1,
+        roll_back_tables: bool = True,
+        max_replayed_batches: int = 100,
+    ) -> None:
         run_stream(
             "shops",
             lambda spark: self.writer(spark, files_per_batch),
@@ -54,7 +61,9 @@ class Shops:
             spark=self.spark,
             start_from=start_from,
             discard_state=start_from == "empty",
-            checkpointing=CheckpointConfig(roll_back_tables=roll_back_tables),
+            checkpointing=CheckpointConfig(
+                roll_back_tables=roll_back_tables, max_replayed_batches=max_replayed_batches
+            ),
         )
 
     def savepoint(self, label: str) -> None:
@@ -76,7 +85,7 @@ class Shops:
                 path.unlink()
 
 
-def lost_directory(shops: Shops) -> None:
+def lost_directory(shops: Shops, *, replays: bool = False) -> None:
     shops.feed(3)
     shops.run()
     shops.savepoint("three")
@@ -84,7 +93,14 @@ def lost_directory(shops: Shops) -> None:
     shops.run()
     shops.lose_the_directory()
     # Cut otherwise than the first time: a batch number now stands for other rows.
-    shops.run(files_per_batch=3)
+    shops.run(files_per_batch=3, max_replayed_batches=100 if replays else 0)
+
+
+def replayed(shops: Shops) -> None:
+    lost_directory(shops, replays=True)
+    # On the state of the batches that were replayed.
+    shops.feed(1)
+    shops.run()
 
 
 def back_and_forth(shops: Shops) -> None:

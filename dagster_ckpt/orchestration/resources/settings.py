@@ -146,6 +146,11 @@ class CheckpointSettings(dg.Config):
         description="Roll Delta and Iceberg tables back to the batch that a start goes back to. If false, such a start "
         "is refused, and the message has the commands to run.",
     )
+    max_replayed_batches: int = Field(
+        default=CheckpointOptions.max_replayed_batches,
+        description="Maximum number of batches that a start replays exactly as they were planned after the live "
+        "directory was lost, so that no sink is rolled back. 0: sinks are rolled back to the snapshot.",
+    )
     storage: str | None = Field(
         default=None,
         description="Directory for the snapshots of this stream, as a URL or an absolute path. Default: the "

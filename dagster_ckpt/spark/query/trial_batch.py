@@ -21,9 +21,11 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
+from dagster_ckpt.spark.query.description import described_field
 from dagster_ckpt.spark.query.query import SupervisedQuery
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _WAIT_S = 0.25
@@ -92,7 +94,7 @@ def run_trial(
     """Run one batch of a query in a copy of a live directory, and discard its rows.
 
     Args:
-        describe: Returns the described, unstarted writer; its sink and its trigger are replaced.
+        describe: Returns the described, unstarted writer, which is not changed.
         scratch: The copy, which is modified.
         name: Name of the query in Spark.
         replays: The copy has a batch to replay. Otherwise a batch is planned for the available
@@ -105,9 +107,7 @@ def run_trial(
     """
     before = scratch.positions().commit
     try:
-        # Format noop replaces the sink, also for foreachBatch, so the stream's output is not
-        # touched.
-        writer = describe().format("noop").queryName(name)
+        writer = _without_output(describe()).queryName(name)
         writer = writer.trigger(once=True) if replays else writer.trigger(availableNow=True)
         query = SupervisedQuery(writer.option("checkpointLocation", scratch.spark_location).start())
     except CkptError:
@@ -124,6 +124,14 @@ def run_trial(
         query.stop()
     after = scratch.positions().commit
     return Trial(after if after != before else None, failure)
+
+
+def _without_output(writer: DataStreamWriter) -> DataStreamWriter:
+    """Another writer of the same rows, which discards them."""
+    # The described writer may be the one that the stream's query is started with.
+    frame: DataFrame = writer._df
+    mode = str(described_field(writer._jwrite, "outputMode"))
+    return frame.writeStream.outputMode(mode).format("noop")
 
 
 # Large enough for schemas of a few hundred columns.

@@ -137,6 +137,18 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("stream_id", name=op.f("pk_leases")),
     )
     op.create_table(
+        "planned_batches",
+        sa.Column("stream_id", sa.String(length=128), nullable=False),
+        sa.Column("batch_id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("follows", sa.String(length=64), nullable=False),
+        sa.Column("is_committed", sa.Boolean(), nullable=False),
+        sa.Column("files", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["stream_id"], ["streams.stream_id"], name=op.f("fk_planned_batches_stream_id_streams")
+        ),
+        sa.PrimaryKeyConstraint("stream_id", "batch_id", name=op.f("pk_planned_batches")),
+    )
+    op.create_table(
         "recovery_failures",
         sa.Column("stream_id", sa.String(length=128), nullable=False),
         sa.Column("ordinal", sa.Integer(), autoincrement=False, nullable=False),
@@ -260,6 +272,7 @@ def downgrade() -> None:
     op.drop_index("ix_requests_status_kind", table_name="requests")
     op.drop_table("requests")
     op.drop_table("recovery_failures")
+    op.drop_table("planned_batches")
     op.drop_table("leases")
     op.drop_index("ix_launches_stream_id_launched_at_ms", table_name="launches")
     op.drop_table("launches")

@@ -1,0 +1,134 @@
+"""The journal: the source offsets of each batch since the oldest checkpoint, for an exact replay.
+
+If a live directory is lost, the query continues from a snapshot. Spark would divide the input after
+the snapshot into other batches, so that a batch number stands for other rows than in the sinks. With
+the journal, a start runs each batch again with its original offsets.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, func, select
+
+from dagster_ckpt.catalog.database import Database, as_text
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotStatus
+from dagster_ckpt.catalog.tables import planned_batches, snapshots
+from dagster_ckpt.untrusted import from_json
+
+# A stream that takes no checkpoint does not fill the catalog.
+_AT_MOST = 10_000
+_CHECKPOINT = "CHECKPOINT"
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch that Spark planned.
+
+    Attributes:
+        batch_id: The batch.
+        follows: SHA-256 of the entry of the batch before in the offset log, where its sources begin; empty
+            for the first batch.
+        files: Path in the live directory to content: its entry in the offset log, and what its sources
+            noted for it.
+        is_committed: Whether it was known to be committed. Each batch but the newest is committed: Spark
+            plans a batch after the commit of the one before.
+    """
+
+    batch_id: int
+    follows: str
+    files: Mapping[str, bytes]
+    is_committed: bool = False
+
+
+class JournalRecords:
+    """The planned batches of each stream."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, lease: LeaseRecord, batches: list[PlannedBatch]) -> None:
+        """Record the newest planned batches, and forget those that no checkpoint needs any more.
+
+        Args:
+            lease: The lease of the stream.
+            batches: The batches, ascending. All that were recorded from the first of them on are replaced.
+
+        Raises:
+            LeaseLostError: The lease is no longer held.
+        """
+        stream_id, of_stream = lease.stream_id, planned_batches.c.stream_id == lease.stream_id
+        with self._database.writing_under(lease) as connection:
+            again = planned_batches.c.batch_id >= batches[0].batch_id
+            is_over = _is_over(stream_id, batches[-1].batch_id)
+            connection.execute(planned_batches.delete().where(of_stream & (again | is_over)))
+            connection.execute(
+                planned_batches.insert(),
+                [
+                    {
+                        "stream_id": stream_id,
+                        "batch_id": batch.batch_id,
+                        "follows": batch.follows,
+                        "files": _packed(batch.files),
+                        "is_committed": batch.is_committed,
+                    }
+                    for batch in batches
+                ],
+            )
+
+    def after(self, stream_id: str, batch_id: int) -> list[PlannedBatch]:
+        """The batches that were planned right after a batch, up to a gap or an entry that cannot be read."""
+        wanted = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id > batch_id)
+        with self._database.reading() as connection:
+            rows = connection.execute(select(planned_batches).where(wanted).order_by(planned_batches.c.batch_id)).all()
+        found: list[PlannedBatch] = []
+        for row in rows:
+            batch = _record(row) if row.batch_id == batch_id + len(found) + 1 else None
+            if batch is None:
+                break
+            found.append(batch)
+        return found
+
+
+def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -> None:
+    """Forget the batches after one, because the stream goes back to it.
+
+    Args:
+        connection: A transaction of the writer.
+        stream_id: The stream.
+        batch_id: The batch; None forgets all.
+    """
+    undone = planned_batches.c.stream_id == stream_id
+    if batch_id is not None:
+        undone &= planned_batches.c.batch_id > batch_id
+    connection.execute(planned_batches.delete().where(undone))
+
+
+def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
+    """Whether a batch is part of every checkpoint, or the journal has become too long."""
+    checkpoints = (
+        (snapshots.c.stream_id == stream_id)
+        & (snapshots.c.kind == _CHECKPOINT)
+        & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
+    )
+    oldest = select(func.min(snapshots.c.batch_id)).where(checkpoints).scalar_subquery()
+    return (planned_batches.c.batch_id <= oldest) | (planned_batches.c.batch_id <= newest - _AT_MOST)
+
+
+def _packed(files: Mapping[str, bytes]) -> str:
+    # Bytes of other programs: a text column of PostgreSQL takes no zero byte.
+    return as_text({path: base64.b64encode(zlib.compress(data)).decode() for path, data in files.items()})
+
+
+def _record(row: Row[Any]) -> PlannedBatch | None:
+    try:
+        packed = from_json(row.files)
+        files = {str(path): zlib.decompress(base64.b64decode(data)) for path, data in packed.items()}
+    except (AttributeError, TypeError, ValueError, zlib.error):
+        # A start can do without it.
+        return None
+    return PlannedBatch(row.batch_id, row.follows, files, row.is_committed)

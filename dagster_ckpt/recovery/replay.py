@@ -1,0 +1,182 @@
+"""Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
+
+A snapshot contains the state after batch N, and the sinks have the batches up to M. If the query
+continued after N, Spark would divide the input of N+1 to M into other batches, so the sinks would have
+to be rolled back first. Instead, a start runs these batches again with their offsets from the journal
+(`catalog/journal.py`) and discards the rows. The query then continues after M, as after a crash that
+left the live directory intact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.journal import PlannedBatch
+from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.errors import CkptError, RestoreError
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
+from dagster_ckpt.spark.checkpoint_dir.planned import plan_again
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch
+from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.trial_batch import run_trial
+from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.ownership import claim_live_folder
+from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.start_from import StartPoint
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+@dataclass(frozen=True)
+class LostBatches:
+    """Batches after a snapshot that can be replayed exactly.
+
+    Attributes:
+        batches: The batches that the query had committed, or that a sink has; at least one.
+        in_flight: The batch after them, if it was planned: the query runs it first.
+    """
+
+    batches: tuple[PlannedBatch, ...]
+    in_flight: PlannedBatch | None = None
+
+    @property
+    def last(self) -> int:
+        """The last of the batches."""
+        return self.batches[-1].batch_id
+
+    def in_plan(self, plan: RecoveryPlan, directory: str | None = None) -> RecoveryPlan:
+        """A plan to restore a snapshot, with the replay.
+
+        Args:
+            plan: The plan without the replay.
+            directory: The directory in which the batches were replayed; None if that is still to be done.
+        """
+        what = f"batch {self.last}" if len(self.batches) == 1 else f"batches {self.batches[0].batch_id} to {self.last}"
+        return replace(
+            plan,
+            kind=RecoveryKind.REPLAY,
+            reason=f"{plan.reason}; replay {what} as planned before, without output",
+            from_batch=max(self.last, plan.from_batch or 0),
+            to_batch=self.last,
+            directory=directory,
+        )
+
+
+def lost_batches(
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
+) -> LostBatches | None:
+    """The batches that a planned start can replay; None if it has nothing to replay, or cannot. Changes nothing.
+
+    Args:
+        stream: The stream.
+        facts: The facts that the plan is based on.
+        plan: The plan.
+        output: Where the query to start will write; None if unknown.
+    """
+    snapshot = plan.snapshot
+    if (
+        plan.kind is not RecoveryKind.RESTORE
+        or facts.start_from.point is not StartPoint.LATEST
+        or snapshot is None
+        or snapshot.batch_id is None
+        or not stream.options.max_replayed_batches
+    ):
+        return None
+    planned = stream.catalog.journal.after(stream.stream_id, snapshot.batch_id)
+    sinks = distinct(sinks_of([*sinks_of_snapshot(stream, snapshot), *sinks_written(stream)]))
+    sink = described_sink(output)
+    if not planned or (sink is not None and not sink.is_among(sinks)):
+        # A new sink gets the batches after the snapshot.
+        return None
+    newest = planned[-1]
+    had = [
+        newest.batch_id if newest.is_committed else newest.batch_id - 1,
+        *(_newest(sink, snapshot.query_id) for sink in sinks),
+    ]
+    if facts.live_batch is not None:
+        had.append(facts.live_batch)
+    batches = tuple(batch for batch in planned if batch.batch_id <= max(had))
+    if not batches or len(batches) > stream.options.max_replayed_batches:
+        return None
+    return LostBatches(batches, next((batch for batch in planned if batch.batch_id == batches[-1].batch_id + 1), None))
+
+
+def replay(
+    stream: StreamHandle,
+    plan: RecoveryPlan,
+    lost: LostBatches,
+    lease: LeaseKeeper,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    watch: Watch,
+) -> RecoveryPlan:
+    """Restore a snapshot to a directory that no stream uses, and run batches of the query there without output.
+
+    The directory is deleted if the replay fails, else by the next start that has another one.
+
+    Args:
+        stream: The stream.
+        plan: The plan to restore the snapshot.
+        lost: The batches.
+        lease: The lease of the stream.
+        describe: Describes the query.
+        watch: Called while a batch runs; an exception ends the replay.
+
+    Returns:
+        The plan to continue from that directory.
+
+    Raises:
+        RestoreError: A batch could not be replayed.
+        SnapshotCorruptError: The snapshot lacks data or was altered.
+        StorageAccessError: Something could not be read or written.
+    """
+    if plan.snapshot is None:
+        raise RestoreError(f"Stream {stream.stream_id!r} has no snapshot to replay batches after.")
+
+    def stopped() -> bool:
+        watch()
+        return False
+
+    claim_live_folder(stream)
+    generation = stream.catalog.streams.get(stream.stream_id).live_generation
+    live = stream.new_live_directory(generation, lease.record.token)
+    started_ms = monotonic_ms()
+    try:
+        restore_into(stream, snapshot_location(plan.snapshot), live, donor=plan.donor, marked=True, watch=watch)
+        for batch in lost.batches:
+            plan_again(live, batch)
+            trial = run_trial(
+                describe, live, f"{stream.name} replay", replays=True, timeout_s=float("inf"), interrupted=stopped
+            )
+            if trial.batch_id != batch.batch_id:
+                raise RestoreError(
+                    f"Batch {batch.batch_id} after {describe_snapshot(plan.snapshot)} could not be replayed: "
+                    f"{trial.error or 'Spark did not run it'}"
+                )
+        if lost.in_flight is not None:
+            plan_again(live, lost.in_flight)
+    except BaseException:
+        live.delete()
+        raise
+    log_message(
+        stream.stream_id,
+        f"replayed {len(lost.batches)} batches after batch {plan.to_batch}, up to {lost.last}, as they were planned "
+        f"before, in {(monotonic_ms() - started_ms) / 1000:,.1f} s: the sinks keep the rows that they have",
+    )
+    return lost.in_plan(plan, live.url)
+
+
+def _newest(sink: Sink, query_id: str | None) -> int:
+    try:
+        newest = newest_batch(sink, query_id)
+    except CkptError:
+        # The start reports that.
+        return -1
+    return -1 if newest is None else newest

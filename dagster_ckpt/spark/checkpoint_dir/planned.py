@@ -1,0 +1,126 @@
+"""Read what Spark planned for a batch, and plan the same batch in another live directory.
+
+A batch reads from the offsets of the batch before to its own. A file source's offset is only the
+number of an entry in that source's log (`file_source.py`), so these entries belong to the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from dagster_ckpt.catalog.journal import PlannedBatch
+from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, log_offset
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_log_lines, parse_offset_entry
+
+# A file source rewrites the list of all its files every tenth entry. Above this size a batch is not
+# read, which would slow down the query's driver.
+_LONGEST_LIST = 8 << 20
+
+
+def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[PlannedBatch]:
+    """Read the plans of some batches, without those that are no longer complete.
+
+    Args:
+        live: The live directory of a running query.
+        batch_ids: The batches, ascending.
+
+    Raises:
+        LiveDirectoryError: An entry cannot be parsed.
+        StorageAccessError: The directory cannot be read.
+    """
+    for batch_id in batch_ids:
+        # Spark purges the oldest entries.
+        with suppress(FileNotFoundError):
+            yield _read(live, batch_id)
+
+
+def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
+    """Plan a batch in a live directory in which no query runs, as Spark planned it before.
+
+    Args:
+        live: The directory; its newest batch is the one before.
+        batch: The batch.
+
+    Raises:
+        RestoreError: The batch was planned after another one.
+        LiveDirectoryError: An entry of a source's log cannot be parsed.
+        StorageAccessError: The directory cannot be read or written.
+    """
+    folder = live.folder
+    if _digest(folder, batch.batch_id - 1) != batch.follows:
+        raise RestoreError(
+            f"Batch {batch.batch_id} was planned after another batch {batch.batch_id - 1} than that in {live.url}."
+        )
+    # The entry of the offset log last: with it, the batch is planned.
+    for path in sorted(batch.files, key=lambda path: path.startswith(f"{OFFSETS}/")):
+        data = batch.files[path]
+        if path.endswith(COMPACT):
+            data = _with_earlier_files(folder, path, data)
+        folder.write(path, [data])
+
+
+def _read(live: LiveDirectory, batch_id: int) -> PlannedBatch:
+    folder, name = live.folder, f"{OFFSETS}/{batch_id}"
+    data = folder.read(name)
+    entry = parse_offset_entry(data, f"{live.url}/{name}")
+    before: OffsetEntry | None = None
+    if batch_id > 0:
+        earlier = f"{OFFSETS}/{batch_id - 1}"
+        before = parse_offset_entry(folder.read(earlier), f"{live.url}/{earlier}")
+    files = {name: data}
+    for source, offset in entry.sources.items():
+        last = log_offset(offset)
+        if last is not None:
+            first = log_offset(before.sources.get(source)) if before is not None else None
+            for position in range(-1 if first is None else first, last):
+                path, listed = _listed(folder, f"{SOURCES}/{source}", position + 1)
+                files[path] = listed
+    return PlannedBatch(batch_id, _digest(folder, batch_id - 1), files)
+
+
+def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
+    """The files that a file source found for one position of its log."""
+    path = f"{directory}/{position}"
+    try:
+        return path, folder.read(path)
+    except FileNotFoundError:
+        path += COMPACT
+    data = folder.read(path, _LONGEST_LIST)
+    if len(data) >= _LONGEST_LIST:
+        raise FileNotFoundError(path)
+    own = [line for line in parse_log_lines(data, f"{folder.url}/{path}") if line.get("batchId") == position]
+    return path, _entry(data, own)
+
+
+def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
+    """A `.compact` entry: it lists the files of all entries before as well."""
+    directory, _, name = path.rpartition("/")
+    position = entry_id(name) or 0
+    entries: dict[int, str] = {}
+    for each in folder.listing(directory).names:
+        number = entry_id(each)
+        if number is not None and number < position and (each.endswith(COMPACT) or number not in entries):
+            entries[number] = each
+    base = max((number for number, each in entries.items() if each.endswith(COMPACT)), default=-1)
+    lines = [
+        line
+        for number in sorted(entries)
+        if number >= base
+        for line in parse_log_lines(folder.read(f"{directory}/{entries[number]}"), f"{directory}/{entries[number]}")
+    ]
+    return _entry(data, [*lines, *parse_log_lines(data, path)])
+
+
+def _entry(like: bytes, lines: Iterable[object]) -> bytes:
+    version = like.partition(b"\n")[0].decode()
+    return "\n".join([version, *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode()
+
+
+def _digest(folder: FileIO, batch_id: int) -> str:
+    return hashlib.sha256(folder.read(f"{OFFSETS}/{batch_id}")).hexdigest() if batch_id >= 0 else ""

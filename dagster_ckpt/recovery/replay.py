@@ -146,7 +146,7 @@ def replay(
 
     claim_live_folder(stream)
     generation = stream.catalog.streams.get(stream.stream_id).live_generation
-    live = stream.new_live_directory(generation, lease.record.token)
+    live = stream.new_live_directory(generation, lease.record.token).sibling(".replayed")
     started_ms = monotonic_ms()
     try:
         restore_into(stream, snapshot_location(plan.snapshot), live, donor=plan.donor, marked=True, watch=watch)

@@ -28,7 +28,7 @@ Clock = Callable[[], int]
 
 # An unfinished directory has the suffix `.partial`, the temporary copies of a rewrite of state have `.source` and
 # `.staged`. Names without a token predate this rule.
-_LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged))*")
+_LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
 
 
 def wall_clock_ms() -> int:
@@ -188,10 +188,13 @@ class StreamHandle:
         """
         if record.live_generation == 0:
             return []
+        # What an interrupted start left behind has a number too, which the catalog does not count.
+        name = _LIVE_DIRECTORY.fullmatch((record.live_directory or "").rstrip("/").rpartition("/")[2])
+        known = max(record.live_generation, int(name["generation"]) if name is not None else 0)
         return [
             built
             for built in self.live_directories()
-            if built.generation > record.live_generation and not built.is_unfinished and not built.live.is_not_in_use()
+            if built.generation > known and not built.is_unfinished and not built.live.is_not_in_use()
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:

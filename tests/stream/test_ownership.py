@@ -312,3 +312,10 @@ class TestACatalogRestoredFromABackup:
 
         assert len(history.shelf.stream.live_directories()) == 2
         check_places(history.shelf.stream, StartFrom(), predecessor_ended=True)
+
+        # The next start takes a higher number, which the catalog does not count.
+        history.start("kept", accept_loss=True, no_safety_savepoint=True)
+        history.commit(LAST + 1, Path(history.live.url))
+
+        assert history.live.url.rpartition("/")[2].startswith("live-3-")
+        check_places(history.shelf.stream, StartFrom(), predecessor_ended=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.errors import CkptError, NothingCommittedError, StorageAccessError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, NothingCommittedError, StorageAccessError
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
 from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_rewrite_id
+from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
 from dagster_ckpt.spark.doctor.checksums import KnownSnapshot
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.stream.handle import StreamHandle
@@ -90,7 +92,7 @@ def examine_live_directory(
         sinks=sinks_of(stream.catalog.executions.last_sinks(stream.stream_id)),
         expected_query_id=snapshots[0].query_id if snapshots else None,
         deep=deep,
-        snapshot=_known_snapshot(stream, snapshots) if deep else None,
+        snapshot=_known_snapshot(stream, snapshots, LiveDirectory(location)) if deep else None,
     )
 
     def problems(snapshot: SnapshotRecord) -> Sequence[str]:
@@ -102,8 +104,14 @@ def examine_live_directory(
     return StreamExamination(stream.stream_id, diagnosis, choice)
 
 
-def _known_snapshot(stream: StreamHandle, snapshots: Sequence[SnapshotRecord]) -> KnownSnapshot | None:
-    """The newest snapshot of the timeline whose list of files can be read."""
+def _known_snapshot(
+    stream: StreamHandle, snapshots: Sequence[SnapshotRecord], live: LiveDirectory
+) -> KnownSnapshot | None:
+    """The newest snapshot of the timeline whose list of files can be read.
+
+    One from before a rewrite of the state has other files by the same names.
+    """
+    rewrite_id = _rewrite_of(live)
     for snapshot in snapshots:
         try:
             manifest = stream.store.manifest(snapshot.location or "")
@@ -112,8 +120,18 @@ def _known_snapshot(stream: StreamHandle, snapshots: Sequence[SnapshotRecord]) -
         except CkptError:
             # Its problems are reported when a snapshot is chosen.
             continue
+        if rewrite_of(manifest.header.properties) != rewrite_id:
+            continue
         return KnownSnapshot(snapshot.location or "", manifest.header.batch_id, list(manifest.files))
     return None
+
+
+def _rewrite_of(live: LiveDirectory) -> str | None:
+    try:
+        return parse_rewrite_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+    except (FileNotFoundError, LiveDirectoryError):
+        # Reported by the diagnosis.
+        return None
 
 
 def _problems(stream: StreamHandle, snapshot: SnapshotRecord, *, deep: bool) -> Sequence[str]:

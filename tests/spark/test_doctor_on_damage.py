@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.checksums import KnownSnapshot, xxh32
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
 from tests.fuzz.live_directories import files
+from tests.support.golden_stream import GoldenStream, alter
+from tests.support.lost_power import played_rewrite
 
 
 @pytest.fixture
@@ -140,3 +143,18 @@ def test_xxhash_is_that_of_the_specification() -> None:
     assert xxh32(b"", 0) == 0x02CC5D05
     assert xxh32(b"abc", 0) == 0x32D153FF
     assert xxh32(b"Nobody inspects the spammish repetition", 0) == 0xE2293B2F
+
+
+def test_a_rewritten_directory_is_only_compared_with_snapshots_from_after_the_rewrite(tmp_path: Path) -> None:
+    """Its files have names of before, some of them the length of before, and another content."""
+    golden = GoldenStream(tmp_path).make()
+    for _ in range(2):
+        golden.snapshot()
+        played_rewrite("latest")(golden)
+        found = examine_live_directory(golden.stream).diagnosis
+        assert found.can_resume, found.findings
+    golden.snapshot()
+    alter([golden.live / "offsets/4"], lambda data: data.replace(b'batchTimestampMs":1', b'batchTimestampMs":2'))
+    altered = examine_live_directory(golden.stream).diagnosis
+    golden.close()
+    assert (Code.CONTENT_DIFFERS, Severity.ERROR) in worst_of(altered, "offsets/4")

@@ -146,7 +146,7 @@ def _done(work: Callable[[GoldenStream], object], *, num_retained: int = 3) -> C
     return lambda root: work(GoldenStream(root, num_retained))
 
 
-def _rewrite(text: str) -> Callable[[GoldenStream], object]:
+def played_rewrite(text: str) -> Callable[[GoldenStream], object]:
     """A start that rewrites the state. Spark's part is to copy: every other file and step is that of a rewrite."""
 
     def work(golden: GoldenStream) -> None:
@@ -361,7 +361,7 @@ SCENARIOS = (
         lambda root: History.reopened(root).start("sp"),
         problems_of_history(LAST, LAST + 2),
     ),
-    Scenario("rewrite of the state", _made(_more), _done(_rewrite("latest")), _rewritten),
-    Scenario("rewrite of a checkpoint's state", _made(_more), _done(_rewrite("chk-1")), _rewritten),
+    Scenario("rewrite of the state", _made(_more), _done(played_rewrite("latest")), _rewritten),
+    Scenario("rewrite of a checkpoint's state", _made(_more), _done(played_rewrite("chk-1")), _rewritten),
     Scenario("fork", _make_history(with_savepoint=False), _fork, _problems_of_fork),
 )

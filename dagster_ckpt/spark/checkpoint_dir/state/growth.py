@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
@@ -63,6 +64,12 @@ def layout_of(state: CommittedState) -> list[list[object]]:
         for operator in state.operators
     ]
     return layout if state.rewrite_id is None else [*layout, [state.rewrite_id]]
+
+
+def rewrite_of(properties: Mapping[str, Any]) -> str | None:
+    """Id of the rewrite that wrote the state in a snapshot, from its properties; None if the query wrote all of it."""
+    layout: list[list[object]] = properties.get(LAYOUT) or [[]]
+    return str(layout[-1][0]) if len(layout[-1]) == 1 else None
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:

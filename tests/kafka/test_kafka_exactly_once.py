@@ -111,7 +111,7 @@ def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: 
             client.preview_rewind(STREAM, start_from="two", new_query_id=new_query_id) for new_query_id in (False, True)
         )
     assert [each.effect for each in preview.sinks] == [SinkEffect.IRREVERSIBLE]
-    assert "batches 2 to 3, which cannot be taken back" in preview.sinks[0].reason
+    assert "batches 2 to 3, which cannot be removed" in preview.sinks[0].reason
     assert [each.effect for each in anew.sinks] == [SinkEffect.DUPLICATE]
 
     assert copying.run(start_from="two") != 0

@@ -176,7 +176,7 @@ def test_a_snapshot_that_does_not_exist_is_refused_with_those_that_do(
     failure = next(event for event in result.all_events if event.is_step_failure)
     description = failure.step_failure_data.user_failure_data
     assert description is not None
-    assert str(savepoint.location) in (description.description or "")
+    assert f"savepoint {savepoint.label} at batch {savepoint.batch_id}" in (description.description or "")
 
 
 def test_only_reading_the_state_starts_spark(orders: StreamingAsset) -> None:

@@ -169,7 +169,9 @@ def test_a_start_that_would_lose_something_is_refused_in_words_that_help(case: d
 
 
 def test_the_table_has_a_row_for_every_kind_of_plan() -> None:
-    assert {case["does"] for case in PLANS if "does" in case} == {kind.value for kind in RecoveryKind}
+    # A start makes a replay of a restore: see test_replay_with_spark.py.
+    kinds = {kind.value for kind in RecoveryKind} - {RecoveryKind.REPLAY.value}
+    assert {case["does"] for case in PLANS if "does" in case} == kinds
 
 
 @pytest.mark.parametrize("point", [point for point in StartPoint if point not in (StartPoint.NAMED, StartPoint.BATCH)])

@@ -130,7 +130,8 @@ def test_the_example_shows_each_row_once_wherever_the_stream_goes_back_to(sales:
         sales.run("empty", files_per_batch=4)
 
     assert sales.rows() == [(shop, 1) for shop in range(6)]
-    assert sales.batches() < 6
+    # A lost directory costs the state only: its batches are replayed without the sink.
+    assert (sales.batches() == 6) is (how == "lost directory")
 
 
 @pytest.mark.spark
@@ -210,5 +211,5 @@ def test_the_kind_registered_last_is_asked_first_and_a_reloaded_one_replaces_its
 
 @pytest.mark.parametrize("kind", ["SqliteRows", Sink("a sink"), DataFrame])
 def test_only_kinds_of_sinks_are_registered(kind: Any) -> None:
-    with pytest.raises(OptionTypeError, match=r"subclass of dagster_ckpt\.Sink"):
+    with pytest.raises(OptionTypeError, match=r"subclass of dagster_ckpt\.sinks\.sink\.Sink"):
         register_sink(kind)

@@ -83,7 +83,7 @@ def test_what_is_written_is_read_again(rows: Rows) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({"1.delta": lz4(plain([(b"12345678", b"12345678")]))[:-40]}, "1.delta is no file of heap state"),
+        ({"1.delta": lz4(plain([(b"12345678", b"12345678")]))[:-40]}, "1.delta is not a readable file of heap state"),
         ({"1.delta": b"XY" * 40}, "a block that LZ4 did not write"),
         ({"1.delta": lz4(plain([(b"12345678", b"12345678abcd")]))}, "rows have checksums"),
         ({"2.delta": lz4(plain([]))}, r"1\.delta is missing"),

@@ -91,6 +91,11 @@ class RecoveryPlan:
             return 0
         return max(0, self.from_batch - self.to_batch)
 
+    @property
+    def undoes_nothing(self) -> bool:
+        """Whether lost batches are replayed up to the newest that is known, so that no sink gets one again."""
+        return self.kind is RecoveryKind.REPLAY and not self.rewound_batches
+
     def as_record(self) -> dict[str, object]:
         """The plan as stored in the catalog."""
         return {

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+# A batch that takes longer, such as one whose source does not answer, ends the replay.
+_BATCH_S = 3_600.0
+
+
 @dataclass(frozen=True)
 class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
@@ -153,7 +157,7 @@ def replay(
         for batch in lost.batches:
             plan_again(live, batch)
             trial = run_trial(
-                describe, live, f"{stream.name} replay", replays=True, timeout_s=float("inf"), interrupted=stopped
+                describe, live, f"{stream.name} replay", replays=True, timeout_s=_BATCH_S, interrupted=stopped
             )
             if trial.batch_id != batch.batch_id:
                 raise RestoreError(

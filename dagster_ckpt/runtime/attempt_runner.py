@@ -83,7 +83,7 @@ class AttemptRunner:
         self._prepared = prepared
         self._live = prepared.live
         self._log = log
-        self._positions = PositionWatch(prepared.live, log)
+        self.positions = PositionWatch(prepared.live, log)
         self._lease = lease
         self._retry_queue = retry_queue
         self._facts = facts
@@ -109,7 +109,7 @@ class AttemptRunner:
     def has_committed(self) -> bool:
         """Whether a batch is committed. Before that there is no state to snapshot."""
         with suppress(StorageAccessError):
-            return self._positions.latest().commit is not None
+            return self.positions.latest().commit is not None
         return False
 
     def start(self, attempt: Attempt) -> list[Event]:
@@ -149,7 +149,7 @@ class AttemptRunner:
             | trigger_properties(trigger, arguments.get("schedule")),
         )
         aligned_only = facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned
-        commit = self._positions.look().commit
+        commit = self.positions.look().commit
         # Last, so that a failure before it has recorded nothing.
         self._catalog.snapshots.start(
             self._lease.record,
@@ -273,7 +273,7 @@ class AttemptRunner:
 
     def _at_boundary(self, running: RunningAttempt) -> bool:
         attempt = running.attempt
-        positions = self._positions.latest()
+        positions = self.positions.latest()
         if positions.commit is None:
             return False
         if attempt.alignment is Alignment.NEWEST_COMMIT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_ckpt.checkpointing.progress import PositionWatch
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.planned import read_planned
@@ -19,14 +20,16 @@ class Journal:
         stream: The stream.
         live: The live directory in which its query runs.
         lease: The lease of the stream.
+        positions: Positions in that directory, whose reads cost requests in object storage.
     """
 
-    def __init__(self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper) -> None:
+    def __init__(self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch) -> None:
         self._stream = stream
         self._live = live
         self._lease = lease
-        # None at first: every batch after the newest snapshot is recorded again, because an earlier execution may
-        # have planned the batch in flight differently.
+        self._positions = positions
+        # Every batch after this one is still to be recorded. At first it is that of the newest snapshot: an earlier
+        # execution may have planned the batch in flight differently.
         self._newest: int | None = None
 
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
@@ -43,11 +46,14 @@ class Journal:
         """
         if mode is not ExecutionMode.MICRO_BATCH or not self._stream.options.max_replayed_batches:
             return
-        newest = self._newest if self._newest is not None else self._newest_snapshot()
-        if has_ended and self._newest is not None:
-            newest -= 1
+        if self._newest is None:
+            self._newest = self._newest_snapshot()
+        newest = self._newest - 1 if has_ended else self._newest
         try:
-            commit = self._live.positions().commit if has_ended else None
+            positions = self._positions.look() if has_ended else self._positions.latest()
+            if positions.offset is None or positions.offset <= newest:
+                return
+            commit = positions.commit if has_ended else None
             new = [batch for batch in batch_ids(self._live.folder, OFFSETS) if batch > newest]
             batches = [replace(each, is_committed=each.batch_id == commit) for each in read_planned(self._live, new)]
         except (LiveDirectoryError, StorageAccessError):

@@ -18,6 +18,7 @@ from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.errors import (
     LeaseLostError,
+    LiveDirectoryError,
     RestoreError,
     StateRewriteError,
 )
@@ -244,7 +245,7 @@ class Start:
         if prepared.rewritten is not None:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
-        self._report_sinks(prepared)
+        self._report_sinks(plan, prepared)
         # The restore may have outlived the lease, and a successor may be using the same directories.
         self._lease.check()
         query_plan = checked.query_plan
@@ -273,7 +274,7 @@ class Start:
             return plan
         try:
             return replay(stream, plan, lost, self._lease, describe, watch=self._still_mine)
-        except RestoreError as error:
+        except (RestoreError, LiveDirectoryError) as error:
             self._replays = False
             log_message(stream.stream_id, f"{error} Sinks are rolled back instead, where that is possible")
             self._check_loss(preview_rewind(stream, facts, plan, output))
@@ -315,9 +316,11 @@ class Start:
             log_message(self._stream.stream_id, message)
         return plan
 
-    def _report_sinks(self, prepared: PreparedStart) -> None:
+    def _report_sinks(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
         for place in prepared.rolled_back:
             log_message(self._stream.stream_id, f"rolled back the sink {place}")
+        if plan.undoes_nothing:
+            return
         for sink in prepared.may_repeat:
             log_message(
                 self._stream.stream_id,

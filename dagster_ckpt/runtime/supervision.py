@@ -124,7 +124,7 @@ class Supervisor:
             wall_clock=wall_clock,
             tally=self._coordinator.failure_tally,
         )
-        self._journal = Journal(stream, prepared.live, lease)
+        self._journal = Journal(stream, prepared.live, lease, self._attempts.positions)
         self._end: QueryEnd | None = None
         self._is_ready = False
         self._savepoint_to_stop_with: int | None = None

@@ -108,6 +108,7 @@ def test_a_sink_that_cannot_be_rolled_back_gets_each_batch_once(orders: Orders) 
     # One more file, on the state of all those before it.
     assert orders.batches[13:] == [(13, [(1, 5), (7, 14)])]
     assert any("replayed 11 batches after batch 1, up to 12" in each for each in messages)
+    assert not any("receives the rewound batches again" in each for each in messages)
 
 
 def test_the_files_of_a_sink_stay_as_they_are(orders: Orders) -> None:

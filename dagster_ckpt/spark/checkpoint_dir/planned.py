@@ -53,7 +53,11 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
         StorageAccessError: The directory cannot be read or written.
     """
     folder = live.folder
-    if _digest(folder, batch.batch_id - 1) != batch.follows:
+    try:
+        before = _digest(folder, batch.batch_id - 1)
+    except FileNotFoundError:
+        before = None
+    if before != batch.follows:
         raise RestoreError(
             f"Batch {batch.batch_id} was planned after another batch {batch.batch_id - 1} than that in {live.url}."
         )

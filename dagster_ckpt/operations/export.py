@@ -88,7 +88,8 @@ def export_snapshot(
 
     Raises:
         SnapshotNotFoundError: There is no such snapshot.
-        OptionError: The directory lies among those of a stream, or what is beside it is not this package's.
+        OptionError: The directory lies among those of a stream, or a directory with the name in which the
+            export is built belongs to someone else.
         SnapshotCorruptError: The snapshot lacks data or was altered.
         RestoreError: The directory exists, or Spark could not start in what the snapshot contains.
         SharedSinkError: An output is not one of the snapshot, or its new folder is in use.

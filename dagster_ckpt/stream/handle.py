@@ -27,7 +27,7 @@ Clock = Callable[[], int]
 
 
 # An unfinished directory has the suffix `.partial`, the temporary copies of a rewrite of state have `.source` and
-# `.staged`. Names without a token predate this rule.
+# `.staged`, and the one in which lost batches are replayed `.replayed`. Names without a token predate this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
 
 

@@ -68,7 +68,7 @@ class SparkCluster:
         self._await_line(name, "Successfully registered with master")
 
     def kill(self, name: str) -> None:
-        """Kill the master or a worker with SIGKILL; executors of a worker go on without it."""
+        """Kill the master or a worker with SIGKILL; executors of a worker keep running."""
         self._processes[name].kill()
         self._processes[name].wait()
 

@@ -102,10 +102,19 @@ class CustomFileIO(FileIO):
             with accessing("write", where):
                 self.put(path, cast("BinaryIO", spool))
 
-    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
-        """Put an object."""
+    def write(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        *,
+        replace: bool = True,
+        before_visible: Callable[[], None] = no_op,
+    ) -> None:
+        """Put an object. Override this if your storage can refuse to replace one at the moment of the put."""
         data = b"".join(chunks)
         before_visible()
+        if not replace and self.size(path) is not None:
+            raise FileExistsError(f"{self.url}/{path}")
         with accessing("write", f"{self.url}/{path}"):
             self.put(path, io.BytesIO(data))
 
@@ -149,9 +158,16 @@ class FolderFileIO(FileIO):
         """Open a new file for writing."""
         return self._whole.create(f"{self._folder}/{path}")
 
-    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+    def write(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        *,
+        replace: bool = True,
+        before_visible: Callable[[], None] = no_op,
+    ) -> None:
         """Write a file."""
-        self._whole.write(f"{self._folder}/{path}", chunks, before_visible=before_visible)
+        self._whole.write(f"{self._folder}/{path}", chunks, replace=replace, before_visible=before_visible)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
         """Write a small file unless one of that name exists."""

@@ -212,14 +212,26 @@ class FileIO(ABC):
         """Open a new file for writing; it is durable when the context exits without an error."""
 
     @abstractmethod
-    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
-        """Write a file atomically, replacing any file of that name; it is durable on return.
+    def write(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        *,
+        replace: bool = True,
+        before_visible: Callable[[], None] = no_op,
+    ) -> None:
+        """Write a file atomically; it is durable on return.
 
         Args:
             path: The file.
             chunks: Its bytes. If they raise, nothing is written.
+            replace: Whether to replace a file of that name. Without it, one of several concurrent
+                writers wins wherever the storage can tell.
             before_visible: Called once before the file becomes visible; if it raises, nothing is
                 written.
+
+        Raises:
+            FileExistsError: A file of that name exists, and `replace` is False.
         """
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:

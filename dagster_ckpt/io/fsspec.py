@@ -143,7 +143,14 @@ class FsspecFileIO(FileIO):
             with _Upload(self._fs, self._at(path)) as upload:
                 yield cast("BinaryIO", Guarded(cast("BinaryIO", upload), f"{self.url}/{path}"))
 
-    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+    def write(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        *,
+        replace: bool = True,
+        before_visible: Callable[[], None] = no_op,
+    ) -> None:
         """Write a file atomically: object stores show it once it is complete; with real directories it is renamed."""
         target = self._at(path)
         folder, _, name = target.rpartition("/")
@@ -151,20 +158,30 @@ class FsspecFileIO(FileIO):
         with self._spooled(chunks) as spool, self._accessing("write", path):
             if not self._has_folders:
                 before_visible()
-                self._put(target, spool)
-                return
-            self._make_folder(target)
-            try:
-                self._put(unfinished, spool)
-                before_visible()
-                # Not every file system replaces a file by renaming another one.
-                if self._is_there(target):
-                    self._fs.rm_file(target)
-                self._fs.mv(unfinished, target)
-            except BaseException:
-                with suppress(Exception):
-                    self._fs.rm_file(unfinished)
-                raise
+                if replace:
+                    self._put(target, spool)
+                    return
+                spool.seek(0)
+                is_new = self._put_new(target, spool.read())
+            else:
+                self._make_folder(target)
+                try:
+                    self._put(unfinished, spool)
+                    before_visible()
+                    is_new = not self._is_there(target)
+                    # Not every file system replaces a file by renaming another one.
+                    if replace and not is_new:
+                        self._fs.rm_file(target)
+                    if replace or is_new:
+                        self._fs.mv(unfinished, target)
+                    else:
+                        self._fs.rm_file(unfinished)
+                except BaseException:
+                    with suppress(Exception):
+                        self._fs.rm_file(unfinished)
+                    raise
+        if not replace and not is_new:
+            raise FileExistsError(f"{self.url}/{path}")
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a new file in a tree that has no readers yet."""
@@ -179,13 +196,7 @@ class FsspecFileIO(FileIO):
             if self._is_there(where):
                 return
             self._make_folder(where)
-            with suppress(FileExistsError):
-                try:
-                    self._fs.pipe_file(where, data, mode="create")
-                except (TypeError, NotImplementedError):
-                    # The store has no conditional put: a concurrent writer is detected by reading
-                    # again.
-                    self._fs.pipe_file(where, data)
+            self._put_new(where, data)
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
         """Copy an object within the store."""
@@ -219,6 +230,20 @@ class FsspecFileIO(FileIO):
             return
         with self._fs.open(where, "wb", block_size=BLOCK_BYTES) as stream:
             shutil.copyfileobj(spool, stream, _COPIED_BYTES)
+
+    def _put_new(self, where: str, data: bytes) -> bool:
+        """Put an object unless one of that name exists; returns whether the object there is this one."""
+        try:
+            self._fs.pipe_file(where, data, mode="create")
+        except FileExistsError:
+            # The driver repeats a request whose answer was lost, and then finds its own object.
+            return self._whole(where) == data
+        except (TypeError, NotImplementedError):
+            # The store has no conditional put.
+            if self._is_there(where):
+                return False
+            self._fs.pipe_file(where, data)
+        return True
 
     @contextmanager
     def _spooled(self, chunks: Iterable[bytes]) -> Iterator[BinaryIO]:

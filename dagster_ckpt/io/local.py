@@ -26,6 +26,8 @@ _READ_BYTES = 1024 * 1024
 # Many small files are adjacent in one data object.
 _BUFFERED_BYTES = 256 * 1024
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+# A file system without hard links, such as exFAT or some mounts of object stores, fails with these.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class LocalListing(Listing):
@@ -185,8 +187,19 @@ class LocalFileIO(FileIO):
             for folder in (target.parent, *changed):
                 flush(folder)
 
-    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
-        """Write a file atomically: to a temporary file, flushed, then renamed, and the directory is flushed too."""
+    def write(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        *,
+        replace: bool = True,
+        before_visible: Callable[[], None] = no_op,
+    ) -> None:
+        """Write a file atomically: to a temporary file, flushed, then renamed, and the directory is flushed too.
+
+        Where no file may be replaced, it gets its name by a hard link: unlike a rename, that fails
+        if the name exists.
+        """
         target = self.root / path
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
         with self._accessing("write", path):
@@ -200,12 +213,18 @@ class LocalFileIO(FileIO):
                     flush(folder)
                 # The work that it waits for, mostly also flushing to disk, ran concurrently.
                 before_visible()
-                unfinished.replace(target)
+                is_new = replace or _link_new(unfinished, target)
+                if replace:
+                    unfinished.replace(target)
+                else:
+                    unfinished.unlink(missing_ok=True)
             except BaseException:
                 with suppress(OSError):
                     unfinished.unlink(missing_ok=True)
                 raise
             flush(target.parent)
+        if not is_new:
+            raise FileExistsError(f"{self.url}/{path}")
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a new file in a tree that has no readers yet."""
@@ -352,6 +371,21 @@ def version_of(stat: os.stat_result) -> FileVersion:
 def token_of(stat: os.stat_result) -> str:
     """See `FileVersion.token`."""
     return f"{stat.st_dev:x}.{stat.st_ino:x}.{stat.st_mtime_ns:x}"
+
+
+def _link_new(unfinished: Path, target: Path) -> bool:
+    """Give a file its name unless the name exists; returns whether it has the name."""
+    try:
+        target.hardlink_to(unfinished)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if target.exists():
+            return False
+        unfinished.rename(target)
+    return True
 
 
 def _whole(descriptor: int, size: int) -> bytes:

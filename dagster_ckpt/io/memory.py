@@ -48,11 +48,20 @@ class MemoryFileIO(FileIO):
         yield stream
         self.write(path, [stream.getvalue()])
 
-    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+    def write(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        *,
+        replace: bool = True,
+        before_visible: Callable[[], None] = no_op,
+    ) -> None:
         """Write a file."""
         data = b"".join(chunks)
         before_visible()
         with self._lock:
+            if not replace and path in self._objects:
+                raise FileExistsError(f"{self.url}/{path}")
             self._writes += 1
             self._objects[path] = (time.time_ns() // 1_000_000, self._writes, data)
 

@@ -113,10 +113,7 @@ def write_snapshot(
         StorageAccessError: The storage could not be written, or the snapshot already exists.
     """
     if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
-        raise StorageAccessError(
-            f"{file_io.url}/{directory} contains a snapshot already, and a snapshot is never overwritten. Give the new "
-            "one another number, or delete that one first."
-        )
+        raise _exists(file_io, directory)
     writer = _Writer(file_io, directory, header, options, base, extends=extends)
 
     def check_aborted() -> None:
@@ -134,6 +131,14 @@ def write_snapshot(
     except BaseException:
         writer.remove()
         raise
+
+
+def _exists(file_io: FileIO, directory: str) -> StorageAccessError:
+    return StorageAccessError(
+        f"{file_io.url}/{directory} contains a snapshot already, and a snapshot is never overwritten. Check whether "
+        "another deployment writes to this folder and give each a folder of its own; otherwise give the new snapshot "
+        "another number, or delete that one first."
+    )
 
 
 class _Writer:
@@ -248,7 +253,12 @@ class _Writer:
         metadata = Metadata(manifest, bytes(self._inline))
         encoded = encode_metadata(metadata)
         name = posixpath.join(self._directory, METADATA_NAME)
-        self._file_io.write(name, [encoded], before_visible=lambda: self._complete(manifest))
+        try:
+            # Two deployments with one folder may give the same number at the same moment.
+            self._file_io.write(name, [encoded], replace=False, before_visible=lambda: self._complete(manifest))
+        except FileExistsError as error:
+            self._publishing = False
+            raise _exists(self._file_io, self._directory) from error
         return WrittenSnapshot(metadata, self._written + len(encoded), tuple(self._created))
 
     def _complete_in_thread(self, work: Callable[[], None]) -> None:

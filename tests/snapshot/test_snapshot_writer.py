@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +17,8 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
     StorageAccessError,
 )
-from dagster_ckpt.io.file_io import no_op
+from dagster_ckpt.io.custom import FolderFileIO
+from dagster_ckpt.io.file_io import FileIO, no_op
 from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot import entries as entries_module
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -31,7 +32,7 @@ MakeHeader = Callable[[int], SnapshotHeader]
 SHARED = WriteOptions(inline_threshold=10, object_prefix="../shared/")
 
 
-def restored(space: MemoryFileIO, directory: str) -> dict[str, bytes]:
+def restored(space: FileIO, directory: str) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
 
     def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
@@ -246,10 +247,33 @@ def test_a_snapshot_is_never_overwritten(space, write, content) -> None:
     assert restored(space, "chk-1") == {"x": b"a" * 50}
 
 
+def test_of_two_snapshots_with_one_number_the_first_one_is_kept_whole(space, header, content) -> None:
+    class OvertakenSpace(FolderFileIO):
+        def write(self, path: str, chunks: Iterable[bytes], **options: Any) -> None:
+            if not space.size("stream/chk-1/_metadata"):
+                write_snapshot(first, "chk-1", header(1), [content(b"a" * 50).file("x")], options=SHARED)
+            super().write(path, chunks, **options)
+
+    first = FolderFileIO(space, "stream")
+    with pytest.raises(StorageAccessError, match=r"chk-1 contains a snapshot already.*another deployment"):
+        write_snapshot(
+            OvertakenSpace(space, "stream"), "chk-1", header(1), [content(b"b" * 50).file("x")], options=SHARED
+        )
+    assert restored(first, "chk-1") == {"x": b"a" * 50}
+    assert len(first.list("shared")) == 1
+
+
 def test_a_snapshot_that_became_visible_although_the_put_failed_keeps_its_objects(header, content) -> None:
     class LateSpace(MemoryFileIO):
-        def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
-            super().write(path, chunks, before_visible=before_visible)
+        def write(
+            self,
+            path: str,
+            chunks: Iterable[bytes],
+            *,
+            replace: bool = True,
+            before_visible: Callable[[], None] = no_op,
+        ) -> None:
+            super().write(path, chunks, replace=replace, before_visible=before_visible)
             if path.endswith("_metadata"):
                 raise StorageAccessError("time-out")
 
@@ -270,10 +294,17 @@ def test_the_metadata_is_made_meanwhile_and_visible_once_the_data_is_durable(hea
                 assert is_made.wait(60)
                 seen.append(self.size("chk-1/_metadata"))
 
-        def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        def write(
+            self,
+            path: str,
+            chunks: Iterable[bytes],
+            *,
+            replace: bool = True,
+            before_visible: Callable[[], None] = no_op,
+        ) -> None:
             if path.endswith("_metadata"):
                 is_made.set()
-            super().write(path, chunks, before_visible=before_visible)
+            super().write(path, chunks, replace=replace, before_visible=before_visible)
 
     space = SlowSpace("memory://stream")
     write_snapshot(space, "chk-1", header(1), [content(b"a" * 50).file("x")], options=SHARED)
@@ -294,7 +325,14 @@ def test_where_nobody_can_tell_whether_it_became_visible_nothing_is_removed(head
     class SilentSpace(MemoryFileIO):
         cut_off = False
 
-        def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        def write(
+            self,
+            path: str,
+            chunks: Iterable[bytes],
+            *,
+            replace: bool = True,
+            before_visible: Callable[[], None] = no_op,
+        ) -> None:
             before_visible()
             self.cut_off = path.endswith("_metadata")
             if self.cut_off:

@@ -71,8 +71,17 @@ class _FragileSpace(MemoryFileIO):
         with super().create(name) as stream:
             yield stream
 
-    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
-        self._storage.take_step(lambda: MemoryFileIO.write(self, path, chunks, before_visible=before_visible))
+    def write(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        *,
+        replace: bool = True,
+        before_visible: Callable[[], None] = no_op,
+    ) -> None:
+        self._storage.take_step(
+            lambda: MemoryFileIO.write(self, path, chunks, replace=replace, before_visible=before_visible)
+        )
 
     def delete(self, name: str) -> None:
         self._storage.take_step(lambda: MemoryFileIO.delete(self, name))

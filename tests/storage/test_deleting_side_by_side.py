@@ -185,14 +185,14 @@ def test_a_snapshot_whose_objects_went_away_while_it_was_written_is_not_publishe
     write = LocalFileIO.write
 
     def swept_meanwhile(
-        self: LocalFileIO, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None]
+        self: LocalFileIO, path: str, chunks: Iterable[bytes], *, replace: bool, before_visible: Callable[[], None]
     ) -> None:
         def once_they_are_whole() -> None:
             for found in set(shared.iterdir()) - of_base if whose == "of its own" else of_base:
                 found.unlink()
             before_visible()
 
-        write(self, path, chunks, before_visible=once_they_are_whole)
+        write(self, path, chunks, replace=replace, before_visible=once_they_are_whole)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFileIO, "write", swept_meanwhile)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 import pytest
@@ -238,6 +240,42 @@ def test_concurrent_writers_of_one_name_leave_one_of_them_whole(files: FileIO) -
         list(pool.map(lambda number: files.create_if_absent("log/1", bytes([number]) * 1000), range(8)))
     data = files.read("log/1")
     assert data == data[:1] * 1000
+
+
+def test_a_file_that_may_not_be_replaced_is_kept(files: FileIO) -> None:
+    files.write(NAME, [b"first"], replace=False)
+    with pytest.raises(FileExistsError, match="chk-1/_metadata"):
+        files.write(NAME, [b"second"], replace=False)
+    assert files.read(NAME) == b"first"
+    assert set(files.list("chk-1", hidden=True)) == {"_metadata"}
+
+
+def test_without_hard_links_a_file_that_may_not_be_replaced_is_kept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files = LocalFileIO(tmp_path)
+    files.write("a", [b"first"], replace=False)
+    with pytest.raises(FileExistsError):
+        files.write("a", [b"second"], replace=False)
+    assert files.read("a") == b"first"
+    assert set(files.list(hidden=True)) == {"a"}
+
+
+def test_a_put_that_the_driver_repeats_finds_its_own_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file = MemoryFileSystem.pipe_file
+
+    def sent_twice(self: MemoryFileSystem, *arguments: Any, **options: Any) -> None:
+        pipe_file(self, *arguments, **options)
+        pipe_file(self, *arguments, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", sent_twice)
+    files = FsspecFileIO(f"memory:/{tmp_path}", {})
+    files.write("a", [b"first"], replace=False)
+    assert files.read("a") == b"first"
 
 
 def test_a_file_of_the_same_storage_is_adopted_or_left_to_be_copied(files: FileIO) -> None:

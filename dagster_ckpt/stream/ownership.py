@@ -60,6 +60,11 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
 
 def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
     """Refuse a catalog that was restored from a backup: the query has moved on to directories that it does not know."""
+    if not stream.directories_ahead(record):
+        return
+    # The entry was read before the directories were listed. If this process was paused in between,
+    # its successor has built and registered them, and the lease refuses what comes next.
+    record = stream.catalog.streams.get(stream.stream_id)
     ahead = stream.directories_ahead(record)
     if not ahead:
         return

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
@@ -319,3 +319,20 @@ class TestACatalogRestoredFromABackup:
 
         assert history.live.url.rpartition("/")[2].startswith("live-3-")
         check_places(history.shelf.stream, StartFrom(), predecessor_ended=True)
+
+    def test_a_directory_that_a_successor_built_meanwhile_is_not_ahead(
+        self, history: History, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process that was paused after it read the catalog is refused by its lease, not with a wrong reason."""
+        stream = history.shelf.stream
+        trigger_savepoint(stream, origin=ORIGIN, label="kept")
+        before_the_pause = [stream.catalog.streams.get(STREAM)]
+        history.start("kept", accept_loss=True, no_safety_savepoint=True)
+        history.commit(LAST + 1, Path(history.live.url))
+        get = StreamRecords.get
+
+        def paused_once(self: StreamRecords, stream_id: str) -> StreamRecord:
+            return before_the_pause.pop() if before_the_pause else get(self, stream_id)
+
+        monkeypatch.setattr(StreamRecords, "get", paused_once)
+        check_places(stream, StartFrom(), predecessor_ended=True)

@@ -122,7 +122,7 @@ def _left_out(cut: Sequence[Outcome]) -> str:
         return ""
     lines = ["## What this run left out", "", "Time was up; the calls after those counted above were not tried:", ""]
     lines += [f"- {outcome.scenario}, {type(outcome.fault).__name__} {outcome.fault.name}" for outcome in cut]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", ""])
 
 
 def _elsewhere() -> str:
@@ -160,4 +160,4 @@ def _violated(bad: Sequence[Outcome]) -> str:
     for outcome in bad:
         first = outcome.violations[0].replace("\n", " ")[:300]
         lines.append(f"- {outcome.scenario}, {outcome.fault.name}: {len(outcome.violations)}; the first: {first}")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", ""])

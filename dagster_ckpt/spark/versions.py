@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -46,6 +46,7 @@ class Feature(StrEnum):
     NAMED_SOURCES = "named sources"
     NAMED_SINKS = "named sinks"
     OFFSET_LOG_2 = "offset log v2"
+    OFFSET_LOG_2_FOR_NAMES = "offset log v2 by itself for named sources"
     STATE_REWRITER = "StateRewriter (rewrites state)"
     ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink"
 
@@ -80,7 +81,12 @@ _OF_4_2 = _OF_4_1 | {
     Feature.OFFSET_LOG_2,
     Feature.STATE_REWRITER,
 }
-_OF_4_3 = _OF_4_2 | {Feature.UPLOAD_THREAD_SHARE, Feature.JOIN_STATE_4, Feature.ASYNC_FOREACH}
+_OF_4_3 = _OF_4_2 | {
+    Feature.UPLOAD_THREAD_SHARE,
+    Feature.JOIN_STATE_4,
+    Feature.ASYNC_FOREACH,
+    Feature.OFFSET_LOG_2_FOR_NAMES,
+}
 
 
 @dataclass(frozen=True)
@@ -151,14 +157,16 @@ RELEASES = (
     SparkRelease("4.3", 17, (3, 13), _OF_4_3),
 )
 
+NAMES_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+OFFSET_LOG_VERSION = "spark.sql.streaming.offsetLog.formatVersion"
 # Settings that a release without the feature would silently ignore.
 SETTINGS: Mapping[str, Feature] = MappingProxyType(
     {
         f"{_STATE_STORE}numStateStoreMaintenanceThreads": Feature.MAINTENANCE_THREADS,
         f"{_STATE_STORE}snapshotToCleanupThreadRatio": Feature.UPLOAD_THREAD_SHARE,
         f"{_STATE_STORE}checkpointFormatVersion": Feature.CHECKPOINT_FORMAT_2,
-        "spark.sql.streaming.offsetLog.formatVersion": Feature.OFFSET_LOG_2,
-        "spark.sql.streaming.queryEvolution.enableSourceEvolution": Feature.NAMED_SOURCES,
+        OFFSET_LOG_VERSION: Feature.OFFSET_LOG_2,
+        NAMES_SOURCES: Feature.NAMED_SOURCES,
         "spark.sql.streaming.queryEvolution.enableSinkEvolution": Feature.NAMED_SINKS,
     }
 )
@@ -280,6 +288,30 @@ def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
         release = release_of(version)
         for name, feature in needed.items():
             release.require(feature, f"The setting {name}")
+
+
+def refuse_names_without_offsets(version: str, setting: Callable[[str], str | None]) -> None:
+    """Refuse named sources with an offset log that does not say which offset belongs to which source.
+
+    Spark 4.2 keeps the log of a source under its name and its offset under its position, unless the
+    offset log has version 2; later releases take that version for named sources.
+
+    Args:
+        version: Version of the running Spark.
+        setting: Looks up a setting of the session.
+
+    Raises:
+        UnsupportedSparkError: The session has this combination.
+    """
+    release = release_of(version)
+    if Feature.NAMED_SOURCES not in release.features or Feature.OFFSET_LOG_2_FOR_NAMES in release.features:
+        return
+    if str(setting(NAMES_SOURCES)).lower() == "true" and setting(OFFSET_LOG_VERSION) != "2":
+        raise UnsupportedSparkError(
+            f"With {NAMES_SOURCES}, {release} writes offsets by position and the logs of sources by name, so a "
+            f"snapshot could not tell which belong together. Set {OFFSET_LOG_VERSION} to 2 as well; a query that has "
+            "already started without it needs a new live directory."
+        )
 
 
 class SparkFile(Enum):

@@ -69,7 +69,13 @@ class NamedSink(Workload):
     [
         pytest.param(
             lambda folder: NamedSources(
-                queries.inner_join, HEAP, folder, settings={f"{EVOLUTION}.enableSourceEvolution": "true"}
+                queries.inner_join,
+                HEAP,
+                folder,
+                settings={
+                    f"{EVOLUTION}.enableSourceEvolution": "true",
+                    "spark.sql.streaming.offsetLog.formatVersion": "2",
+                },
             ),
             {"offset_log": 2, "commit_log": 1, "state_checkpoint": 1},
             id="named-sources",

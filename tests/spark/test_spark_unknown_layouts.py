@@ -177,3 +177,13 @@ def test_a_changelog_that_holds_no_lineage_is_taken_as_it_is(files: LiveFiles, d
     files.put("state/0/0/2.changelog", data)
 
     assert "state/0/0/2.changelog" in {file.path for file in cut(files.live, carry_in_flight=False).files}
+
+
+def test_names_of_sources_without_their_offsets_are_refused(tmp_path: Path) -> None:
+    """Spark 4.2 writes it with named sources: before, the cut took a good log for one that was being purged."""
+    files = LiveFiles(tmp_path / "live-0")
+    heap(files)
+    (files.root / "sources" / "0").rename(files.root / "sources" / "left")
+
+    with pytest.raises(UnknownLayoutError, match=r"sources with names \(left\).*offsetLog.formatVersion to 2"):
+        cut(files.live, carry_in_flight=False)

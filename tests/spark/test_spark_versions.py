@@ -1,6 +1,7 @@
 """The table of Spark's releases, and what is refused by the version that lacks it."""
 
 import builtins
+import contextlib
 import itertools
 import tomllib
 from pathlib import Path
@@ -14,11 +15,14 @@ from dagster_ckpt.errors import IncompleteCutError, OptionError, SparkNotFoundEr
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.versions import (
+    NAMES_SOURCES,
+    OFFSET_LOG_VERSION,
     RELEASES,
     SUPPORTED,
     Feature,
     SparkRelease,
     installed_release,
+    refuse_names_without_offsets,
     refuse_unknown_settings,
     release_of,
     spark_packages,
@@ -77,6 +81,24 @@ def test_a_setting_that_a_release_would_ignore_is_refused() -> None:
 
     with pytest.raises(UnsupportedSparkError, match=rf"The setting {SHARE} needs .* Spark 4\.1 does not have"):
         refuse_unknown_settings("4.1.4", [SHARE])
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "is_refused"),
+    [
+        pytest.param("4.2.1", {NAMES_SOURCES: "true"}, True, id="4.2"),
+        pytest.param("4.2.1", {NAMES_SOURCES: "true", OFFSET_LOG_VERSION: "2"}, False, id="4.2, offset log v2"),
+        pytest.param("4.2.1", {}, False, id="4.2, no names"),
+        pytest.param("4.1.4", {NAMES_SOURCES: "true"}, False, id="4.1, which ignores it"),
+        pytest.param("4.3.0", {NAMES_SOURCES: "true"}, False, id="4.3, which takes v2"),
+    ],
+)
+def test_named_sources_need_an_offset_log_that_names_them(
+    version: str, settings: dict[str, str], is_refused: bool
+) -> None:
+    refused = pytest.raises(UnsupportedSparkError, match=rf"Set {OFFSET_LOG_VERSION} to 2")
+    with refused if is_refused else contextlib.nullcontext():
+        refuse_names_without_offsets(version, settings.get)
 
 
 def test_missing_pyspark_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

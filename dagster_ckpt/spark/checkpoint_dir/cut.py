@@ -15,7 +15,7 @@ from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingC
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
-from dagster_ckpt.spark.checkpoint_dir.file_source import source_files
+from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_positions_of_names, source_files
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -161,6 +161,7 @@ def _cut_at(
     metadata = _log_file(live, METADATA, "the id of the query")
     query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
     needed = [metadata, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
+    refuse_positions_of_names(folder, committed)
     for source in sorted({*folder.listing(SOURCES).names, *_file_sources(committed, in_flight)}):
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:

@@ -7,10 +7,11 @@ written once.
 
 from __future__ import annotations
 
-from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.io.file_io import Entry, FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, NeededFile, read_needed
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, check_log_version, parse_log_lines
+from dagster_ckpt.spark.versions import OFFSET_LOG_VERSION
 from dagster_ckpt.untrusted import LARGEST_LONG, from_json, number_in
 
 COMPACT = ".compact"
@@ -31,6 +32,29 @@ def log_offset(offset: str | None) -> int | None:
 def entry_id(name: str) -> int | None:
     """Id of a log entry from its file name (`12`, `19.compact`), None for any other file."""
     return number_in(name.removesuffix(COMPACT))
+
+
+def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry) -> None:
+    """Refuse a directory whose offsets cannot be assigned to its sources.
+
+    Args:
+        folder: The live directory.
+        committed: Offsets of the committed batch.
+
+    Raises:
+        UnknownLayoutError: The logs of sources have names, but the offsets only positions.
+    """
+    if committed.format_version > 1:
+        return
+    named = sorted(
+        name for name, entry in folder.list(SOURCES).items() if entry.is_directory and number_in(name) is None
+    )
+    if named:
+        raise UnknownLayoutError(
+            f"{folder.url}/{SOURCES} has sources with names ({', '.join(named[:3])}), but the offset log has version "
+            "1, which numbers them: it does not say which offset belongs to which source. Set "
+            f"{OFFSET_LOG_VERSION} to 2 and start in a new live directory."
+        )
 
 
 def source_files(

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
-from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, log_offset, source_files
+from dagster_ckpt.spark.checkpoint_dir.file_source import (
+    COMPACT,
+    entry_id,
+    log_offset,
+    refuse_positions_of_names,
+    source_files,
+)
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
@@ -151,6 +157,11 @@ def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
 def examine_source_logs(subject: Subject) -> Iterator[Finding]:
     """Examine every source that the newest committed batch, or the planned one, reads."""
     if subject.commit is None or (committed := subject.offset_entry(subject.commit)) is None:
+        return
+    try:
+        refuse_positions_of_names(subject.folder, committed)
+    except UnknownLayoutError as trouble:
+        yield error(Code.UNKNOWN_VERSION, SOURCES, str(trouble))
         return
     before = subject.offset_entry(subject.commit - 1)
     planned = subject.offset_entry(subject.commit + 1)

@@ -38,7 +38,7 @@ from dagster_ckpt.spark.query.progress import (
 )
 from dagster_ckpt.spark.query.session import active_in_thread
 from dagster_ckpt.spark.query.table_names import table_of
-from dagster_ckpt.spark.versions import release_of
+from dagster_ckpt.spark.versions import refuse_names_without_offsets, release_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,9 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
             that only a later one can read.
     """
     if is_described_query(writer):
-        refuse_unknown_state(live_directory, release_of(session_of(writer).version))
+        session = session_of(writer)
+        refuse_unknown_state(live_directory, release_of(session.version))
+        refuse_names_without_offsets(session.version, lambda name: session.conf.get(name, None))
     named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
     table, output = table_of(writer), named_output(writer)
     with active_in_thread(session_of(writer)) if is_described_query(writer) else nullcontext():

@@ -15,6 +15,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.page import render, target_table
 from benchmarks.results import SectionResult, Table
 from benchmarks.sections import SECTIONS
+from dagster_ckpt.errors import UnsupportedSparkError
 
 PAGE = Path("docs/performance.md")
 SLOW_AFTER_DELETING_S = 300
@@ -42,6 +43,9 @@ def main(only: tuple[str, ...], folder: Path, repeat: int) -> None:
             places.append(place)
             try:
                 result = section.run(Bench(folder, place, repeat))
+            except UnsupportedSparkError as error:
+                console.print(f"Left out: {error}")
+                continue
             except Exception:  # noqa: BLE001 - the others may still work, and the page shows what they found
                 console.print_exception()
                 failed.append(section.name)

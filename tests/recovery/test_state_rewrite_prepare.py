@@ -13,32 +13,23 @@ from dagster_ckpt.recovery import new_directory
 from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
-from dagster_ckpt.spark.state.rewriting import Rewritten
 from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
 from tests.support.executioner import Executioner, Killed
+from tests.support.lease_losers import copied_state
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 
 SHAPE = StateShape(ROCKSDB, 12)
 
 
-def copied(
-    _spark: object, source: LiveDirectory, target: LiveDirectory, *, shape: StateShape, watch: Watch, **_: Any
-) -> Rewritten:
-    made = clone(source, target, marked=True, watch=watch)
-    return Rewritten(target, made.batch_id, "a rewrite", shape, {}, 0)
-
-
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_directory, "rewrite_state", copied)
+    monkeypatch.setattr(new_directory, "rewrite_state", copied_state)
 
 
 def start(history: History, text: str = "latest", *, rewrites: bool = True) -> tuple[RecoveryKind, PreparedStart]:
@@ -80,7 +71,7 @@ def test_a_rewrite_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytes
     history = History(tmp_path)
     record = history.shelf.stream.catalog.streams.get(STREAM)
 
-    def fails(*_: object, **__: object) -> Rewritten:
+    def fails(*_: object, **__: object) -> None:
         raise StateRewriteError("other rows")
 
     monkeypatch.setattr(new_directory, "rewrite_state", fails)

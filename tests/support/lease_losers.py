@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -27,11 +28,13 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
 from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.errors import LeaseLostError, SinkRollbackError
+from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
+from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.recovery import prepare
+from dagster_ckpt.recovery import new_directory, prepare
 from dagster_ckpt.recovery.adopt import adopt
+from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
@@ -39,7 +42,11 @@ from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.spark.state.rewriting import Rewritten
+from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
@@ -115,6 +122,37 @@ def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old
             ).until_the_end("old")
             if outcome.end.kind is EndKind.LEASE_LOST:
                 raise LeaseLostError(outcome.end.reason)
+
+        return run
+
+    return ready
+
+
+def copied_state(
+    _spark: object, source: LiveDirectory, target: LiveDirectory, *, shape: StateShape, watch: Watch, **_: Any
+) -> Rewritten:
+    """A rewrite without Spark, whose part is to copy: every other file and step is that of a rewrite."""
+    made = clone(source, target, marked=True, watch=watch)
+    return Rewritten(target, made.batch_id, "a rewrite", shape, {}, 0)
+
+
+def rewritten(start_from: str) -> Old:
+    """A start that rewrites the state."""
+
+    def ready(stream: StreamHandle) -> Callable[[], None]:
+        lease = stream.catalog.leases.acquire(STREAM, OLD, LONG_MS)
+        keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=LONG_MS)
+        plan = preview_start(stream, StartFrom.parse(start_from, accept_loss=True))
+        rewrite = StateRewrite(Any, StateShape(ROCKSDB, 12))  # type: ignore[arg-type]
+
+        def run() -> None:
+            try:
+                with mock.patch.object(new_directory, "rewrite_state", copied_state):
+                    prepare.prepare(stream, plan, keeper, rewrite=rewrite)
+            except RowsAtRiskError:
+                # It saw batches of its successor in the sink; a run then records that it failed.
+                keeper.check()
+                raise
 
         return run
 
@@ -202,6 +240,8 @@ CASES = {
     "REWIND": Case(start("batch-3")),
     "START_EMPTY": Case(start("empty", discard_state=True), beside_disk=False),
     "FINISH_RESTORE": Case(start("latest"), with_unfinished_restore),
+    "rewrite of the state": Case(rewritten("latest"), every=2),
+    "rewrite of a snapshot's state": Case(rewritten("sp"), every=3),
     "checkpoint, subsume, clean up": Case(checkpoint, with_checkpoint, {"num_retained": 1}, beside_disk=False),
     "retention": Case(
         retention,

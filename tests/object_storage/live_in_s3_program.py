@@ -23,7 +23,14 @@ from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.sink_cleaning import clean_sinks
+from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
+from dagster_ckpt.operations.state_editing import edit_state
 from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.state.editing import StateEdit
+from dagster_ckpt.spark.state.rewriting import shape_in
+from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, small_spark
@@ -62,7 +69,9 @@ class Sales:
             lay_file(self.folder, number, rows)
         self.files += files
 
-    def run(self, start_from: str = "latest", *, no_safety_savepoint: bool = False) -> str:
+    def run(
+        self, start_from: str = "latest", *, no_safety_savepoint: bool = False, state_partitions: int | None = None
+    ) -> str:
         """Run the stream until it has taken all files; returns what it began with."""
         run_stream(
             self.name,
@@ -74,6 +83,7 @@ class Sales:
             spark=self.spark,
             start_from=start_from,
             no_safety_savepoint=no_safety_savepoint,
+            state_partitions=state_partitions,
         )
         execution = self.stream.catalog.executions.latest(self.name)
         assert execution is not None
@@ -146,12 +156,50 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     fork(sales.stream, copy.stream, StartFrom.parse("latest"), origin="test", outputs={sales.output: copy.output})
     copy.feed(1)
     yield ran(copy, "goes on as a fork", copy.run())
+    yield looked_into(sales, str(savepoint.location))
+    if installed_release().has(Feature.STATE_REWRITER):
+        yield rewritten(sales)
     yield {
         "step": "end",
         "checkpoints": sum(event.type is EventType.CHECKPOINT_COMPLETED for event in told),
         "failures": [event.payload["reason"] for event in told if event.type is EventType.CHECKPOINT_FAILED],
         "can_resume": examine_live_directory(sales.stream).diagnosis.can_resume,
     }
+
+
+def looked_into(sales: Sales, savepoint: str) -> dict[str, object]:
+    """What the state is, at two points, and what copies are left: also that of a process that was killed."""
+    killed = LiveDirectory(f"{sales.live_root}/{SCRATCH_FOLDER}/{sales.name}/1-dead")
+    killed.folder.write("metadata", [b"{}"])
+    with StreamState(sales.stream, "live", spark=sales.spark) as state:
+        [total] = [row[0] for row in state.rows().selectExpr("sum(value.count)").collect()]
+        keys = [frame.key_fields for frame in map(state.frame, state.states)]
+    with StreamStateDiff(sales.stream, savepoint, "live", spark=sales.spark) as diff:
+        counts = [{change.value: number for change, number in state.counts.items()} for state in diff.states]
+    left = LiveDirectory(f"{sales.live_root}/{SCRATCH_FOLDER}").folder.find()
+    return {"step": "state", "total": total, "keys": keys, "diff": counts, "left": [path for path, _ in left]}
+
+
+def rewritten(sales: Sales) -> dict[str, object]:
+    """The state without a shop, as a savepoint of its own; then the stream, with its state in other partitions."""
+    edited = edit_state(
+        sales.stream,
+        [StateEdit(forget="shop = 1")],
+        snapshot=str(snapshots.trigger_savepoint(sales.stream, origin="test").location),
+        reason="test",
+        origin="test",
+        spark=sales.spark,
+    )
+    with StreamState(sales.stream, edited.savepoint.snapshot_id, spark=sales.spark) as state:
+        shops = sorted(row[0] for row in state.rows().select("key.shop").distinct().collect())
+    began_with = sales.run(state_partitions=5)
+    sales.feed(1)
+    sales.run()
+    shape = shape_in(LiveDirectory(sales.stream.catalog.streams.get(sales.name).live_directory or ""))
+    left = LiveDirectory(f"{sales.live_root}/{SCRATCH_FOLDER}").folder.find()
+    partitions = shape.partitions if shape is not None else None
+    found = {"forgotten": edited.rows, "shops": shops, "partitions": partitions, "left": [path for path, _ in left]}
+    return {**ran(sales, "rewritten", began_with), **found}
 
 
 def ran(sales: Sales, what: str, began_with: str) -> dict[str, object]:

@@ -38,6 +38,8 @@ def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[
         "path.style.access": "true",
         "access.key": key,
         "secret.key": secret,
+        # Moto answers the asynchronous client's upload of a local file with 100 Continue, which it takes for an error.
+        "optimized.copy.from.local.enabled": "false",
     }
     submit = ["--driver-class-path", class_path]
     for name, value in settings.items():
@@ -68,7 +70,8 @@ def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[
 def test_a_stream_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
     tmp_path: Path, class_path: str, s3_options: dict[str, Any]
 ) -> None:
-    *ran, end = steps_of(tmp_path, class_path, s3_options)
+    *found, end = steps_of(tmp_path, class_path, s3_options)
+    ran = [step for step in found if step["step"] not in ("state", "rewritten")]
 
     assert [(step["step"], step["began_with"]) for step in ran] == [
         ("first run", "START_EMPTY"),
@@ -83,7 +86,21 @@ def test_a_stream_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
     # Each name ends with the token of the lease under which the directory was made.
     assert [step["live"].partition("/live/")[2].rpartition("-")[0] for step in ran] == lives
     assert all(step["live"].startswith("s3a://") for step in ran)
+    _state_is_readable(found)
     assert end["can_resume"]
     assert end["checkpoints"] > 0
     # An attempt under way when there is nothing left to read ends with the query.
     assert all("is stopping or has stopped" in reason for reason in end["failures"]), end["failures"]
+
+
+def _state_is_readable(found: list[dict[str, Any]]) -> None:
+    """Copies to read are in the bucket and leave nothing there, nor does a copy of a process that was killed."""
+    [state] = [step for step in found if step["step"] == "state"]
+    # The last half hour is still open, and each of its windows and shops has been added since the savepoint.
+    assert state["keys"] == [["window", "shop"]]
+    assert state["total"] == 9
+    assert state["diff"] == [{"ADDED": 3, "REMOVED": 3, "CHANGED": 0}]
+    assert state["left"] == []
+    for step in (step for step in found if step["step"] == "rewritten"):
+        assert (step["forgotten"], step["shops"], step["partitions"], step["left"]) == (1, [0, 2], 5, [])
+        assert (step["began_with"], step["is_as_uninterrupted"]) == ("RESUME", True)

@@ -11,6 +11,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.measuring import Sample, Series, run, tree_size
 from benchmarks.page import render
 from benchmarks.results import SectionResult, Target, at_least, at_most, timing_table
+from benchmarks.sections.flink import FLINK_STREAM
 
 
 @pytest.mark.parametrize(
@@ -102,3 +103,8 @@ def test_hard_links_to_files_counted_before_are_new_files_without_bytes(tmp_path
     (second / "b").write_bytes(b"67")
     after = tree_size(second, without=before)
     assert (after.files, after.bytes) == (2, 2)
+
+
+def test_the_program_for_flink_is_where_its_section_looks_for_it() -> None:
+    """It was renamed, and the bench wrote "not measured" where every ratio to Flink had been."""
+    assert FLINK_STREAM.is_file()

@@ -65,7 +65,7 @@ class Stream:
             "INSERT INTO nowhere SELECT k, COUNT(*), MAX(p) "
             "FROM (SELECT * FROM loaded UNION ALL SELECT * FROM updates) GROUP BY k"
         ).get_job_client()
-        self._path = f"/streams/{self.client.get_stream_id()}"
+        self._path = f"/jobs/{self.client.get_job_id()}"
 
     def get(self, path: str) -> Any:
         """Ask the REST interface about the stream."""

@@ -1,5 +1,6 @@
 """How often a live directory is looked at by a loop that asks four times a second."""
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,8 +52,8 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Scene]:
 
 
 @pytest.fixture
-def remote(at: Callable[[str], Scene], tmp_path: Path) -> Scene:
-    return at(f"memory://{tmp_path.name}/live-1")
+def remote(at: Callable[[str], Scene]) -> Scene:
+    return at(f"memory://{uuid.uuid4().hex}/live-1")
 
 
 def test_on_this_machine_every_question_is_a_look(at: Callable[[str], Scene], tmp_path: Path) -> None:

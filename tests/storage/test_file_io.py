@@ -273,7 +273,7 @@ def test_a_put_that_the_driver_repeats_finds_its_own_object(tmp_path: Path, monk
         pipe_file(self, *arguments, **options)
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", sent_twice)
-    files = FsspecFileIO(f"memory:/{tmp_path}", {})
+    files = FsspecFileIO(f"memory:/{tmp_path}-{uuid.uuid4().hex}", {})
     files.write("a", [b"first"], replace=False)
     assert files.read("a") == b"first"
 

@@ -24,9 +24,10 @@ from dagster_ckpt.runtime.settlement import settle_run
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process
+from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
 from dagster_ckpt.spark.query.session import application_of
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
+from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
@@ -174,7 +175,6 @@ def run_program(
     """
     began_ms = monotonic_ms()
     run_id = run_id or uuid.uuid4().hex
-    jvm = jvm_process(spark)
     stop = threading.Event()
     requests = [
         RunRequest(
@@ -184,7 +184,7 @@ def run_program(
             start_from=to_run.start_from,
             cause=to_run.cause,
             start_request_id=to_run.start_request_id,
-            jvm_pid=jvm.pid if jvm is not None else None,
+            jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
             application=application_of(spark),
             interrupted=stop.is_set,
             # Stopped by something that the catalog does not know, such as a machine that shuts down: with a supervisor

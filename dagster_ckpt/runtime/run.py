@@ -91,7 +91,7 @@ class RunRequest:
         cause: Whether a user or a restart started this run.
         start_request_id: The request in the catalog that this run answers, if any.
         restart_of: The execution that this run restarts, if any.
-        jvm_pid: Pid of the JVM of this process, if it runs on this machine.
+        jvm_pid: Pid of the JVM that runs the query, or `UNSEEN_JVM` for Spark Connect. None: no JVM is involved.
         application: The Spark application of this process.
         interrupted: Returns True once the process has been interrupted.
         interrupted_as: Called after `interrupted` has ended the run. Returns the status of its execution; None if

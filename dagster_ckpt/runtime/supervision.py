@@ -147,7 +147,7 @@ class Supervisor:
 
     def _step(self) -> None:
         terminated = self._wait()
-        self._note_progress()
+        self._note_progress(is_last=terminated)
         if self._lease.lost is not None:
             self._end = QueryEnd(EndKind.LEASE_LOST, str(self._lease.lost))
         elif self._interrupted():
@@ -243,11 +243,12 @@ class Supervisor:
         self._query.stop()
         self._savepoint_to_stop_with = number
 
-    def _note_progress(self) -> None:
+    def _note_progress(self, *, is_last: bool) -> None:
         if not self._is_stopped:
             self._log.note(self._query.recent_progress())
         now_ms = monotonic_ms()
-        if now_ms < self._next_heartbeat_ms:
+        # A query may end between two heartbeats; its last batch and its sinks are recorded all the same.
+        if now_ms < self._next_heartbeat_ms and not is_last:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
         before, self._still = self._still, self._inactivity()
@@ -271,7 +272,7 @@ class Supervisor:
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
-                # Before the first report: the sinks named at the start. A query may end without any report.
+                # Before the first report: the sinks named at the start.
                 "sinks": list(self._attempts.sinks),
                 # Before the first batch Spark may still be planning the query.
                 "plan_fingerprint": self._query.facts().plan_fingerprint if latest else None,

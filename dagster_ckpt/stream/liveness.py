@@ -35,6 +35,10 @@ SILENCE_MS = 60_000
 # heartbeats.
 SLOW_START_MS = 180_000
 
+# In place of the pid of a JVM that cannot be observed, such as that of a Spark Connect server. Its
+# query outlives the process that started it, so the end of that process proves nothing.
+UNSEEN_JVM = 0
+
 # Tolerance when a start time is compared with the clock that dated a log entry.
 _CLOCK_SLACK_MS = 50
 # Indexes into /proc/<pid>/stat after the parenthesized name, which may contain anything: field 3 is
@@ -115,16 +119,22 @@ def boot_id() -> str:
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
-    """Describe this process and its JVM as a lease holder."""
+    """Describe this process as a lease holder.
+
+    Args:
+        execution_id: Its execution.
+        run_id: The surrounding run.
+        jvm_pid: Pid of the JVM that runs its query, or `UNSEEN_JVM`. None for work without a query.
+    """
     me = ProcessIdentity.of(os.getpid())
-    jvm = ProcessIdentity.of(jvm_pid) if jvm_pid is not None else None
+    jvm = ProcessIdentity.of(jvm_pid) if jvm_pid else None
     return Holder(
         execution_id=execution_id,
         run_id=run_id,
         host=me.host,
         pid=me.pid,
         process_start_ticks=me.start_ticks,
-        jvm_pid=jvm.pid if jvm else None,
+        jvm_pid=jvm_pid,
         jvm_start_ticks=jvm.start_ticks if jvm else None,
         boot_id=me.boot_id or "",
     )
@@ -136,7 +146,7 @@ def holder_process(lease: LeaseRecord) -> ProcessIdentity:
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """The JVM of a lease's holder, or None if the lease records none."""
+    """The JVM of a lease's holder, or None if the lease records none. Nothing can be proven of an `UNSEEN_JVM`."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)

@@ -123,7 +123,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StreamHandle, RunRequest]
 
     monkeypatch.setattr(stream_run, "execute_stream", execute_stream)
     monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
-    monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
+    monkeypatch.setattr(stream_run, "jvm_pid", lambda _spark: None)
     monkeypatch.setattr(settlement, "apply_terminal_retention", lambda *_: RetentionReport())
     return asked
 

@@ -70,7 +70,7 @@ class Stage:
         self.ran: StreamHandle | None = None
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
-        monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
+        monkeypatch.setattr(stream_run, "jvm_pid", lambda _spark: None)
         monkeypatch.setattr(settlement, "apply_terminal_retention", self._retain)
 
     def _retain(self, job: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:

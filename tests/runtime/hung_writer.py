@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.spark.query.query import jvm_process
+from dagster_ckpt.spark.query.query import jvm_pid
 from tests.support.query_bench import Bench, make_stream
 from tests.support.small_spark import small_spark
 
@@ -18,9 +18,7 @@ def main(root: Path) -> None:
     """Run the stream; say in the end how it ended."""
     with small_spark() as spark:
         bench = Bench(spark, root, make_stream(root, interval=600_000))
-        jvm = jvm_process(spark)
-        assert jvm is not None
-        request = RunRequest("hung", bench.start_query, ttl_ms=TTL_MS, jvm_pid=jvm.pid)
+        request = RunRequest("hung", bench.start_query, ttl_ms=TTL_MS, jvm_pid=jvm_pid(spark))
         print(f"ended: {execute_stream(bench.stream, request).end.kind.name}", flush=True)
 
 

@@ -67,7 +67,7 @@ def test_it_ends_with_the_error_of_the_lost_lease(tmp_path: Path, monkeypatch: p
             raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(driver, "start_stream_query", lambda *_: Fenced())
-    monkeypatch.setattr(program, "jvm_process", lambda _spark: None)
+    monkeypatch.setattr(program, "jvm_pid", lambda _spark: None)
     monkeypatch.setattr(program, "application_of", lambda _spark: None)
     monkeypatch.setattr(driver.QueryToStart, "take", lambda _self: None)
     monkeypatch.setattr(starting, "named_output", lambda _writer: None)

@@ -106,7 +106,7 @@ def test_a_driver_prints_each_transition_once(
     for module, name, stand_in in (
         (driver, "settings_for_a_while", lambda *_: nullcontext()),
         (driver, "start_stream_query", lambda *_: PlayedQuery()),
-        (program, "jvm_process", lambda _spark: None),
+        (program, "jvm_pid", lambda _spark: None),
         (program, "application_of", lambda _spark: None),
         (program, "execute_stream", execute),
     ):

@@ -21,7 +21,15 @@ from dagster_ckpt.stream import lease as lease_module
 from dagster_ckpt.stream import lease as writer_lease
 from dagster_ckpt.stream import liveness
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity, boot_id, holder_liveness, this_holder
+from dagster_ckpt.stream.liveness import (
+    JVM_GRACE_S,
+    UNSEEN_JVM,
+    Liveness,
+    ProcessIdentity,
+    boot_id,
+    holder_liveness,
+    this_holder,
+)
 
 STREAM = "flights"
 TTL_MS = 60_000
@@ -158,6 +166,15 @@ def test_a_later_process_of_the_same_number_is_not_taken_for_the_holder(spawn: C
     later = holder_of(spawn())
 
     assert ended(lease_of(replace(later, process_start_ticks=(later.process_start_ticks or 0) - 1)))
+
+
+def test_the_query_of_a_server_outlives_the_process_that_started_it(spawn: Callable[[], Child]) -> None:
+    """With Spark Connect the death of the client was a proof, and a second query ran in the directory of the first."""
+    assert this_holder("execution", "run", UNSEEN_JVM).jvm_pid == UNSEEN_JVM
+    child = spawn()
+    child.kill()
+
+    assert holder_liveness(lease_of(replace(holder_of(child), jvm_pid=UNSEEN_JVM))) is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "another-host"}, {"boot_id": "another boot"}])

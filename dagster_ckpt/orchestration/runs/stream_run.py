@@ -52,10 +52,11 @@ from dagster_ckpt.runtime.settlement import settle_run
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
-from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process
+from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
 from dagster_ckpt.spark.query.session import application_of, apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
+from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.start_from import StartFrom
 
 
@@ -195,7 +196,6 @@ def _run(
     )
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
-    jvm = jvm_process(spark)
 
     to_start = QueryToStart(describe)
 
@@ -216,7 +216,7 @@ def _run(
                 cause=cause,
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
                 restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
-                jvm_pid=jvm.pid if jvm else None,
+                jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
                 interrupted=watch.should_stop,
                 interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
                 application=application_of(spark),

@@ -47,19 +47,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class JvmProcess:
-    """The JVM of this process, identified well enough to distinguish it from a later one.
-
-    Attributes:
-        pid: Its process id.
-        started_at_ms: When it started.
-    """
-
-    pid: int
-    started_at_ms: int
-
-
-@dataclass(frozen=True)
 class QueryFacts:
     """Facts that only the running query has; None if they are not visible (over Spark Connect).
 
@@ -111,19 +98,13 @@ def trace_of(error: Exception) -> str:
     return without_secrets(str(trace or error))
 
 
-def jvm_process(spark: SparkSession) -> JvmProcess | None:
-    """The JVM of a classic session; None for Spark Connect, whose server belongs to others."""
+def jvm_pid(spark: SparkSession) -> int | None:
+    """Pid of the JVM of a classic session; None for Spark Connect, whose server cannot be observed from here."""
     # Imported here, because reading live directories does not require Spark.
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
-    if jvm is None:
-        return None
-    handle = jvm.java.lang.ProcessHandle.current()
-    started = handle.info().startInstant()
-    if not started.isPresent():
-        return None
-    return JvmProcess(int(handle.pid()), int(started.get().toEpochMilli()))
+    return None if jvm is None else int(jvm.java.lang.ProcessHandle.current().pid())
 
 
 class SupervisedQuery:
@@ -151,7 +132,7 @@ class SupervisedQuery:
         Args:
             timeout_s: Maximum time in seconds; Spark accepts whole milliseconds, at least one.
         """
-        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - see jvm_process
+        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - see jvm_pid
 
         try:
             return bool(self._query.awaitTermination(max(timeout_s, 0.001)))  # type: ignore[arg-type]
@@ -259,7 +240,7 @@ class SupervisedQuery:
 
     def trace(self) -> str | None:
         """Why the query failed, as printed by the JVM with causes and frames, without secrets; None if not visible."""
-        from pyspark import SparkContext  # noqa: PLC0415 - see jvm_process
+        from pyspark import SparkContext  # noqa: PLC0415 - see jvm_pid
 
         query: Any = getattr(self._query, "_jsq", None)
         jvm: Any = SparkContext._jvm

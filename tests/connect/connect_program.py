@@ -1,0 +1,57 @@
+"""A stream of a Spark Connect client: `python connect_program.py FOLDER REMOTE TRIGGER START_FROM`; the end is JSON.
+
+Files of one hour each come from FOLDER/in. TRIGGER is `all`, to end with the input, or `on`, to go on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
+
+from dagster_ckpt import CheckpointConfig, Client, run_stream
+
+STREAM = "sales"
+
+
+def hourly(sales: DataFrame) -> DataFrame:
+    """What the stream computes."""
+    counted = sales.withWatermark("at", "10 minutes").groupBy(F.window("at", "30 minutes"), "shop").count()
+    return counted.select(F.col("window.start").cast("string").alias("start"), "shop", "count")
+
+
+def main(folder: Path, remote: str, trigger: str, start_from: str) -> None:
+    """Run the stream, and print what it began with and what is in its output."""
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    places = {
+        "catalog": f"sqlite:///{folder}/catalog.db",
+        "storage": str(folder / "snapshots"),
+        "live_root": str(folder / "live"),
+    }
+
+    def describe(session: SparkSession) -> DataStreamWriter:
+        sales = session.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", 1)
+        writer = (
+            hourly(sales.json(str(folder / "in"))).writeStream.format("parquet").option("path", str(folder / "out"))
+        )
+        return (
+            writer.trigger(availableNow=True) if trigger == "all" else writer.trigger(processingTime="200 milliseconds")
+        )
+
+    run_stream(
+        STREAM, describe, spark=spark, start_from=start_from, checkpointing=CheckpointConfig(interval=500), **places
+    )
+    with Client(**places) as client:
+        recovery = client.describe_stream(STREAM).executions[0].recovery or {}
+    rows = sorted(map(tuple, spark.read.parquet(str(folder / "out")).collect()))
+    print(json.dumps({"recovery": recovery["kind"], "rows": rows}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

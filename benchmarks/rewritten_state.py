@@ -23,7 +23,7 @@ from benchmarks.engine import Engine
 from benchmarks.live_directories import session
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.query.query import jvm_process, start_query
+from dagster_ckpt.spark.query.query import jvm_pid, start_query
 from dagster_ckpt.spark.state.rewriting import rewrite_state
 from dagster_ckpt.spark.state.shape import StateShape
 
@@ -55,9 +55,7 @@ class Step:
 
 class _Meter:
     def __init__(self, spark: SparkSession) -> None:
-        jvm = jvm_process(spark)
-        assert jvm is not None
-        self._processes = (str(jvm.pid), "self")
+        self._processes = (str(jvm_pid(spark)), "self")
         self.steps: list[Step] = []
 
     def measure(self, what: str, work: Callable[[], object]) -> None:

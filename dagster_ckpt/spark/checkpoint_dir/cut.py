@@ -161,8 +161,9 @@ def _cut_at(
     metadata = _log_file(live, METADATA, "the id of the query")
     query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
     needed = [metadata, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
-    refuse_positions_of_names(folder, committed)
-    for source in sorted({*folder.listing(SOURCES).names, *_file_sources(committed, in_flight)}):
+    sources = folder.listing(SOURCES).names
+    refuse_positions_of_names(folder, committed, sources)
+    for source in sorted({*sources, *_file_sources(committed, in_flight)}):
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:
         needed += operator.files

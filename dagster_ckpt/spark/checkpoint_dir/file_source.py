@@ -7,6 +7,8 @@ written once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.io.file_io import Entry, FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, NeededFile, read_needed
@@ -34,21 +36,22 @@ def entry_id(name: str) -> int | None:
     return number_in(name.removesuffix(COMPACT))
 
 
-def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry) -> None:
+def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
     """Refuse a directory whose offsets cannot be assigned to its sources.
 
     Args:
         folder: The live directory.
         committed: Offsets of the committed batch.
+        names: Names in its folder of sources.
 
     Raises:
         UnknownLayoutError: The logs of sources have names, but the offsets only positions.
     """
-    if committed.format_version > 1:
+    unnumbered = sorted(name for name in names if number_in(name) is None)
+    if committed.format_version > 1 or not unnumbered:
         return
-    named = sorted(
-        name for name, entry in folder.list(SOURCES).items() if entry.is_directory and number_in(name) is None
-    )
+    entries = folder.list(SOURCES)
+    named = [name for name in unnumbered if name in entries and entries[name].is_directory]
     if named:
         raise UnknownLayoutError(
             f"{folder.url}/{SOURCES} has sources with names ({', '.join(named[:3])}), but the offset log has version "

@@ -158,8 +158,9 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
     """Examine every source that the newest committed batch, or the planned one, reads."""
     if subject.commit is None or (committed := subject.offset_entry(subject.commit)) is None:
         return
+    sources = subject.folder.list(SOURCES)
     try:
-        refuse_positions_of_names(subject.folder, committed)
+        refuse_positions_of_names(subject.folder, committed, sources)
     except UnknownLayoutError as trouble:
         yield error(Code.UNKNOWN_VERSION, SOURCES, str(trouble))
         return
@@ -167,7 +168,7 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
     planned = subject.offset_entry(subject.commit + 1)
     entries = [entry for entry in (committed, planned) if entry is not None]
     logged = {name for entry in entries for name, offset in entry.sources.items() if log_offset(offset) is not None}
-    for source in sorted({*subject.folder.list(SOURCES), *logged}):
+    for source in sorted({*sources, *logged}):
         yield from _source(subject, source, _Batches(committed, before, planned), logged=source in logged)
 
 

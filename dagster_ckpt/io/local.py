@@ -378,7 +378,8 @@ def _link_new(unfinished: Path, target: Path) -> bool:
     try:
         target.hardlink_to(unfinished)
     except FileExistsError:
-        return False
+        # NFS repeats a call whose answer was lost, and then finds its own link.
+        return target.samefile(unfinished)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

@@ -136,7 +136,7 @@ def write_snapshot(
 def _exists(file_io: FileIO, directory: str) -> StorageAccessError:
     return StorageAccessError(
         f"{file_io.url}/{directory} contains a snapshot already, and a snapshot is never overwritten. Check whether "
-        "another deployment writes to this folder and give each a folder of its own; otherwise give the new snapshot "
+        "another deployment writes to this folder, and give each deployment its own; otherwise give the new snapshot "
         "another number, or delete that one first."
     )
 

@@ -1,6 +1,6 @@
 """A stream of a Spark Connect client: `python connect_program.py FOLDER REMOTE TRIGGER START_FROM`; the end is JSON.
 
-Files of one hour each come from FOLDER/in. TRIGGER is `all`, to end with the input, or `on`, to go on.
+The input is in FOLDER/in, one file for each hour. TRIGGER is `all` (process all input, then end) or `on` (run on).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams of a Spark Connect client, with a server in a process of its own: what works is in docs/compatibility.md."""
+"""Streams of a Spark Connect client and a separate server process; docs/compatibility.md lists what works."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def sales(tmp_path: Path, remote: str) -> Sales:
 
 
 def test_the_query_of_a_client_that_died_is_fenced_and_no_row_is_lost_or_repeated(sales: Sales) -> None:
-    """The server goes on with the query of a dead client, which the next start ran beside, in the same directory."""
+    """The server continues the query of a killed client. The next start once ran a second one in its directory."""
     sales.feed(BATCHES_OF_THE_CLIENT)
     client = sales.client("on")
     try:

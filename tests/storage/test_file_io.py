@@ -265,6 +265,20 @@ def test_without_hard_links_a_file_that_may_not_be_replaced_is_kept_too(
     assert set(files.list(hidden=True)) == {"a"}
 
 
+def test_a_link_that_nfs_repeats_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def sent_twice(*arguments: Any, **options: Any) -> None:
+        link(*arguments, **options)
+        link(*arguments, **options)
+
+    monkeypatch.setattr(os, "link", sent_twice)
+    files = LocalFileIO(tmp_path)
+    files.write("a", [b"first"], replace=False)
+    assert files.read("a") == b"first"
+    assert set(files.list(hidden=True)) == {"a"}
+
+
 def test_a_put_that_the_driver_repeats_finds_its_own_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_file = MemoryFileSystem.pipe_file
 

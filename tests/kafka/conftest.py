@@ -23,7 +23,6 @@ Written by `make test-kafka`; a slice of it runs with `make test`. A real broker
 partitions, and a consumer with `isolation.level=read_committed` that counts each row. A process is
 killed with SIGKILL right before or after one call of the Kafka client; then the stream is started
 again. A case holds if every row is there exactly once.
-
 """
 _WHAT = {
     "test_a_process_killed_at_every_step_leaves_each_row_once": "the writer, in a claim or a share",

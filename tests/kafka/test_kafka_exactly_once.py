@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from exactly_once_program import ROWS, STREAM, Run, write_input
 from kafka_broker import Kafka
 from kafka_rows import committed_rows, new_topic
 
+from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.sinks.sink import SinkEffect
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -27,6 +30,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 DEADLINE_S = 240.0
 STEPS = ["init_transactions", "begin_transaction", "produce", "send_offsets_to_transaction", "commit_transaction"]
+# Calls 1 to 3 claim, and a Python worker keeps its producer: later batches may initialize none.
+AT_CALL = {"init_transactions": 5, "produce": 90}
 
 
 def once(files: int) -> dict[str, int]:
@@ -47,8 +52,8 @@ class Copying:
         self.how = Run(str(folder), kafka.servers, new_topic(kafka.servers))
         write_input(folder / "input", 0, files)
 
-    def run(self, *, die_at: str = "", **how: Any) -> int:
-        """Run it once; returns its exit code."""
+    def run(self, *, die_at: str = "", dies_when: Callable[[], bool] = lambda: False, **how: Any) -> int:
+        """Run it once; returns its exit code. It is killed as soon as `dies_when` returns True."""
         path = f"{HERE / 'mortal_workers'}:{ROOT}" if die_at else str(ROOT)
         environment = {
             **os.environ,
@@ -65,8 +70,14 @@ class Copying:
                 stderr=log,
                 start_new_session=True,
             )
+        deadline = time.monotonic() + DEADLINE_S
         try:
-            return process.wait(DEADLINE_S)
+            while process.poll() is None and not dies_when():
+                assert time.monotonic() < deadline, self.said()
+                time.sleep(0.02)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            return process.wait()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -123,6 +134,31 @@ def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: 
 
 
 @pytest.mark.kafka_matrix
+def test_a_replay_that_is_killed_on_the_way_writes_no_row_again(kafka: Kafka, tmp_path: Path) -> None:
+    copying = Copying(tmp_path, kafka, files=2)
+    copying.finish()
+    with copying.how.client() as client:
+        client.trigger_savepoint(STREAM, label="two")
+    write_input(tmp_path / "input", 2, 9)
+    copying.finish()
+    shutil.rmtree(tmp_path / "live")
+    write_input(tmp_path / "input", 9, 10)
+
+    def has_replayed_a_part() -> bool:
+        return len(list((tmp_path / "live").glob("*/*.replayed/commits/[4-6]"))) > 1
+
+    assert copying.run(dies_when=has_replayed_a_part) == -signal.SIGKILL, copying.said()
+    assert copying.rows() == once(9)
+    copying.finish()
+
+    assert copying.rows() == once(10)
+    with copying.how.client() as client:
+        last = client.catalog.executions.latest(STREAM)
+    assert last is not None
+    assert (last.recovery or {})["kind"] == RecoveryKind.REPLAY.value
+
+
+@pytest.mark.kafka_matrix
 @pytest.mark.parametrize("process", ["all", "worker"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
@@ -130,7 +166,7 @@ def test_each_row_is_seen_once_after_a_kill_at_each_step(
     kafka: Kafka, tmp_path: Path, step: str, when: str, process: str
 ) -> None:
     copying = Copying(tmp_path, kafka, files=4)
-    assert copying.run(die_at=f"{process}:{step}:{when}:{90 if step == 'produce' else 8}") != 0
+    assert copying.run(die_at=f"{process}:{step}:{when}:{AT_CALL.get(step, 8)}") != 0
     copying.finish()
 
     assert copying.rows() == once(4)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions
@@ -31,8 +30,7 @@ _POLL_EVERY = 2000
 Header = tuple[str, bytes | None]
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One record to send.
 
     Attributes:
@@ -163,7 +161,7 @@ def _send(producer: Producer, topic: str, record: Record) -> None:
     Raises:
         BufferError: librdkafka took no record for `PATIENCE_S`.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline: float | None = None
     while True:
         try:
             producer.produce(
@@ -174,7 +172,9 @@ def _send(producer: Producer, topic: str, record: Record) -> None:
                 headers=list(record.headers) if record.headers else None,
             )
         except BufferError:
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            deadline = deadline or now + PATIENCE_S
+            if now > deadline:
                 raise
             producer.poll(0.1)
         else:

@@ -5,11 +5,14 @@ Every Python worker of Spark imports this module, so it imports nothing of Spark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.errors import RowsAtRiskError
+from dagster_ckpt.errors import RowsAtRiskError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, replaced
 from dagster_ckpt.sinks.kafka.session import Record, Session, kafka_errors, marker_at_a_glance, unavailable
 
@@ -18,8 +21,7 @@ if TYPE_CHECKING:
 
 # Producers that a Python worker keeps for its next shares.
 _KEPT_SESSIONS = 8
-# The columns of a row that goes to Kafka, as Spark's own sink names them.
-COLUMNS = ("key", "value", "headers", "topic", "partition")
+_ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Written:
     was_done: bool
 
 
-def write_share(target: Transactions, writer: int, batch: int, records: Iterable[Record]) -> Written:
+def write_share(
+    target: Transactions, writer: int, batch: int, records: Iterable[Record], number: int | None = None
+) -> Written:
     """Send the share of one writer in one transaction. Run by an executor.
 
     Args:
@@ -45,6 +49,7 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
         writer: The writer.
         batch: The batch.
         records: The rows of the share: the same, in any order, whenever the batch is run.
+        number: How many they must be; None if they cannot end early.
 
     Raises:
         LeaseLostError: Another run owns the marker.
@@ -68,6 +73,11 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
                 session.close()
                 return Written(writer, 0, was_done=True)
         sent = session.send(records)
+        if number is not None and sent != number:
+            raise StorageAccessError(
+                f"Writer {writer} of topic {target.topic} received {sent} of the {number} rows of its share of batch "
+                f"{batch}: Spark has ended its task. Its transaction is aborted; the next attempt writes the share."
+            )
         session.commit(batch)
     except kafka_errors() as error:
         if session is not None:
@@ -107,8 +117,16 @@ def _keep(name: str, session: Session) -> None:
     sessions[name] = session
 
 
-def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """The function that Spark maps over the partitions of a batch, one for each writer."""
+def share_writer(
+    target: Transactions, batch_id: int, rows_of: Mapping[int, int]
+) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
+    """The function that Spark maps over the partitions of a batch, one for each writer.
+
+    Args:
+        target: The sink and the run.
+        batch_id: The batch.
+        rows_of: Number of rows of each partition that has any.
+    """
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         import pyarrow  # noqa: PLC0415 - on executors
@@ -116,7 +134,8 @@ def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[Reco
 
         context = TaskContext.get()
         writer = context.partitionId() if context is not None else 0
-        done = write_share(target, writer, batch_id, _records(rows))
+        done = write_share(target, writer, batch_id, _records(rows), rows_of.get(writer, 0))
+        _forget_archives_of_spark()
         yield pyarrow.RecordBatch.from_pydict(
             {
                 "writer": pyarrow.array([done.writer], pyarrow.int32()),
@@ -128,9 +147,24 @@ def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[Reco
     return write
 
 
+def _forget_archives_of_spark() -> None:
+    """Spare the next task of this Python worker 0.1 s.
+
+    Spark's worker calls `importlib.invalidate_caches()` before each task, and up to Python 3.12 each importer of an
+    archive then reads the archive's directory again: of `pyspark.zip` (once for each package in it), Py4J and Spark's
+    jar. Python replaces an importer that is missing in this cache, from a directory that it remembers.
+    """
+    for path, importer in list(sys.path_importer_cache.items()):
+        if _ARCHIVE_OF_SPARK.fullmatch(getattr(importer, "archive", "")):
+            del sys.path_importer_cache[path]
+
+
 def _records(rows: Iterable[RecordBatch]) -> Iterator[Record]:
     for batch in rows:
-        columns: list[list[Any]] = [batch.column(name).to_pylist() for name in COLUMNS]
-        for key, value, headers, topic, partition in zip(*columns, strict=True):
+        given = {*batch.schema.names}
+        columns: list[Iterable[Any]] = [
+            batch.column(name).to_pylist() if name in given else repeat(None, batch.num_rows) for name in Record._fields
+        ]
+        for value, key, headers, topic, partition in zip(*columns, strict=True):
             sent = [(each["key"], each["value"]) for each in headers] if headers else None
             yield Record(value, key, sent, topic, partition)

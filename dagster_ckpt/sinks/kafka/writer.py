@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,14 +18,14 @@ from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.client import client_properties
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.share import COLUMNS, share_writer, write_share
+from dagster_ckpt.sinks.kafka.share import share_writer, write_share
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import FOREACH_BATCH, described_field, described_options, is_described_query
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
@@ -35,6 +37,8 @@ _TYPES = {
     "topic": "string",
     "partition": "int",
 }
+_INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
+_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
 _WRITTEN = "writer int, records long, was_done boolean"
 
 
@@ -94,18 +98,26 @@ class TransactionalBatches:
         self._live = live
         self._client = client_properties(place.client)
         self._target: Transactions | None = None
+        # Of the first batch: those of a started query stay as they are.
+        self._columns: list[Column] = []
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, or those of its shares that are not written yet."""
         if self._target is None:
+            self._columns = record_columns(batch)
             target = self._transactions()
             claim(target, batch_id)
             self._target = target
-        shares = divided(records_of(batch), self._place.writers)
-        written = shares.mapInArrow(share_writer(self._target, batch_id), _WRITTEN).collect()
+        with _interrupted_in_brief(), _for_few_rows(batch.sparkSession):
+            shares = divided(batch.select(self._columns), self._place.writers).persist()
+            try:
+                rows = rows_by_share(shares)
+                written = shares.mapInArrow(share_writer(self._target, batch_id, rows), _WRITTEN).collect()
+            finally:
+                shares.unpersist()
         # Spark may run no task for an empty partition; its marker moves all the same.
         for writer in {*range(self._place.writers)} - {row["writer"] for row in written}:
-            write_share(self._target, writer, batch_id, ())
+            write_share(self._target, writer, batch_id, (), rows.get(writer, 0))
 
     def _transactions(self) -> Transactions:
         query_id = live_query_id(self._live)
@@ -128,8 +140,46 @@ class TransactionalBatches:
         )
 
 
-def records_of(batch: DataFrame) -> DataFrame:
-    """The columns of a batch that Kafka takes.
+@contextmanager
+def _interrupted_in_brief() -> Iterator[None]:
+    """Shorten the error of a job that ended because its query is stopped.
+
+    Spark looks for the interruption in the text of the error, stack traces included, with a regular expression that
+    overflows the stack (`PROXY_ERROR` in StreamExecution): a stop then prints a thousand lines.
+    """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        said = "\n".join(str(error).splitlines()[:2])
+        if not _INTERRUPTED.search(said):
+            raise
+        raise RuntimeError(f"{Py4JJavaError.__module__}.{Py4JJavaError.__name__}: {said}") from None
+
+
+@contextmanager
+def _for_few_rows(session: SparkSession) -> Iterator[None]:
+    """Run jobs without adaptive execution, which would plan them again after their shuffle, and count in one task.
+
+    Args:
+        session: That of the streaming query alone.
+    """
+    before = {name: session.conf.get(name) for name in _SETTINGS}
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            session.conf.set(name, str(old))
+
+
+def record_columns(batch: DataFrame) -> list[Column]:
+    """The columns of a batch that Kafka takes, of those that it has.
+
+    A column of nulls in place of one that it has not would cost: Spark asks for the size of its Arrow batch after each
+    row, which takes long with a list of structs such as `headers`.
 
     Raises:
         OptionError: A column has another type or name than Spark's own Kafka sink takes.
@@ -140,14 +190,15 @@ def records_of(batch: DataFrame) -> DataFrame:
     if "value" not in given:
         raise OptionError(f"Kafka needs a column named value; the query has {', '.join(given)}.")
     columns: list[Column] = []
-    for name in COLUMNS:
-        data_type = _TYPES[name]
-        is_text = data_type == "binary" and given.get(name) == "string"
-        if name in given and given[name] != data_type and not is_text:
+    for name, data_type in _TYPES.items():
+        if name not in given:
+            continue
+        is_text = data_type == "binary" and given[name] == "string"
+        if given[name] != data_type and not is_text:
             allowed = f"{data_type} or string" if data_type == "binary" else data_type
             raise OptionError(f"Column {name} is {given[name]}, and Kafka takes {allowed}.")
-        columns.append((F.col(name) if name in given else F.lit(None)).cast(data_type).alias(name))
-    return batch.select(*columns)
+        columns.append(F.col(name).cast(data_type).alias(name))
+    return columns
 
 
 def divided(records: DataFrame, writers: int) -> DataFrame:
@@ -159,4 +210,17 @@ def divided(records: DataFrame, writers: int) -> DataFrame:
 
     if writers == 1:
         return records.repartition(1)
-    return records.repartition(writers, F.coalesce("key", "value"))
+    by = [name for name in ("key", "value") if name in records.columns]
+    return records.repartition(writers, F.coalesce(*by))
+
+
+def rows_by_share(shares: DataFrame) -> dict[int, int]:
+    """Number of rows of each partition that has any.
+
+    A Python worker cannot tell the end of its rows from the end of its task: when Spark ends a task, for example
+    because another one has failed, the rows just end. The writer of a share has to know how many there are.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+    counted = shares.groupBy(F.spark_partition_id().alias("writer")).agg(F.count(F.lit(1)).alias("number"))
+    return {row["writer"]: row["number"] for row in counted.collect()}

@@ -42,23 +42,33 @@ def main(root: str) -> None:
     workspace = Workspace(Path(root))
     shutil.rmtree(workspace.root, ignore_errors=True)
     workspace.create()
-    feed = threading.Thread(target=_feed, args=(workspace,), daemon=True)
-    with (
-        running_dagster_dev(workspace, DEFINITIONS) as dev,
-        dagster_page(f"http://localhost:{dev.port}", workspace.root / "pictures") as page,
-    ):
+    enough = threading.Event()
+    feed = threading.Thread(target=_feed, args=(workspace, enough))
+    with running_dagster_dev(workspace, DEFINITIONS) as dev:
         feed.start()
         catalog = Catalog(workspace.catalog_url)
         try:
-            _take_pictures(page, catalog)
+            with dagster_page(f"http://localhost:{dev.port}", workspace.root / "pictures") as page:
+                _take_pictures(page, catalog)
+                _rewind(page, catalog)
+            _take_checkpoint_page(workspace)
         finally:
+            enough.set()
+            feed.join()
             catalog.close()
-    _take_checkpoint_page(workspace)
     shutil.rmtree(workspace.root)
 
 
+def _rewind(page: DagsterPage, catalog: Catalog) -> None:
+    """Go back to the savepoint, so that the checkpoint page has a restart to show."""
+    before = max(_completed(catalog))
+    page.launch("restart_stream_job", _config("restart_stream", start_from=LABEL))
+    page.await_status("Success")
+    _await(lambda: max(_completed(catalog)) >= before + CHECKPOINTS // 2, "checkpoints after the rewind")
+
+
 def _take_checkpoint_page(workspace: Workspace) -> None:
-    """The checkpoint page of what has run, in both themes."""
+    """The checkpoint page of the running stream, in both themes."""
     with (
         Client(workspace.catalog_url) as client,
         served(client, token=None) as address,
@@ -75,9 +85,10 @@ def _take_checkpoint_page(workspace: Workspace) -> None:
         browser.close()
 
 
-def _feed(workspace: Workspace) -> None:
+def _feed(workspace: Workspace, enough: threading.Event) -> None:
     for _ in Replayer(workspace.landing).replay(pace=DAYS_PER_SECOND):
-        pass
+        if enough.is_set():
+            return
 
 
 def _take_pictures(page: DagsterPage, catalog: Catalog) -> None:

@@ -12,7 +12,7 @@
 # make test-tables  streams into real Delta and Iceberg tables in every way, also on other versions: make test-tables SPARK=4.0
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
-# make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
+# make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes; run it again to continue)
 # make torture-postgres  the same with a catalog in PostgreSQL, killed and cut off at every commit (10 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make docs   the documentation site, in site/; needs no network
@@ -142,7 +142,7 @@ format: $(VENV)/.dev-$(SPARK)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .demo mutants site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .venv-spark*
+	rm -rf .demo mutants .torture site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .venv-spark*
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -53,8 +53,8 @@ $ .venv/bin/python -m tests.torture --only 'fork' --fault POWER_SOME    # one op
 ```
 
 The number after a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5
-minutes; on a machine that is too slow for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day
-(`--seed` repeats a run).
+minutes. Run it again to continue: results are kept until the package or the torture changes, and three runs on two
+cores try everything. The order is drawn from the day (`--seed` repeats a run, from its beginning).
 
 ## Tried elsewhere
 
@@ -77,19 +77,21 @@ _KINDS: dict[str, type[FileFault] | type[CatalogFault] | type[ObjectFault] | typ
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """One run, or several that went on from each other.
 
     Attributes:
         outcomes: What came of each operation and fault.
-        seconds: How long it took.
+        seconds: How long it took, all runs together.
+        runs: How many they were.
         processes: On how many processes.
-        seed: Of its order.
+        seed: Of the order of the last one.
         step: Every so many calls were tried.
         at_most: So many calls of an operation and a fault at most.
     """
 
     outcomes: Sequence[Outcome]
     seconds: float
+    runs: int
     processes: int
     seed: int
     step: int
@@ -104,9 +106,10 @@ def written(run: Run) -> str:
     points = sum(outcome.points for outcome in run.outcomes)
     bad = [outcome for outcome in run.outcomes if outcome.violations]
     cut = [outcome for outcome in run.outcomes if outcome.is_cut]
+    together = f" ({run.runs} runs)" if run.runs > 1 else ""
     page = (
         _HEAD
-        + f"**{points:,} faults in {run.seconds / 60:.0f} minutes on {run.processes} processes; {sum(len(each.violations) for each in bad)} violations.** "
+        + f"**{points:,} faults in {run.seconds / 60:.0f} minutes{together} on {run.processes} processes; {sum(len(each.violations) for each in bad)} violations.** "
         + f"Tried: {tried}{', but for what time did not allow (below)' if cut else ''}. Seed of the order: {run.seed}.\n\n"
         + "".join(_table(title, run.outcomes, faults) for title, faults in _KINDS.items())
         + _violated(bad)
@@ -120,7 +123,7 @@ def written(run: Run) -> str:
 def _left_out(cut: Sequence[Outcome]) -> str:
     if not cut:
         return ""
-    lines = ["## What this run left out", "", "Time was up; the calls after those counted above were not tried:", ""]
+    lines = ["## What was left out", "", "Time was up; the calls after those counted above (`…`) were not tried:", ""]
     lines += [f"- {outcome.scenario}, {type(outcome.fault).__name__} {outcome.fault.name}" for outcome in cut]
     return "\n".join([*lines, "", ""])
 
@@ -150,7 +153,8 @@ def _table(
 def _cell(outcome: Outcome | None) -> str:
     if outcome is None:
         return ""
-    return f"{outcome.points} / **{len(outcome.violations)}**" if outcome.violations else str(outcome.points)
+    points = f"{outcome.points or ''}…" if outcome.is_cut else str(outcome.points)
+    return f"{points} / **{len(outcome.violations)}**" if outcome.violations else points
 
 
 def _violated(bad: Sequence[Outcome]) -> str:

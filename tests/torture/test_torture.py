@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import pytest
 
+from tests.torture import memory
 from tests.torture.__main__ import TASKS
 from tests.torture.bucket import ObjectFault
 from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault
-from tests.torture.trial import Calls, torture
+from tests.torture.trial import Calls, Outcome, torture
 
 # Of what the power leaves, `test_restore_and_power_loss.py` has a slice.
 TRIED = {
@@ -26,3 +28,15 @@ def test_a_fault_somewhere_in_an_operation_loses_nothing(name: str, fault: Fault
     # Always the same call, and each case another one.
     first = 1 + zlib.crc32(f"{name} {fault.name}".encode()) % 10
     assert torture(name, fault, Calls(first, at_most=1)).violations == []
+
+
+def test_a_run_goes_on_with_what_the_last_one_left_out_unless_the_code_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "of-the-torture" / "outcomes.json"
+    assert memory.recalled(file) == memory.Memory()
+    tried = memory.Memory([Outcome(*TASKS[0], calls=12, points=7, violations=["lost"])], 61.5, 2)
+    memory.remember(tried, file)
+    assert memory.recalled(file) == tried
+    monkeypatch.setattr(memory, "digest_of_the_code", lambda: "of other code")
+    assert memory.recalled(file) == memory.Memory()

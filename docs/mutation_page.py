@@ -28,6 +28,7 @@ _NAME = re.compile(r"dagster_ckpt\.(?P<module>[\w.]+)\.x[_ǁ](?P<function>\w+?)_
 HEAD = """# Mutation testing
 
 <!-- Written by docs/mutation_page.py from the results of mutmut and from docs/mutation_survivors.yaml. -->
+<!-- pyml disable no-reversed-links-->
 
 `make mutants` changes one thing at a time in the modules that carry [Flink's rules](flink-rules.md)
 (a comparison, a number, an argument, a word), runs the tests that reach it, and counts the changes

@@ -1,11 +1,24 @@
 """The single rules: which reasons count, the failure counter, the first delay, a decider's queue."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from dagster_ckpt.checkpointing.coordinator.coordinator import UNLIMITED, CheckpointCoordinator, FailureCounter
-from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason, QueryStarted
+from dagster_ckpt.checkpointing.coordinator.coordinator import (
+    UNLIMITED,
+    CheckpointCoordinator,
+    FailureCounter,
+    FailureTally,
+)
+from dagster_ckpt.checkpointing.coordinator.messages import (
+    AttemptCompleted,
+    CheckpointFailureReason,
+    CutTaken,
+    QueryStarted,
+    StartAttempt,
+    Tick,
+)
 from dagster_ckpt.checkpointing.coordinator.triggers import (
     Load,
     RequestDecider,
@@ -76,6 +89,24 @@ def test_the_tally_of_a_failure_is_what_the_counter_then_holds(
 def test_a_failure_has_no_tally_where_every_failure_is_tolerated() -> None:
     counter = FailureCounter(UNLIMITED)
     assert counter.tally(1, TriggerKind.CHECKPOINT, CheckpointFailureReason.IO_EXCEPTION) is None
+
+
+def test_the_failure_of_an_attempt_is_tallied_by_its_number_and_its_kind() -> None:
+    options = CheckpointOptions(interval_ms=100, tolerable_failures=3)
+    coordinator = CheckpointCoordinator(options, first_number=7, random=Random(0))
+    coordinator.handle(QueryStarted(0))
+    attempts = []
+    for at_ms in (200, 400):
+        attempts += [each.attempt for each in coordinator.handle(Tick(at_ms)) if isinstance(each, StartAttempt)]
+        coordinator.handle(CutTaken(at_ms, attempts[-1].number))
+        if at_ms == 200:
+            coordinator.handle(AttemptCompleted(at_ms, attempts[-1].number))
+    completed, pending = attempts
+    declined = CheckpointFailureReason.CHECKPOINT_DECLINED
+
+    assert coordinator.failure_tally(pending, declined) == FailureTally(1, 3)
+    assert coordinator.failure_tally(completed, declined) is None
+    assert coordinator.failure_tally(replace(pending, kind=TriggerKind.STOP_WITH_SAVEPOINT), declined) is None
 
 
 @pytest.mark.parametrize("again", [3, 4])

@@ -88,7 +88,7 @@ def test_an_upgrade_takes_its_request_back_and_is_given_up(house: House) -> None
     [alert] = house.alerts()
     for words in (
         "STOP_WITH_SAVEPOINT",
-        "PT10M",
+        "10 min",
         "process 77 on far away",
         "run the run",
         "no heartbeat recently",

@@ -38,8 +38,9 @@ def test_where_windows_overlap_the_last_end_counts() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"begin": "24:00", "end": "01:00"}, "from 00:00 to 23:59"),
-        ({"begin": "22", "end": "01:00"}, "from 00:00 to 23:59"),
+        ({"begin": "24:00", "end": "01:00"}, "^begin of a blackout is '24:00', but must be a time from 00:00 to 23:59"),
+        ({"begin": "22", "end": "01:00"}, "^begin of a blackout is '22', but must be a time from 00:00 to 23:59"),
+        ({"begin": "22:00", "end": "1"}, "^end of a blackout is '1', but must be a time from 00:00 to 23:59"),
         ({"begin": "22:00", "end": "01:00", "days": ("monday",)}, "must be of mon, tue"),
         ({"begin": "22:00", "end": "01:00", "timezone": "Mars/Olympus"}, "must be a name such as"),
     ],
@@ -47,3 +48,7 @@ def test_where_windows_overlap_the_last_end_counts() -> None:
 def test_a_window_that_does_not_exist_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Blackout(**wrong)
+
+
+def test_days_that_are_written_as_a_list_are_kept_as_a_tuple() -> None:
+    assert Blackout("22:00", "06:00", days=["fri", "sat"]) == Blackout("22:00", "06:00", days=("fri", "sat"))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from dagster_ckpt.policies import retention, trigger
 from dagster_ckpt.policies.guard import FALLBACK_TRIGGER, GuardedTrigger, KeptBecause, decide_retention
 from dagster_ckpt.policies.guard import needed_of_history as needed
 from dagster_ckpt.policies.retention import Latest, RetainedSnapshot, RetentionContext, YoungerThan
-from dagster_ckpt.policies.trigger import EveryBatches, Interval, MinPause, TriggerProgress
+from dagster_ckpt.policies.trigger import Blackout, EveryBatches, Interval, MinPause, OutsideBlackouts, TriggerProgress
 
 SNAPSHOTS = [RetainedSnapshot(f"chk-{number}", number=number) for number in (1, 2, 3)]
 START = TriggerProgress(now_ms=5_000, wall_ms=5_000, started_ms=1_000)
@@ -54,6 +54,8 @@ def test_a_combination_is_named_as_it_is_written() -> None:
     batches = EveryBatches(2)
     assert repr(MinPause(5) | batches) == "(MinPause(pause_ms=5) | EveryBatches(batches=2))"
     assert repr(MinPause(5) & batches) == "(MinPause(pause_ms=5) & EveryBatches(batches=2))"
+    night, noon = Blackout("22:00", "06:00"), Blackout("11:00", "13:00")
+    assert repr(OutsideBlackouts(night, noon)) == f"OutsideBlackouts({night!r}, {noon!r})"
 
 
 def test_times_are_kept_as_milliseconds_and_periods_as_members() -> None:

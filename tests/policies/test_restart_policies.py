@@ -109,6 +109,37 @@ def test_one_that_raises_or_answers_nonsense_is_replaced_by_flinks_default(
     assert "Restart policy" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        (Raises(), "Raises() failed, so {fallback} applies: ZeroDivisionError: a bug"),
+        (
+            Answers(5),
+            "Answers(answer=5) failed, so {fallback} applies: it returned 5, which is neither RestartAt nor NoRestart",
+        ),
+    ],
+)
+def test_one_that_fails_is_logged_with_its_name_and_its_problem(
+    policy: Any, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    decide_restart(policy, ONE, 1_000, Random(7))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "Restart policy " + problem.format(fallback=FALLBACK_RESTART)
+    ]
+
+
+def test_its_jitter_is_drawn_from_what_it_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    class Jittered:
+        def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+            return failures.restart_after(int(random.random() * 1_000_000), now_ms, "after a random delay")
+
+    decision = decide_restart(Jittered(), ONE, 1_000, Random(7))
+
+    assert decision == Jittered().decide(ONE, 1_000, Random(7))
+    assert caplog.records == []
+
+
 def test_it_is_described_in_flinks_words_or_by_its_name() -> None:
     assert restart_description(RestartStrategies.no_restart()) == "Restart deactivated."
     assert restart_description(Raises()) == "Raises()"

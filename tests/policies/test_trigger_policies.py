@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random
@@ -20,6 +21,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     StartAttempt,
 )
 from dagster_ckpt.checkpointing.coordinator.messages import Tick as TimeTick
+from dagster_ckpt.checkpointing.coordinator.triggers import PeriodicTrigger
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.guard import FALLBACK_TRIGGER, GuardedTrigger
@@ -99,11 +101,15 @@ def test_a_value_that_no_trigger_can_have_is_refused(make: Any, message: str) ->
 
 @pytest.mark.parametrize("value", [60_000, "interval", Interval, object()])
 def test_what_is_no_trigger_is_refused_with_what_to_write(value: Any) -> None:
-    with pytest.raises(OptionTypeError, match="must be a policy such as"):
+    what_to_write = (
+        "must be a policy such as Interval(60_000) | EveryBatches(100), or an object of your own with a method "
+        "due_at_ms(progress)."
+    )
+    with pytest.raises(OptionTypeError, match=re.escape(what_to_write) + "$"):
         CheckpointConfig(trigger=value)
     with pytest.raises(OptionTypeError):
         AnyOf(Interval(100), value)
-    with pytest.raises(OptionTypeError):
+    with pytest.raises(OptionTypeError, match=r"must be one Blackout\('22:00', '06:00'\) or more\.$"):
         OutsideBlackouts(value)
 
 
@@ -149,6 +155,22 @@ class Raises:
         raise ZeroDivisionError("a bug")
 
 
+class Answers:
+    """A policy that gives one answer after the other."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self._answers = iter(answers)
+
+    def __repr__(self) -> str:
+        return "Answers()"
+
+    def due_at_ms(self, progress: TriggerProgress) -> Any:
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
 @pytest.mark.parametrize(
     "policy",
     [Raises(), Interval(100) & Raises(), At("soon"), At(True), At(1.5)],
@@ -162,6 +184,21 @@ def test_a_trigger_that_raises_or_answers_nonsense_is_replaced_and_logged_once(
     assert guarded.due_at_ms(START) == FALLBACK_TRIGGER.due_at_ms(START)
     assert len(caplog.records) == 1
     assert "Trigger policy" in caplog.text
+
+
+def test_a_trigger_that_fails_again_after_it_worked_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    policy = Answers(
+        [ZeroDivisionError("a bug"), ZeroDivisionError("a bug"), 7_000, ZeroDivisionError("a bug"), "soon"]
+    )
+    guarded = GuardedTrigger(policy)
+
+    assert [guarded.due_at_ms(START) for _ in range(5)].count(7_000) == 1
+    failed = f"Trigger policy Answers() failed, so {FALLBACK_TRIGGER} applies: "
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{failed}ZeroDivisionError: a bug",
+        f"{failed}ZeroDivisionError: a bug",
+        f"{failed}it returned 'soon', which is neither a time in ms nor None",
+    ]
 
 
 # The coordinator
@@ -220,3 +257,55 @@ def test_a_checkpoint_that_falls_into_a_blackout_is_taken_at_its_end() -> None:
 def test_a_trigger_that_fails_leaves_a_checkpoint_per_minute() -> None:
     stream = Coordinated(trigger=Raises())
     assert len([at_ms for at_ms in range(0, 600_000, 1_000) if stream.progressed(at_ms)]) == 10
+
+
+class Watching:
+    """A policy that keeps what it was last shown, and is always due."""
+
+    shown: TriggerProgress
+
+    def due_at_ms(self, progress: TriggerProgress) -> int | None:
+        self.shown = progress
+        return progress.now_ms
+
+
+@pytest.fixture
+def watched() -> tuple[Watching, PeriodicTrigger]:
+    watching = Watching()
+    return watching, PeriodicTrigger(watching, min_pause_ms=0, random=Random(1))
+
+
+def test_a_policy_sees_both_clocks_the_share_of_the_start_and_what_came_since_the_last_firing(
+    watched: tuple[Watching, PeriodicTrigger],
+) -> None:
+    watching, trigger = watched
+    share = Random(1).random()
+
+    trigger.start(100)
+    trigger.due_at_ms(100)
+    assert watching.shown == TriggerProgress(100, 100, 100, share)
+
+    trigger.progressed(150, wall_ms=1_150, batches=3, rows=30)
+    trigger.completed(160)
+    assert trigger.fires(170)
+    assert watching.shown == TriggerProgress(170, 1_170, 100, share, last_completed_ms=160, batches=3, rows=30)
+
+    trigger.progressed(180, wall_ms=1_180, batches=5, rows=70)
+    assert trigger.fires(190)
+    fired = TriggerProgress(190, 1_190, 100, share, 170, 170, 160, batches=2, rows=40)
+    assert watching.shown == fired
+
+    trigger.postpone(500)
+    assert trigger.due_at_ms(190) == 500
+    assert watching.shown == fired
+
+
+def test_a_firing_that_never_was_can_be_postponed(watched: tuple[Watching, PeriodicTrigger]) -> None:
+    _, trigger = watched
+
+    trigger.postpone(500)
+    assert trigger.due_at_ms(0) is None
+    trigger.start(100)
+    trigger.postpone(500)
+
+    assert trigger.due_at_ms(200) == 500

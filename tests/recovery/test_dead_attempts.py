@@ -11,11 +11,11 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, Snapsho
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
-from dagster_ckpt.recovery.retention import housekeeping
+from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, housekeeping
 from dagster_ckpt.stream.snapshots import HOLD_TTL_MS
 from dagster_ckpt.stream.snapshots import holding as holding_snapshots
 from tests.support.as_writer import as_writer, holding
-from tests.support.retention_shelf import STREAM, Shelf
+from tests.support.retention_shelf import STREAM, Shelf, storage_clock_ahead
 
 
 @pytest.fixture
@@ -108,11 +108,17 @@ def test_who_has_lost_the_lease_settles_nothing(shelf: Shelf) -> None:
 
 
 def test_while_the_stream_runs_housekeeping_leaves_attempts_under_way_alone(shelf: Shelf) -> None:
-    with holding(shelf.stream.catalog, STREAM):
+    written = shelf.root / "snapshots" / STREAM / "shared" / "7-0f-1.pack"
+    written.parent.mkdir(parents=True)
+    written.write_bytes(b"data")
+    with holding(shelf.stream.catalog, STREAM), storage_clock_ahead(2 * ORPHAN_AGE_MS):
         under_way = begun(shelf, 7)
 
-        assert housekeeping(shelf.stream).settled == ()
+        assert housekeeping(shelf.stream, dry_run=True).swept == ()
+        done = housekeeping(shelf.stream)
 
+    assert (done.settled, done.swept) == ((), ())
+    assert written.exists()
     assert status(shelf, under_way) is SnapshotStatus.IN_PROGRESS
 
 

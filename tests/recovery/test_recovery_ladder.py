@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotRecord, StartCause
+from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
 from dagster_ckpt.operations.lifecycle import preview, request_start
 from dagster_ckpt.operations.verification import SnapshotVerification, record_verification
@@ -123,7 +124,7 @@ def test_each_step_is_recorded_with_its_cost_in_batches_and_time(ladder: Ladder)
     assert (live["name"], newest["name"]) == ("the live directory", "savepoint at 12 at batch 12")
     assert newest["rewound_batches"] == 1
     assert 0 <= newest["rewound_ms"] <= recovery["rewound_ms"]
-    assert "3 batches, at most PT" in started_from(execution)
+    assert f"3 batches, at most {rounded_duration(recovery['rewound_ms'])}" in started_from(execution)
     assert any("3 committed batches are processed again" in each and "unknown" not in each.rpartition("time")[2]
                for each in ladder.stage.reports)  # fmt: skip
     events = ladder.stream.catalog.events.after(0)

@@ -17,11 +17,16 @@ from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState, skipped_distance
 from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.recovery_points import point_of_origin, snapshot_of_origin
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.snapshots import is_named
+from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())
+LIVE_DIRECTORY = "file:///live/flights/live-1"
 KINDS = {"cp": "CHECKPOINT", "sp": "SAVEPOINT", "stop": "SAVEPOINT"}
 LIVE = {
     "never": None,
@@ -33,7 +38,7 @@ LIVE = {
 
 def snapshot(text: str) -> tuple[SnapshotRecord, bool]:
     """A snapshot, and whether it is on the current timeline."""
-    match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+)(?: (\d+) rows after (\d+) ms)?( broken)?", text)
+    match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+|unknown)(?: (\d+) rows after (\d+) ms)?( broken)?", text)
     assert match, text
     left, kind, number, batch, rows, after_ms, broken = match.groups()
     name = f"chk-{number}" if kind == "cp" else f"savepoint-{number}"
@@ -47,9 +52,10 @@ def snapshot(text: str) -> tuple[SnapshotRecord, bool]:
         trigger=SnapshotTrigger.STOP if kind == "stop" else SnapshotTrigger.PERIODIC,
         timeline=0 if left else 1,
         location=f"file:///ckpt/flights/{name}",
-        batch_id=int(batch),
+        batch_id=None if batch == "unknown" else int(batch),
         label=None if kind == "cp" else f"{kind}{number}",
         rows=int(rows) if rows else None,
+        created_at_ms=int(after_ms) if after_ms else 0,
         completed_at_ms=int(after_ms) if after_ms else None,
         verified_problem="data object 1 is truncated" if broken else None,
     )
@@ -62,10 +68,16 @@ def origin(text: str) -> StateOrigin | None:
         return StateOrigin.empty(None)
     if text in ("fork", "unknown"):
         return StateOrigin(OriginKind.FORK, batch_id=4) if text == "fork" else None
+    if text.startswith("adopted "):
+        return replace(of_snapshot(text.removeprefix("adopted ")), kind=OriginKind.ADOPTED, directory=LIVE_DIRECTORY)
     if text.startswith("live-"):
         directory, _, before = text.partition(" of ")
         name, _, batch = directory.partition("@")
         return StateOrigin.of_directory(f"file:///live/flights/{name}", int(batch), origin(before) if before else None)
+    return of_snapshot(text)
+
+
+def of_snapshot(text: str) -> StateOrigin:
     record, _ = snapshot(text)
     return StateOrigin(
         OriginKind.SNAPSHOT,
@@ -93,7 +105,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         name="flights",
         asset_key="flights",
         options={},
-        live_directory=None if live is None else "file:///live/flights/live-1",
+        live_directory=None if live is None else LIVE_DIRECTORY,
         live_generation=0 if live is None else 1,
         timeline=1,
         restored_snapshot_id=None,
@@ -118,6 +130,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
             new_query_id=case.get("new_query_id", False),
             claim_mode=case.get("claim_mode", "NO_CLAIM"),
             discard_state=case.get("discard_state", False),
+            source_offsets=case.get("source_offsets", ""),
         ),
         retained=case.get("retained", ()),
         failures=[failure(ordinal, text) for ordinal, text in enumerate(case.get("failed", []))],
@@ -125,8 +138,34 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         origin_snapshot_is_gone=case.get("origin_snapshot_is_gone", False),
         is_automatic=case.get("is_automatic", False),
         depth=case.get("depth"),
+        ended_in_order=case.get("ended_in_order", False),
         unknown=UnknownState(case.get("unknown_directories", ()), case.get("unknown_snapshots", ())),
+        last_sign_ms=case.get("last_sign_ms"),
     )
+
+
+def point(case: dict[str, Any]) -> str | None:
+    """The name under which a failure at the point of a plan is remembered."""
+    live = "" if case["live"] == "never" else LIVE_DIRECTORY
+    match RecoveryKind(case["does"]):
+        case RecoveryKind.RESTORE:
+            return f"snapshot:id-{case['snapshot']}"
+        case RecoveryKind.REWIND:
+            return f"batch:{case['to']}:{case.get('directory', live)}"
+        case RecoveryKind.FINISH_RESTORE:
+            return f"finish:{live}"
+        case RecoveryKind.START_EMPTY:
+            return None
+        case _:
+            return f"live:{live}"
+
+
+def donor(case: dict[str, Any]) -> Donor | None:
+    """A start that names its point links files of a whole live directory, and compares their content unless told."""
+    is_whole = case["live"].startswith("good") and case.get("start_from", "latest") != "latest"
+    if case["does"] != "RESTORE" or not is_whole:
+        return None
+    return Donor(LiveDirectory(LIVE_DIRECTORY), DonorCheck(case.get("compares", "DIGEST")))
 
 
 @pytest.mark.parametrize("case", [case for case in PLANS if "does" in case], ids=lambda case: case["says"])
@@ -142,9 +181,13 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert [words for words in case.get("reason", []) if words not in plan.reason] == []
     assert plan.reason == case.get("told", plan.reason)
     assert plan.directory == case.get("directory")
+    assert (plan.point, plan.donor) == (point(case), donor(case))
+    assert plan.rewound_ms == case.get("rewound_ms")
+    assert plan.source_offsets == (SourceOffsets.parse(case["source_offsets"]) if "source_offsets" in case else None)
     assert [point.name for point in plan.passed] == case.get("passed", [])
     record = plan.as_record()
-    assert (record.pop("point") is None) == (plan.kind is RecoveryKind.START_EMPTY)
+    assert record.pop("point") == point(case)
+    assert record.pop("source_offsets", None) == case.get("source_offsets")
     assert [point["name"] for point in record.pop("passed")] == case.get("passed", [])
     assert record.pop("rewound_batches") == plan.rewound_batches
     assert record.pop("rewound_ms") == plan.rewound_ms
@@ -197,6 +240,12 @@ REFUSALS = {
     "continues the same query, and empty always starts a new one. Leave it out.",
     "a claim": "claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. Name "
     "the snapshot that the stream should own, or leave claim_mode out.",
+    "a confirmation": "discard_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it "
+    "out, or start from empty.",
+    "offsets": "source_offsets is for a start from a snapshot or a batch, but start_from is {word!r}. Name the newest "
+    "batch (batch-<n>) to keep the state and continue elsewhere in the source.",
+    "partitions": "state_partitions rewrites existing state, but start_from is 'empty', which keeps none. Leave it "
+    "out, and set spark.sql.shuffle.partitions for the new state.",
 }
 
 
@@ -238,8 +287,8 @@ def test_an_empty_starting_point_is_refused_with_the_words_there_are(nothing: st
 @pytest.mark.parametrize(
     ("newer", "older", "told"),
     [
-        ((9, 250, 61_000), (4, 9, 1_000), "5 batches, 250 rows, PT1M"),
-        ((9, 1_250, 4_000), (9, None, 4_000), "0 batches, 1,250 rows, PT0S"),
+        ((9, 250, 61_000), (4, 9, 1_000), "5 batches, 250 rows, 1 min"),
+        ((9, 1_250, 4_000), (9, None, 4_000), "0 batches, 1,250 rows, 0 ms"),
         ((None, 1, 4_000), (4, None, None), "an unknown number of batches, 1 rows, time unknown"),
         ((9, None, None), (None, 7, 4_000), "an unknown number of batches, rows unknown, time unknown"),
     ],
@@ -271,8 +320,96 @@ def test_a_snapshot_whose_place_is_not_known_has_only_its_other_names() -> None:
 
 @pytest.mark.parametrize("word", ["latest", "chk-7", "batch-3"])
 def test_only_an_empty_start_is_confirmed(word: str) -> None:
-    with pytest.raises(OptionError, match=f"discard_state confirms an empty start, but start_from is '{word}'"):
+    with pytest.raises(OptionError) as refusal:
         StartFrom.parse(word, discard_state=True)
+
+    assert str(refusal.value) == REFUSALS["a confirmation"].format(word=word)
+
+
+@pytest.mark.parametrize("word", ["latest", "empty"])
+def test_a_start_that_goes_nowhere_else_continues_where_its_sources_stopped(word: str) -> None:
+    with pytest.raises(OptionError) as refusal:
+        StartFrom.parse(word, source_offsets='{"orders": {"0": 124}}')
+
+    assert str(refusal.value) == REFUSALS["offsets"].format(word=word)
+
+
+def test_source_offsets_are_kept_with_times_in_utc() -> None:
+    start_from = StartFrom.parse("batch-3", source_offsets='{"orders": "2026-11-23T09:00:00+02:00"}')
+
+    assert start_from.source_offsets == '{"orders": "2026-11-23T07:00:00Z"}'
+
+
+@pytest.mark.parametrize("word", ["latest", "chk-7", "batch-3"])
+def test_state_that_is_kept_may_be_rewritten_to_another_number_of_partitions(word: str) -> None:
+    assert StartFrom.parse(word, state_partitions=8).state_partitions == 8
+    with pytest.raises(OptionError, match="state_partitions is 0"):
+        StartFrom.parse(word, state_partitions=0)
+
+
+def test_an_empty_start_has_no_state_to_rewrite() -> None:
+    with pytest.raises(OptionError) as refusal:
+        StartFrom.parse("empty", state_partitions=8)
+
+    assert str(refusal.value) == REFUSALS["partitions"]
+
+
+def test_a_location_that_contains_a_password_is_refused_without_repeating_it() -> None:
+    with pytest.raises(OptionError, match=r"^start_from is ") as refusal:
+        StartFrom.parse("s3://me:hunter2@bucket/chk-7")
+
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("came_from", "name"),
+    [
+        (None, None),
+        (StateOrigin.empty("/live-1"), None),
+        (StateOrigin(OriginKind.SNAPSHOT, batch_id=4, snapshot_id="id"), "snapshot:id"),
+        (StateOrigin(OriginKind.SNAPSHOT, batch_id=4, directory="/live-1"), None),
+        (StateOrigin.of_directory("/live-1", 5, None), "batch:5:/live-1"),
+        (StateOrigin.of_directory("/live-1", None, None), None),
+        (StateOrigin(OriginKind.DIRECTORY, batch_id=5), None),
+        (StateOrigin(OriginKind.ADOPTED, batch_id=4, snapshot_id="id", directory="/adopted"), None),
+        (StateOrigin(OriginKind.FORK, batch_id=4), None),
+    ],
+)
+def test_what_a_directory_was_made_from_is_remembered_as_a_point(
+    came_from: StateOrigin | None, name: str | None
+) -> None:
+    assert point_of_origin(came_from) == name
+
+
+def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> None:
+    stream = facts({"live": "good@4"}).stream
+    came_from = StateOrigin(
+        OriginKind.SNAPSHOT,
+        batch_id=4,
+        snapshot_id="id",
+        location="/ckpt/chk-7",
+        snapshot_kind="CHECKPOINT",
+        snapshot_number=7,
+        query_id="query",
+    )
+    known = SnapshotRecord(
+        snapshot_id="id",
+        stream_id="flights",
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=7,
+        status=SnapshotStatus.COMPLETED,
+        trigger=SnapshotTrigger.UNKNOWN,
+        timeline=1,
+        location="/ckpt/chk-7",
+        batch_id=4,
+        query_id="query",
+    )
+
+    assert snapshot_of_origin(stream, came_from) == known
+    assert snapshot_of_origin(stream, replace(came_from, snapshot_kind=None)) == replace(known, kind="SAVEPOINT")
+    assert snapshot_of_origin(stream, replace(came_from, location=None)) is None
+    assert snapshot_of_origin(stream, replace(came_from, snapshot_id=None)) is None
 
 
 def test_where_state_came_from_is_kept_as_plain_data() -> None:

@@ -9,14 +9,18 @@ FIRST = RetentionReport(
     deleted=("chk-1",),
     kept=("chk-2: why",),
     failed=("chk-3: away",),
+    held=("chk-7: in use",),
     live_directory_deleted="/live/a",
+    settled=("registered chk-9",),
     swept=(Garbage("/x", "no snapshot refers to it", 9),),
 )
 LATER = RetentionReport(
     deleted=("chk-4",),
     kept=("chk-5: why",),
     failed=("chk-6: away",),
+    held=("chk-8: in use",),
     live_directory_deleted="/live/b",
+    settled=("aborted chk-10",),
     swept=(Garbage("/y", "no snapshot refers to it", 9), Garbage("/z", "cut off", 9)),
 )
 
@@ -26,7 +30,9 @@ def test_two_passes_are_one_report() -> None:
         deleted=("chk-1", "chk-4"),
         kept=("chk-2: why", "chk-5: why"),
         failed=("chk-3: away", "chk-6: away"),
+        held=("chk-7: in use", "chk-8: in use"),
         live_directory_deleted="/live/b",
+        settled=("registered chk-9", "aborted chk-10"),
         swept=(*FIRST.swept, *LATER.swept),
     )
     nothing = RetentionReport()
@@ -41,6 +47,10 @@ def test_each_thing_done_is_a_sentence() -> None:
         "deleted chk-4",
         "kept chk-2: why",
         "kept chk-5: why",
+        "kept for now: chk-7: in use",
+        "kept for now: chk-8: in use",
+        "registered chk-9",
+        "aborted chk-10",
         "could not delete chk-3: away; it is tried again",
         "could not delete chk-6: away; it is tried again",
         "deleted the live directories /live/b",
@@ -53,3 +63,34 @@ def test_each_thing_done_is_a_sentence() -> None:
 def test_a_dry_run_says_would() -> None:
     would = RetentionReport(deleted=("chk-1",), swept=FIRST.swept, dry_run=True)
     assert would.messages() == ["would have deleted chk-1", "would have removed 1 objects: no snapshot refers to it"]
+
+
+def test_what_the_catalog_has_logged_is_left_out_where_only_the_rest_is_asked_for() -> None:
+    done = RetentionReport(
+        deleted=("chk-1",),
+        kept=("chk-2: why",),
+        held=("chk-3: held",),
+        failed=("chk-4: away",),
+        settled=("chk-5 was aborted",),
+        live_directory_deleted="/live/a",
+    )
+    rest = [
+        "kept chk-2: why",
+        "kept for now: chk-3: held",
+        "could not delete chk-4: away; it is tried again",
+        "deleted the live directories /live/a",
+    ]
+
+    assert done.messages(unlogged=True) == rest
+    assert done.messages() == ["deleted chk-1", *rest[:2], "chk-5 was aborted", *rest[2:]]
+
+
+def test_a_dry_run_has_logged_no_deletion() -> None:
+    would = RetentionReport(deleted=("chk-1",), dry_run=True)
+    assert would.messages(unlogged=True) == ["would have deleted chk-1"]
+
+
+def test_where_everything_was_logged_nothing_is_left_to_tell() -> None:
+    assert RetentionReport(deleted=("chk-1",)).messages(unlogged=True) == []
+    assert RetentionReport(settled=("chk-1 was aborted",)).messages(unlogged=True) == []
+    assert RetentionReport().messages(unlogged=True) == ["nothing to delete"]

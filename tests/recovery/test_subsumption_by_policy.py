@@ -118,3 +118,12 @@ def test_the_history_of_a_schedule_is_any_policy_and_one_that_fails_deletes_noth
     apply_savepoint_history(shelf.stream, "nightly", Nothing())
     assert shelf.listed() == {taken[-1].snapshot_id}
     assert shelf.reasons() == ["history of nightly: Nothing()"] * 2
+
+
+def test_a_policy_that_keeps_nothing_leaves_the_newest_besides_a_newer_one_that_is_tagged(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    shelf.checkpoint()
+    tagged = shelf.checkpoint()
+    shelf.stream.catalog.holds.tag(tagged.snapshot_id, label="end of june", holder="a person")
+
+    assert subsumed(shelf, Nothing()) == [1]

@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.errors import LeaseLostError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.retention import (
     ORPHAN_AGE_MS,
+    RetentionReport,
     apply_terminal_retention,
     discard,
     housekeeping,
     subsume,
 )
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.ownership import OWNER
 from tests.support.as_writer import as_writer, keeping, set_stream
 from tests.support.retention_shelf import HOLDER, Shelf, storage_clock_ahead
 
@@ -118,8 +123,77 @@ def test_a_dry_run_of_a_running_stream_keeps_everything(shelf: Shelf) -> None:
     with keeping(shelf.stream.catalog):
         report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
 
-    assert report.deleted == ()
+    assert (report.deleted, report.dry_run) == ((), True)
     assert report.kept[0].startswith("everything: Stream 'orders' is being written by run")
+
+
+def test_a_dry_run_of_an_execution_that_a_newer_one_has_followed_keeps_everything(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    shelf.execution("second")
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
+
+    kept = "everything: execution second of the stream started in the meantime"
+    assert report == RetentionReport(kept=(kept,), dry_run=True)
+
+
+def test_a_dry_run_after_a_holder_that_has_gone_reports_what_is_deleted(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    shelf.stream.catalog.leases.acquire("orders", HOLDER, ttl_ms=-1)
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
+
+    assert report.deleted == ("chk-1 at batch 1",)
+
+
+def test_a_dry_run_tells_what_is_in_use_and_that_the_live_directory_waits_for_it(shelf: Shelf) -> None:
+    first, second, _ = shelf.checkpoint(), shelf.checkpoint(), shelf.checkpoint()
+    holds = shelf.stream.catalog.holds
+    holds.tag(first.snapshot_id, label="end of june", holder="a person")
+    holds.use([first, second], holder="a copy", ttl_ms=60_000)
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
+
+    assert [each.partition(":")[0] for each in report.kept] == ["chk-1 at batch 1"]
+    assert [each.partition(":")[0] for each in report.held] == ["chk-2 at batch 2"]
+    assert report.deleted == ("chk-3 at batch 3",)
+    assert report.live_directory_deleted is None
+
+
+def test_a_dry_run_keeps_a_live_directory_outside_of_the_streams_folder(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    set_stream(shelf.stream.catalog, "orders", live_directory="file:///elsewhere/live-1")
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
+
+    assert report.live_directory_deleted is None
+    assert report.deleted == ("chk-1 at batch 1",)
+    assert report.kept == (
+        f"the live directory file:///elsewhere/live-1: it is not below {shelf.stream.live_folder}, and belongs to "
+        "another environment if this catalog is a copy. Otherwise delete it yourself",
+    )
+
+
+def test_a_dry_run_tells_nothing_of_what_is_being_deleted_already(shelf: Shelf) -> None:
+    first = shelf.checkpoint()
+    shelf.checkpoint()
+    as_writer(shelf.stream.catalog).mark_deleting(first.snapshot_id)
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
+
+    assert report.deleted == ("chk-2 at batch 2",)
+
+
+def test_a_dry_run_keeps_a_live_directory_of_another_deployment(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    (shelf.live.parent / OWNER).write_text("their-deployment")
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED, dry_run=True)
+
+    assert report.live_directory_deleted is None
+    assert report.kept == (
+        f"the live directories in {shelf.stream.live_folder}: the folder belongs to deployment their-deployment now",
+    )
 
 
 def test_the_table_is_complete() -> None:
@@ -139,7 +213,7 @@ def test_the_snapshot_that_a_start_would_need_is_kept_whatever_the_option_says(
 
     assert shelf.listed() == {second.snapshot_id}
     assert shelf.is_whole(second)
-    assert "not intact" in report.kept[0]
+    assert report.kept == ("chk-2 at batch 2: the live directory is not intact: a start may need it",)
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
@@ -226,6 +300,26 @@ def test_while_it_deletes_nobody_can_start(shelf: Shelf, monkeypatch: pytest.Mon
     # A start waits for a holder whose run is over.
     assert holders == ["run-first"]
     assert shelf.stream.catalog.leases.current("orders") is None
+
+
+@pytest.mark.parametrize("was_cut_off", [True, False])
+def test_who_has_lost_the_lease_leaves_a_deletion_to_its_successor(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, *, was_cut_off: bool
+) -> None:
+    snapshot = shelf.checkpoint()
+    if was_cut_off:
+        as_writer(shelf.stream.catalog).mark_deleting(snapshot.snapshot_id)
+
+    def lost(keeper: LeaseKeeper) -> None:
+        raise LeaseLostError("another execution is the writer")
+
+    monkeypatch.setattr(LeaseKeeper, "check", lost)
+    before = shelf.data_files()
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
+
+    assert report == RetentionReport(kept=("the rest: another execution is the writer",))
+    assert shelf.data_files() == before
 
 
 def test_retention_twice_does_no_harm(shelf: Shelf) -> None:
@@ -498,6 +592,61 @@ def test_a_snapshot_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> No
 
     assert "an attempt in progress shares its objects" in report.failed[0]
     assert shelf.is_whole(snapshot)
+
+
+def test_an_execution_that_has_lost_the_lease_marks_nothing_for_deletion(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
+    with keeping(shelf.stream.catalog) as lease:
+        shelf.stream.catalog.leases.release("orders", lease.record.token)
+
+        with pytest.raises(LeaseLostError):
+            discard(shelf.stream, [snapshot], reason="a test", lease=lease)
+
+    assert shelf.listed() == {snapshot.snapshot_id}
+    assert shelf.is_whole(snapshot)
+
+
+def test_an_execution_that_loses_the_lease_while_it_deletes_leaves_the_rest_to_its_successor(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = shelf.checkpoint()
+    with keeping(shelf.stream.catalog) as lease:
+
+        def losing(location: str, *, protected: Iterable[str] = ()) -> None:
+            shelf.stream.catalog.leases.release("orders", lease.record.token)
+
+        monkeypatch.setattr(shelf.stream.store, "discard", losing)
+        with pytest.raises(LeaseLostError):
+            discard(shelf.stream, [snapshot], reason="a test", lease=lease)
+
+    assert shelf.listed(SnapshotStatus.DELETING) == {snapshot.snapshot_id}
+
+
+def test_what_is_in_use_is_left_for_a_later_pass_and_what_is_tagged_stays(shelf: Shelf) -> None:
+    read, tagged = shelf.checkpoint(), shelf.checkpoint()
+    shelf.stream.catalog.holds.use([read], holder="a copy", ttl_ms=60_000)
+    shelf.stream.catalog.holds.tag(tagged.snapshot_id, label="end of june", holder="a person")
+
+    report = discard(shelf.stream, [read, tagged], reason="a test", lease=None)
+
+    assert [each.partition(":")[0] for each in report.held] == ["chk-1 at batch 1"]
+    assert [each.partition(":")[0] for each in report.kept] == ["chk-2 at batch 2"]
+    assert shelf.listed() == {read.snapshot_id, tagged.snapshot_id}
+
+
+def test_bytes_outside_of_the_streams_storage_are_deleted_of_savepoints_alone(shelf: Shelf) -> None:
+    """A copied catalog names the checkpoints of the original one."""
+    checkpoint, savepoint = shelf.checkpoint(), shelf.savepoint("mine")
+    elsewhere = open_store(FileSystemCheckpointStorage(f"file://{shelf.root}/elsewhere"), "orders")
+
+    report = discard(replace(shelf.stream, store=elsewhere), [checkpoint, savepoint], reason="a test", lease=None)
+
+    left = f", but not its bytes: {checkpoint.location} is outside of the stream's storage"
+    assert report == RetentionReport(deleted=(f"chk-1 at batch 1{left}", "savepoint mine at batch 2"))
+    assert shelf.reasons() == [f"a test{left}", "a test"]
+    assert shelf.is_whole(checkpoint)
+    assert not Path((savepoint.location or "").removeprefix("file://")).exists()
+    assert shelf.listed() == set()
 
 
 def test_a_checkpoint_that_an_attempt_builds_on_is_left_for_a_later_pass(tmp_path: Path) -> None:

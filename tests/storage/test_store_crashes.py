@@ -5,14 +5,22 @@ A kill is an exception that nothing may handle on the way out: every call after 
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.file_io import no_op
+from dagster_ckpt.io.file_io import Entry, FileStatus, no_op
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.snapshot.garbage_collection import Garbage, Sweep
+from dagster_ckpt.snapshot.garbage_collection import (
+    Garbage,
+    Sweep,
+    delete_snapshot,
+    savepoint_directories,
+    storage_time_ms,
+)
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 
 OLD = {"id-1.sst": b"s" * 500, "id-2.sst": b"t" * 500, "1.zip": b"z" * 300, "offsets/1": b"v1"}
@@ -331,7 +339,8 @@ def old_space() -> MemoryFileIO:
     """What crashes left: two checkpoints without metadata and half a deletion, beside what is not ours."""
     space = MemoryFileIO("mem://c/stream")
     names = {
-        "chk-1/b.pack": 1,
+        "chk-1/b.pack": 0,
+        "chk-1/.c.tmp": 1,
         "chk-1/b.tmp": 1,
         "chk-1/notes.txt": 1,
         "chk-2/c.pack": 6_000,
@@ -347,19 +356,25 @@ def old_space() -> MemoryFileIO:
     return space
 
 
+def ages(swept: Iterable[Garbage]) -> list[int]:
+    return [garbage.age_ms for garbage in swept]
+
+
 def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: MemoryFileIO) -> None:
     would = Sweep(old_space, now_ms=10_000, older_than_ms=4_000, dry_run=True).stream([])
     before = set(old_space._objects)
 
     # The age of exactly four seconds is not older than that.
-    assert would == [
-        Garbage("mem://c/stream/chk-1/b.pack", "chk-1 was never finished: it has no _metadata", 9_999),
+    expected = [
+        Garbage("mem://c/stream/chk-1/.c.tmp", "chk-1 was never finished: it has no _metadata", 9_999),
+        Garbage("mem://c/stream/chk-1/b.pack", "chk-1 was never finished: it has no _metadata", 10_000),
         Garbage("mem://c/stream/chk-1/b.tmp", "chk-1 was never finished: it has no _metadata", 9_999),
         Garbage("mem://c/stream/chk-3/_deleting", "the deletion of chk-3 was interrupted", 8_000),
         Garbage("mem://c/stream/chk-3/a.pack", "the deletion of chk-3 was interrupted", 7_000),
         Garbage("mem://c/stream/chk-4/d.pack", "chk-4 was never finished: it has no _metadata", 5_000),
         Garbage("mem://c/stream/shared/old.pack", "no snapshot refers to it", 4_001),
     ]
+    assert (would, ages(would)) == (expected, ages(expected))
     assert set(old_space._objects) == before
 
     assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).stream([]) == would
@@ -394,11 +409,12 @@ def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_stream_are_sw
     would = Sweep(space, now_ms=10_000, older_than_ms=4_000, dry_run=True).savepoints("flights.delays")
 
     reason = "was never finished: it has no _metadata"
-    assert would == [
+    expected = [
         Garbage("mem://s/savepoint-e-crashed/a.pack", f"savepoint-e-crashed {reason}", 8_000),
         Garbage("mem://s/savepoint-e-crashed/b.tmp", f"savepoint-e-crashed {reason}", 7_000),
         Garbage("mem://s/savepoint-f-crashed/a.pack", f"savepoint-f-crashed {reason}", 9_999),
     ]
+    assert (would, ages(would)) == (expected, ages(expected))
     assert space._objects == objects
 
     assert Sweep(space, now_ms=10_000, older_than_ms=4_000).savepoints("flights.delays") == would
@@ -410,3 +426,146 @@ def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_stream_are_sw
         "savepoint-f-crashed/_incomplete",
         "savepoint-f-crashed/a.pack",
     }
+
+
+class Troubled(MemoryFileIO):
+    """Some folders cannot be listed or flushed, and one object is deleted between its listing and a look at it."""
+
+    locked = ("chk-1", "savepoint-a")
+
+    def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        if path in self.locked:
+            raise StorageAccessError(f"{path} is locked")
+        entries = super().list(path, hidden=hidden)
+        if "gone.pack" in entries:
+            entries["gone.pack"] = Entry("gone.pack", False, gone)
+        return entries
+
+    def flush(self, path: str) -> None:
+        raise FileNotFoundError(path)
+
+
+def gone() -> FileStatus:
+    raise FileNotFoundError
+
+
+def test_what_an_attempt_under_way_has_written_is_not_swept_however_old_it_is() -> None:
+    space = MemoryFileIO("mem://s")
+    objects = {
+        f"{folder}/{number}-0f-1.pack": (1, 0, b"")
+        for number in (7, 8)
+        for folder in (f"chk-{number}", "shared", f"savepoint-{number}")
+    }
+    space._objects = objects | {f"savepoint-{number}/_incomplete": (1, 0, b"orders") for number in (7, 8)}
+    sweep = Sweep(space, now_ms=10_000, older_than_ms=4_000, under_way=frozenset({7}), dry_run=True)
+
+    swept = [*sweep.stream([]), *sweep.savepoints("orders")]
+
+    assert [garbage.location for garbage in swept] == [
+        "mem://s/chk-8/8-0f-1.pack",
+        "mem://s/shared/8-0f-1.pack",
+        "mem://s/savepoint-8/8-0f-1.pack",
+    ]
+
+
+def test_a_snapshot_that_cannot_be_read_keeps_every_shared_object(caplog: pytest.LogCaptureFixture) -> None:
+    space = MemoryFileIO("mem://s")
+    space._objects = {"shared/a.pack": (1, 0, b""), "chk-2/_metadata": (1, 0, b"broken")}
+
+    assert Sweep(space, now_ms=10_000, older_than_ms=4_000).stream([]) == []
+
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("Shared objects in mem://s are kept, because they may be needed: ")
+    assert "chk-2/_metadata" in told
+
+
+def test_what_a_check_of_the_storage_left_is_swept_once_it_is_old() -> None:
+    space = MemoryFileIO("mem://s")
+    old, young = (f"probe-{letter * 32}.tmp" for letter in "ab")
+    space._objects = {old: (1, 0, b""), young: (9_000, 0, b""), "probe-of-mine.tmp": (1, 0, b"")}
+
+    swept = Sweep(space, now_ms=10_000, older_than_ms=4_000).stream([])
+
+    left = "an interrupted check of the storage's clock or permissions left it"
+    assert swept == [Garbage(f"mem://s/{old}", left, 9_999)]
+    assert set(space._objects) == {young, "probe-of-mine.tmp"}
+
+
+def test_a_folder_of_a_stream_that_cannot_be_reached_is_logged_and_the_others_are_swept(caplog) -> None:
+    space = Troubled("mem://s")
+    space._objects = {"chk-1/a.pack": (1, 0, b""), "chk-2/a.pack": (1, 0, b"")}
+
+    swept = Sweep(space, now_ms=10_000, older_than_ms=4_000).stream([])
+
+    assert [garbage.location for garbage in swept] == ["mem://s/chk-2/a.pack"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "mem://s/chk-1 is left for the next pass: chk-1 is locked"
+    ]
+
+
+def test_a_savepoint_that_cannot_be_reached_is_logged_and_the_others_are_swept(caplog) -> None:
+    space = Troubled("mem://s")
+    space._objects = {
+        "savepoint-a/_incomplete": (1, 0, b"orders"),
+        "savepoint-b/_incomplete": (1, 0, b"orders"),
+        "savepoint-b/b.pack": (1, 0, b""),
+        "savepoint-b/gone.pack": (1, 0, b""),
+    }
+
+    swept = Sweep(space, now_ms=10_000, older_than_ms=4_000).savepoints("orders")
+
+    assert [garbage.location for garbage in swept] == ["mem://s/savepoint-b/b.pack"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "mem://s/savepoint-a is left for the next pass: savepoint-a is locked"
+    ]
+
+
+def test_a_deletion_takes_unfinished_objects_along_and_goes_on_where_its_folder_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    space = Troubled("mem://s")
+    space._objects = {"chk-2/_deleting": (1, 0, b"broken"), "chk-2/.a.tmp": (1, 0, b""), "chk-2/a.pack": (1, 0, b"")}
+
+    delete_snapshot(space, "chk-2", [])
+
+    assert space._objects == {}
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("The shared objects of mem://s/chk-2 are kept until the next sweep: ")
+    assert "chk-2/_deleting" in told
+
+
+def test_a_folder_of_a_disk_goes_with_what_is_swept_from_it(tmp_path: Path) -> None:
+    stream, savepoints = tmp_path / "orders", tmp_path / "savepoints"
+    for path in (
+        stream / "chk-1" / "a.pack",
+        stream / f"probe-{'a' * 32}.tmp",
+        savepoints / "savepoint-a" / "a.pack",
+        savepoints / "savepoint-a" / "_incomplete",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("orders")
+
+    of_stream = Sweep(LocalFileIO(stream), now_ms=FOR_EVER_MS, older_than_ms=0).stream([])
+    of_savepoints = Sweep(LocalFileIO(savepoints), now_ms=FOR_EVER_MS, older_than_ms=0).savepoints("orders")
+
+    assert (len(of_stream), len(of_savepoints)) == (2, 1)
+    # The folder of the stream itself stays.
+    assert list(stream.iterdir()) == list(savepoints.iterdir()) == []
+
+
+def test_the_savepoints_of_a_folder_are_those_with_metadata_by_name() -> None:
+    space = MemoryFileIO("mem://s")
+    names = ("savepoint-b/_metadata", "savepoint-a/_metadata", "savepoint-c/a.pack", "archive/_metadata", "savepoint-d")
+    space._objects = dict.fromkeys(names, (1, 0, b""))
+
+    assert savepoint_directories(space) == ["savepoint-a", "savepoint-b"]
+
+
+@pytest.mark.parametrize(("clock_ms", "after_ms"), [(41, 42), (None, None)])
+def test_the_time_of_a_storage_is_after_every_object_unless_it_dates_none(
+    clock_ms: int | None, after_ms: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = MemoryFileIO("mem://s")
+    monkeypatch.setattr(space, "clock_ms", lambda probe: clock_ms)
+
+    assert storage_time_ms(space) == after_ms

@@ -38,6 +38,33 @@ def test_a_label_that_means_something_else_is_refused_at_every_door(tmp_path: Pa
     assert stream.catalog.snapshots.of_stream(stream.stream_id) == []
 
 
-@pytest.mark.parametrize("label", GOOD)
+@pytest.mark.parametrize(
+    ("label", "why"),
+    [
+        (" ", "it is blank"),
+        ("mine ", "it begins or ends with a blank, which start_from leaves out"),
+        (" mine", "it begins or ends with a blank, which start_from leaves out"),
+        ("x" * 129, "it has 129 characters, but at most 128 are allowed"),
+        ("a\nb", "it has characters that cannot be printed"),
+        ("/a/path", "it looks like a location"),
+        ("bucket://chk", "it looks like a location"),
+        ("Latest", "it is a keyword of start_from"),
+        ("batch-3", "it is a keyword of start_from"),
+        ("ALL", "it is a keyword of start_from"),
+        ("Chk-17", "it looks like the number or the id of a snapshot"),
+        ("3f2b8f0c-5d2e-4b5e-9a51-8f3d1c0a7e11", "it looks like the number or the id of a snapshot"),
+    ],
+)
+def test_why_a_label_is_refused_is_told_with_one_that_would_do(label: str, why: str) -> None:
+    with pytest.raises(OptionError) as refusal:
+        checked_label(label)
+
+    shown = repr(label[:LONGEST_LABEL])
+    assert str(refusal.value) == (
+        f"{shown} cannot be the label of a snapshot: {why}. Give a name such as before-release-42."
+    )
+
+
+@pytest.mark.parametrize("label", [*GOOD, "x" * LONGEST_LABEL])
 def test_any_other_label_is_taken(label: str | None) -> None:
     assert checked_label(label) == label

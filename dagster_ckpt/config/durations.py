@@ -92,8 +92,8 @@ def rounded_duration(duration_ms: int) -> str:
     """A duration for a person, in the two largest units.
 
     Example:
-        >>> [rounded_duration(ms) for ms in (82, 61_500, 7_260_000, 270_000_000)]
-        ['82 ms', '1 min 1 s', '2 h 1 min', '3 d 3 h']
+        >>> [rounded_duration(ms) for ms in (82, 61_500, 1_200_000, 7_260_000, 270_000_000)]
+        ['82 ms', '1 min 1 s', '20 min', '2 h 1 min', '3 d 3 h']
     """
     if duration_ms < _MS_PER_SECOND:
         return f"{duration_ms} ms"
@@ -103,5 +103,9 @@ def rounded_duration(duration_ms: int) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours_of_day = divmod(hours, 24)
     if days >= _DAYS_FROM:
-        return f"{days} d {hours_of_day} h"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+        units = (days, "d"), (hours_of_day, "h")
+    elif hours:
+        units = (hours, "h"), (minutes, "min")
+    else:
+        units = (minutes, "min"), (seconds, "s")
+    return " ".join(f"{number} {unit}" for number, unit in units if number)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.durations import iso_duration, utc_time
+from dagster_ckpt.config.durations import rounded_duration, utc_time
 from dagster_ckpt.operations.health_facts import (
     HealthFacts,
     HealthSettings,
@@ -148,7 +148,7 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
             Verdict.ERROR, f"{describe_snapshot(snapshot)} cannot be restored: {snapshot.verified_problem}", figures
         )
     if age_ms > settings.max_verification_age_ms:
-        limit = iso_duration(settings.max_verification_age_ms)
+        limit = rounded_duration(settings.max_verification_age_ms)
         return finding(Verdict.WARN, f"{verified}, and no snapshot since; the limit is {limit}", figures)
     return finding(Verdict.PASS, verified, figures)
 
@@ -176,7 +176,9 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     figures = {"checkpoint_age_ms": age_ms, "usual_checkpoint_age_ms": usual_ms, "max_checkpoint_age_ms": limit_ms}
     what = "the newest snapshot is" if taken_ms >= since_ms else "there is no snapshot since the start, which was"
     message = f"{what} of {utc_time(since_ms)}" if taken_ms >= since_ms else f"{what} at {utc_time(since_ms)}"
-    message += f"; its age is usually up to {iso_duration(usual_ms)} and must not exceed {iso_duration(limit_ms)}"
+    message += (
+        f"; its age is usually up to {rounded_duration(usual_ms)} and must not exceed {rounded_duration(limit_ms)}"
+    )
     if age_ms > limit_ms:
         return finding(Verdict.ERROR, message, figures)
     return finding(Verdict.WARN if age_ms > usual_ms else Verdict.PASS, message, figures)
@@ -277,7 +279,7 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
         )
     factor = size / facts.bytes_before
     figures["growth_factor"] = round(factor, 3)
-    window = iso_duration(settings.size_window_ms)
+    window = rounded_duration(settings.size_window_ms)
     message = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as {window} before"
     grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
     return finding(Verdict.WARN if grows else Verdict.PASS, message, figures)
@@ -314,7 +316,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
         )
     catch_up_ms = round(behind / facts.rows_per_second * 1000)
     figures["catch_up_ms"] = catch_up_ms
-    message = f"{behind:,} records are waiting{where}, {iso_duration(catch_up_ms)} at the speed of the last batch"
+    message = f"{behind:,} records are waiting{where}, {rounded_duration(catch_up_ms)} at the speed of the last batch"
     return finding(Verdict.WARN if catch_up_ms > settings.max_catch_up_ms else Verdict.PASS, message, figures)
 
 

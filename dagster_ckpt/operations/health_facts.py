@@ -12,7 +12,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.config.durations import iso_duration, utc_time
+from dagster_ckpt.config.durations import rounded_duration, utc_time
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
@@ -239,7 +239,7 @@ def retention(
     until_ms = restore_point_at_ms + retention_ms
     if until_ms <= now_ms:
         message = (
-            f"no longer has every record since the restore point: it retains them for {iso_duration(retention_ms)}"
+            f"no longer has every record since the restore point: it retains them for {rounded_duration(retention_ms)}"
         )
         return Retention(message, is_gone=True, left_ms=0)
     return Retention(

@@ -10,7 +10,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
-from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.stream.liveness import SILENCE_MS
 
@@ -271,7 +271,7 @@ def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
     now_ms = (request.resolved_at_ms or 0) if request.status is RequestStatus.WITHDRAWN else seen.now_ms
     if now_ms - since_ms < timeout_ms:
         return None
-    limit = iso_duration(timeout_ms)
+    limit = rounded_duration(timeout_ms)
     kind = request.kind.value
     if is_answered:
         found = f"it answered {kind}, but its run had not ended {limit} later"

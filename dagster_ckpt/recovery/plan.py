@@ -8,7 +8,7 @@ from enum import Enum
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.stream.source_offsets import SourceOffsets
@@ -221,7 +221,7 @@ class RewindDistance:
     def __str__(self) -> str:
         batches = "an unknown number of batches" if self.batches is None else f"{self.batches} batches"
         rows = "rows unknown" if self.rows is None else f"{self.rows:,} rows"
-        span = "time unknown" if self.span_ms is None else iso_duration(self.span_ms)
+        span = "time unknown" if self.span_ms is None else rounded_duration(self.span_ms)
         return f"{batches}, {rows}, {span}"
 
 

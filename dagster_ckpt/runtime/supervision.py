@@ -34,7 +34,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
 )
 from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.checkpointing.progress import BatchLog
-from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
@@ -328,4 +328,4 @@ class Supervisor:
 
 def _describe_stall(still: QueryInactivity) -> str:
     tasks = "" if still.tasks is None else f", with no running task in its {still.tasks.jobs} active Spark jobs"
-    return f"the query was stalled at {still.doing!r} for {iso_duration(still.stalled_for_ms)}{tasks}"
+    return f"the query was stalled at {still.doing!r} for {rounded_duration(still.stalled_for_ms)}{tasks}"

@@ -196,7 +196,7 @@ def overview(client: Client, stream: str) -> Overview:
     except CkptError as error:
         health, problem = None, str(error)
     figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
-    lines = [(title, name, points(figures, name, text), text) for title, name, text in _FIGURES]
+    lines = [(title, name, points(figures, name), text) for title, name, text in _FIGURES]
     charts = tuple(
         line_chart(title, found, text) for title, name, found, text in lines if found or name not in _OPTIONAL
     )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
-from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.operations.doctor import StreamExamination
 from dagster_ckpt.operations.verification import ALL, LATEST, SnapshotVerification
 from dagster_ckpt.orchestration.assets.stream import Stream
@@ -255,7 +255,7 @@ def started_from(execution: ExecutionRecord) -> str:
     reason = str(recovery.get("reason") or "its query was not started")
     batches, span_ms = recovery.get("rewound_batches"), recovery.get("rewound_ms")
     costs = [f"{batches} batches"] if isinstance(batches, int) and batches else []
-    costs += [f"at most {iso_duration(span_ms)}"] if isinstance(span_ms, int) else []
+    costs += [f"at most {rounded_duration(span_ms)}"] if isinstance(span_ms, int) else []
     return f"{reason} (processed again: {', '.join(costs)})" if costs else reason
 
 

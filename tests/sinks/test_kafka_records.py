@@ -16,12 +16,13 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.sinks.kafka import share
 from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
-from dagster_ckpt.sinks.kafka.writer import _interrupted_in_brief, divided, record_columns, rows_by_share
+from dagster_ckpt.sinks.kafka.writer import _interrupted_in_brief, division_of, hash_of_each_writer, record_columns
 from tests.support.small_spark import small_spark
 
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
@@ -36,23 +37,24 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
+def rows_of(places: list[int], **columns: object) -> pyarrow.RecordBatch:
+    return pyarrow.RecordBatch.from_pydict({**columns, share.PLACE: places})
+
+
 def test_a_column_that_a_query_lacks_is_sent_as_none() -> None:
-    batches = [
-        pyarrow.RecordBatch.from_pydict({"value": [b"a", None]}),
-        pyarrow.RecordBatch.from_pydict({"value": [b"b"]}),
-    ]
-    assert list(share._records(batches)) == [Record(b"a"), Record(None), Record(b"b")]
+    batches = [rows_of([0, 1], value=[b"a", None]), rows_of([2, share.END], value=[b"b", None])]
+    assert list(share.records_of(batches)) == [Record(b"a"), Record(None), Record(b"b")]
 
 
 def test_each_column_of_a_row_goes_into_its_record() -> None:
     columns = {
-        "partition": pyarrow.array([2, None], pyarrow.int32()),
-        "headers": pyarrow.array([[{"key": "h", "value": b"x"}, {"key": "h", "value": None}], None], HEADERS),
-        "key": pyarrow.array([b"k", None]),
-        "topic": pyarrow.array(["other", None]),
-        "value": pyarrow.array([b"v", b"w"]),
+        "partition": pyarrow.array([2, None, None], pyarrow.int32()),
+        "headers": pyarrow.array([[{"key": "h", "value": b"x"}, {"key": "h", "value": None}], None, None], HEADERS),
+        "key": pyarrow.array([b"k", None, None]),
+        "topic": pyarrow.array(["other", None, None]),
+        "value": pyarrow.array([b"v", b"w", None]),
     }
-    assert list(share._records([pyarrow.RecordBatch.from_pydict(columns)])) == [
+    assert list(share.records_of([rows_of([0, 1, share.END], **columns)])) == [
         Record(b"v", b"k", [("h", b"x"), ("h", None)], "other", 2),
         Record(b"w"),
     ]
@@ -84,18 +86,32 @@ class Share:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("arrived", "ended"), [(3, "committed 5"), (2, "aborted"), (0, "aborted")])
+@pytest.mark.parametrize(
+    ("arrived", "ended"),
+    [
+        ([[0, 1, share.END]], "committed 5"),
+        ([[0, 1], [share.END]], "committed 5"),
+        ([[0, 1], [share.END], []], "committed 5"),
+        ([[share.END]], "committed 5"),
+        ([[0, 1]], "aborted"),
+        ([[0, 1], [2]], "aborted"),
+        ([[]], "aborted"),
+        ([], "aborted"),
+    ],
+)
 def test_a_share_whose_rows_end_early_is_not_committed(
-    arrived: int, ended: str, monkeypatch: pytest.MonkeyPatch
+    arrived: list[list[int]], ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Share()
     monkeypatch.setattr(share, "Session", lambda *_: session)
     monkeypatch.setattr(share, "marker_at_a_glance", lambda *_: session.marker())
     monkeypatch.setattr(share, "sessions", {})
     target = Transactions({}, "t", "p", 1, "d", "s", "q", Epoch(1, 1), "me")
+    rows = [rows_of(places, value=[b"a"] * len(places)) for places in arrived]
+    is_whole = ended != "aborted"
 
-    with nullcontext() if arrived == 3 else pytest.raises(StorageAccessError, match=f"received {arrived} of the 3"):
-        share.write_share(target, 0, 5, [Record(b"a")] * arrived, 3)
+    with nullcontext() if is_whole else pytest.raises(StorageAccessError, match="ended this task before its last row"):
+        share.write_share(target, 0, 5, share.records_of(rows))
 
     assert session.ended == [ended]
 
@@ -129,22 +145,40 @@ def test_the_columns_that_kafka_takes_are_selected(
     spark: SparkSession, columns: str, taken: list[str], writers: int
 ) -> None:
     batch = spark.sql(f"select {columns}")
-    records = divided(batch.select(record_columns(batch)), writers)
-    assert records.columns == taken
-    assert records.rdd.getNumPartitions() == writers
-    (row,) = records.collect()
+    records = division_of(batch, writers).of(batch)
+    assert set(records.columns) & set(Record._fields) == {*taken}
+    row, *ends = sorted(records.collect(), key=lambda row: row[share.PLACE])
     assert row["value"] == b"v"
+    assert [row[share.PLACE] for row in ends] == [share.END] * writers
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("writers", [1, 3])
-def test_the_rows_of_each_share_are_counted(spark: SparkSession, writers: int) -> None:
-    shares = divided(spark.range(50).selectExpr("cast(id as string) value"), writers).persist()
-    sizes = shares.rdd.glom().map(len).collect()
-    assert rows_by_share(shares) == {writer: size for writer, size in enumerate(sizes) if size}
-    assert sum(sizes) == 50
-    assert rows_by_share(shares.where("false")) == {}
-    shares.unpersist()
+@pytest.mark.parametrize("writers", [1, 2, 5])
+@pytest.mark.parametrize("rows", [0, 1, 200])
+@pytest.mark.parametrize(
+    "columns", ["cast(null as string) key, cast(id as string) value", "cast(id % 5 as string) key, 'v' value"]
+)
+def test_each_share_has_its_rows_in_order_and_one_end(
+    spark: SparkSession, columns: str, rows: int, writers: int
+) -> None:
+    batch = spark.range(0, rows, 1, 3).selectExpr("cast(id as string) topic", *columns.split(", "))
+    shares = division_of(batch, writers).of(batch).withColumn("writer", F.spark_partition_id())
+    arrived = shares.collect()
+    by_writer = [[row for row in arrived if row["writer"] == writer] for writer in range(writers)]
+
+    assert [[row[share.PLACE] for row in rows if row["topic"] is None] for rows in by_writer] == [[share.END]] * writers
+    numbers = [[int(row["topic"]) for row in rows[:-1]] for rows in by_writer]
+    assert all(each == sorted(each) for each in numbers)
+    assert sorted(number for each in numbers for number in each) == list(range(rows))
+    assert len({(row["key"], row["writer"]) for row in arrived if row["key"]}) == min(rows, 5) * ("%" in columns)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("writers", [3, 64, 1000])
+def test_each_writer_has_a_hash(spark: SparkSession, writers: int) -> None:
+    hashes = hash_of_each_writer(spark, writers)
+    rows = spark.createDataFrame([(each,) for each in hashes], "hash int")
+    assert [row[0] for row in rows.select(F.expr(f"pmod(hash(hash), {writers})")).collect()] == list(range(writers))
 
 
 @pytest.mark.spark

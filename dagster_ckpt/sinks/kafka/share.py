@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Producers that a Python worker keeps for its next shares.
 _KEPT_SESSIONS = 8
+# The place of a row in its share; the last one has this, and is no record.
+PLACE = "__place"
+END = 2**63 - 1
 _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
 
 
@@ -39,9 +42,7 @@ class Written:
     was_done: bool
 
 
-def write_share(
-    target: Transactions, writer: int, batch: int, records: Iterable[Record], number: int | None = None
-) -> Written:
+def write_share(target: Transactions, writer: int, batch: int, records: Iterable[Record]) -> Written:
     """Send the share of one writer in one transaction. Run by an executor.
 
     Args:
@@ -49,7 +50,6 @@ def write_share(
         writer: The writer.
         batch: The batch.
         records: The rows of the share: the same, in any order, whenever the batch is run.
-        number: How many they must be; None if they cannot end early.
 
     Raises:
         LeaseLostError: Another run owns the marker.
@@ -73,11 +73,6 @@ def write_share(
                 session.close()
                 return Written(writer, 0, was_done=True)
         sent = session.send(records)
-        if number is not None and sent != number:
-            raise StorageAccessError(
-                f"Writer {writer} of topic {target.topic} received {sent} of the {number} rows of its share of batch "
-                f"{batch}: Spark has ended its task. Its transaction is aborted; the next attempt writes the share."
-            )
         session.commit(batch)
     except kafka_errors() as error:
         if session is not None:
@@ -117,15 +112,12 @@ def _keep(name: str, session: Session) -> None:
     sessions[name] = session
 
 
-def share_writer(
-    target: Transactions, batch_id: int, rows_of: Mapping[int, int]
-) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
+def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
     """The function that Spark maps over the partitions of a batch, one for each writer.
 
     Args:
         target: The sink and the run.
         batch_id: The batch.
-        rows_of: Number of rows of each partition that has any.
     """
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
@@ -134,7 +126,7 @@ def share_writer(
 
         context = TaskContext.get()
         writer = context.partitionId() if context is not None else 0
-        done = write_share(target, writer, batch_id, _records(rows), rows_of.get(writer, 0))
+        done = write_share(target, writer, batch_id, records_of(rows))
         _forget_archives_of_spark()
         yield pyarrow.RecordBatch.from_pydict(
             {
@@ -159,12 +151,31 @@ def _forget_archives_of_spark() -> None:
             del sys.path_importer_cache[path]
 
 
-def _records(rows: Iterable[RecordBatch]) -> Iterator[Record]:
+def records_of(rows: Iterable[RecordBatch]) -> Iterator[Record]:
+    """The records of a share.
+
+    Args:
+        rows: Their columns, and `PLACE`, which is `END` in a last row that is none of them.
+
+    Raises:
+        StorageAccessError: The last row is missing: Spark has ended the task, and there are more records than these.
+    """
+    is_whole = False
     for batch in rows:
-        given = {*batch.schema.names}
+        if not batch.num_rows:
+            continue
+        is_whole = batch.column(PLACE)[-1].as_py() == END
+        records = batch.slice(0, batch.num_rows - is_whole)
+        given = {*records.schema.names}
         columns: list[Iterable[Any]] = [
-            batch.column(name).to_pylist() if name in given else repeat(None, batch.num_rows) for name in Record._fields
+            records.column(name).to_pylist() if name in given else repeat(None, records.num_rows)
+            for name in Record._fields
         ]
         for value, key, headers, topic, partition in zip(*columns, strict=True):
             sent = [(each["key"], each["value"]) for each in headers] if headers else None
             yield Record(value, key, sent, topic, partition)
+    if not is_whole:
+        raise StorageAccessError(
+            "Spark has ended this task before its last row. Its transaction is aborted; the next attempt writes the "
+            "rows again."
+        )

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.client import client_properties
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.share import share_writer, write_share
+from dagster_ckpt.sinks.kafka.share import END, PLACE, share_writer
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import FOREACH_BATCH, described_field, described_options, is_described_query
@@ -27,6 +27,7 @@ from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 # The columns of a row that goes to Kafka, as Spark's own sink names them.
@@ -38,8 +39,8 @@ _TYPES = {
     "partition": "int",
 }
 _INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
-_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
-_WRITTEN = "writer int, records long, was_done boolean"
+_ADAPTIVE = "spark.sql.adaptive.enabled"
+_HASH = "__hash"
 
 
 @dataclass(frozen=True)
@@ -98,26 +99,19 @@ class TransactionalBatches:
         self._live = live
         self._client = client_properties(place.client)
         self._target: Transactions | None = None
-        # Of the first batch: those of a started query stay as they are.
-        self._columns: list[Column] = []
+        # Of the first batch: the columns of a started query stay as they are.
+        self._division: Division | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, or those of its shares that are not written yet."""
-        if self._target is None:
-            self._columns = record_columns(batch)
+        if self._target is None or self._division is None:
+            self._division = division_of(batch, self._place.writers)
             target = self._transactions()
             claim(target, batch_id)
             self._target = target
-        with _interrupted_in_brief(), _for_few_rows(batch.sparkSession):
-            shares = divided(batch.select(self._columns), self._place.writers).persist()
-            try:
-                rows = rows_by_share(shares)
-                written = shares.mapInArrow(share_writer(self._target, batch_id, rows), _WRITTEN).collect()
-            finally:
-                shares.unpersist()
-        # Spark may run no task for an empty partition; its marker moves all the same.
-        for writer in {*range(self._place.writers)} - {row["writer"] for row in written}:
-            write_share(self._target, writer, batch_id, (), rows.get(writer, 0))
+        with _interrupted_in_brief(), _planned_once(batch.sparkSession):
+            shares = self._division.of(batch)
+            shares.mapInArrow(share_writer(self._target, batch_id), self._division.written).collect()
 
     def _transactions(self) -> Transactions:
         query_id = live_query_id(self._live)
@@ -159,20 +153,18 @@ def _interrupted_in_brief() -> Iterator[None]:
 
 
 @contextmanager
-def _for_few_rows(session: SparkSession) -> Iterator[None]:
-    """Run jobs without adaptive execution, which would plan them again after their shuffle, and count in one task.
+def _planned_once(session: SparkSession) -> Iterator[None]:
+    """Run jobs without adaptive execution, which would plan them again after their shuffle.
 
     Args:
         session: That of the streaming query alone.
     """
-    before = {name: session.conf.get(name) for name in _SETTINGS}
-    for name, value in _SETTINGS.items():
-        session.conf.set(name, value)
+    before = session.conf.get(_ADAPTIVE)
+    session.conf.set(_ADAPTIVE, "false")
     try:
         yield
     finally:
-        for name, old in before.items():
-            session.conf.set(name, str(old))
+        session.conf.set(_ADAPTIVE, str(before))
 
 
 def record_columns(batch: DataFrame) -> list[Column]:
@@ -201,26 +193,64 @@ def record_columns(batch: DataFrame) -> list[Column]:
     return columns
 
 
-def divided(records: DataFrame, writers: int) -> DataFrame:
-    """One partition for each writer; a record is in the same one whenever its batch is run.
+@dataclass(frozen=True)
+class Division:
+    """Divides the batches of a query among the writers.
 
-    Records of a key share a writer, those without a key are divided by their content.
+    A record is in the same partition whenever its batch is run: records of a key share a writer, those without a key
+    are divided by their content. The rows of a partition are in the order of the query's, and at its end is a row that
+    says so.
+
+    Why the row at the end: when Spark ends a task, for example because another one has failed, the rows that its Python
+    worker reads just end. The worker would take them for all there are.
+
+    Attributes:
+        columns: The columns of a record, with its hash and place.
+        ends: The rows at the ends.
+        writers: Number of writers.
+        written: The columns that a task returns. Held here with the others, as each takes milliseconds to make.
+    """
+
+    columns: list[Column]
+    ends: DataFrame
+    writers: int
+    written: StructType
+
+    def of(self, batch: DataFrame) -> DataFrame:
+        """One partition for each writer."""
+        together = batch.select(self.columns).union(self.ends)
+        return together.repartition(self.writers, _HASH).sortWithinPartitions(PLACE)
+
+
+def division_of(batch: DataFrame, writers: int) -> Division:
+    """Divide a query's batches as one of them.
+
+    Raises:
+        OptionError: A column has another type or name than Spark's own Kafka sink takes.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    from pyspark.sql.types import StructType  # noqa: PLC0415 - as above
 
-    if writers == 1:
-        return records.repartition(1)
-    by = [name for name in ("key", "value") if name in records.columns]
-    return records.repartition(writers, F.coalesce(*by))
+    columns = record_columns(batch)
+    records = batch.select(columns)
+    by = F.coalesce(*(name for name in ("key", "value") if name in records.columns))
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in records.schema]
+    hashes = map(F.lit, hash_of_each_writer(batch.sparkSession, writers))
+    ends = batch.sparkSession.range(0, 1, 1, 1).select(
+        *nulls, F.explode(F.array(*hashes)).alias(_HASH), F.lit(END).alias(PLACE)
+    )
+    hash_and_place = [F.hash(by).alias(_HASH), F.monotonically_increasing_id().alias(PLACE)]
+    written = StructType().add("writer", "integer").add("records", "long").add("was_done", "boolean")
+    return Division([*columns, *hash_and_place], ends, writers, written)
 
 
-def rows_by_share(shares: DataFrame) -> dict[int, int]:
-    """Number of rows of each partition that has any.
-
-    A Python worker cannot tell the end of its rows from the end of its task: when Spark ends a task, for example
-    because another one has failed, the rows just end. The writer of a share has to know how many there are.
-    """
+def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
+    """For each writer, an integer that Spark's hash partitioning puts into the partition of that number."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
 
-    counted = shares.groupBy(F.spark_partition_id().alias("writer")).agg(F.count(F.lit(1)).alias("number"))
-    return {row["writer"]: row["number"] for row in counted.collect()}
+    # So many that none of them is missed, but with a probability below 1e-12.
+    candidates = session.range(0, writers * (30 + 2 * writers.bit_length()), 1, 1).select(F.col("id").cast("int"))
+    partition = F.expr(f"pmod(hash(id), {writers})")
+    found = candidates.groupBy(partition.alias("writer")).agg(F.min("id").alias("hash")).collect()
+    by_writer = {row["writer"]: row["hash"] for row in found}
+    return [by_writer[writer] for writer in range(writers)]

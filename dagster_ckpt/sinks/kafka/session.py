@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions
@@ -161,16 +161,17 @@ def _send(producer: Producer, topic: str, record: Record) -> None:
     Raises:
         BufferError: librdkafka took no record for `PATIENCE_S`.
     """
+    value, key, headers, other_topic, partition = record
+    # An argument that is not given saves a third of the call, and most rows need none of these.
+    options: dict[str, Any] = {}
+    if headers:
+        options["headers"] = list(headers)
+    if partition is not None:
+        options["partition"] = partition
     deadline: float | None = None
     while True:
         try:
-            producer.produce(
-                record.topic or topic,
-                value=record.value,
-                key=record.key,
-                partition=-1 if record.partition is None else record.partition,
-                headers=list(record.headers) if record.headers else None,
-            )
+            producer.produce(other_topic or topic, value, key, **options)
         except BufferError:
             now = time.monotonic()
             deadline = deadline or now + PATIENCE_S

@@ -185,5 +185,8 @@ def test_systemd_units(unit: Path) -> None:
     service = parser["Service"]
     assert service["ExecStart"].startswith("/opt/streams/.venv/bin/")
     assert service["User"] != "root"
+    # /etc is read-only for these units; Dagster writes logs below its home.
+    assert service["ProtectSystem"] == "full"
+    assert f"/var/lib/{service['StateDirectory']}" == service.get("Environment", "=/var/lib/streams").split("=")[1]
     # The state is kept however a unit ends; a stop that takes longer than this ends as a kill.
     assert int(service["TimeoutStopSec"]) >= 30

@@ -25,7 +25,7 @@ from share_program import Life, all_rows, share, transactions
 from dagster_ckpt.errors import CkptError, LeaseLostError, OptionError, RowsAtRiskError, StorageAccessError
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.session import Record
+from dagster_ckpt.sinks.kafka.session import Record, Session
 from dagster_ckpt.sinks.kafka.share import write_share
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
@@ -241,6 +241,38 @@ def test_another_number_of_writers_is_taken_between_batches_and_refused_within_o
     claim(changed, 1)
     assert all(write_share(changed, writer, 1, share(1, writer, others)).was_done for writer in range(others))
     write_all(changed, 2)
+    assert_each_row_once(life)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize("commits", [1, 2, 3])
+def test_a_claim_with_another_number_of_writers_that_dies_repeats_no_row(
+    life: Life, before: int, after: int, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = transactions(life, writers=before)
+    claim(target, 0)
+    for batch in range(2):
+        write_all(target, batch)
+    commit = Session.commit
+    done: list[int] = []
+
+    def dies(session: Session, batch: int) -> None:
+        if len(done) == commits:
+            raise KeyboardInterrupt
+        commit(session, batch)
+        done.append(batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "commit", dies)
+        with pytest.raises(KeyboardInterrupt):
+            claim(transactions(life, owner="second", writers=after), 1)
+
+    # Spark had not noted batch 1 as written, so it comes again.
+    for owner, writers in (("third", after), ("fourth", before)):
+        again = transactions(life, owner=owner, writers=writers)
+        claim(again, 1)
+        assert all(write_share(again, writer, 1, share(1, writer, writers)).was_done for writer in range(writers))
+    write_all(again, 2)
     assert_each_row_once(life)
 
 

@@ -27,7 +27,7 @@ from tests.support.small_spark import small_spark
 
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
 EVERY_COLUMN = (
-    "'k' key, 'v' value, array(struct('h' key, cast('x' as binary) value)) headers, 'other' topic, 2 partition"
+    "'k' key, 'v' value, array(struct('h' key, cast('x' as binary) value)) headers, 2 partition, 'other' topic"
 )
 
 
@@ -51,11 +51,10 @@ def test_each_column_of_a_row_goes_into_its_record() -> None:
         "partition": pyarrow.array([2, None, None], pyarrow.int32()),
         "headers": pyarrow.array([[{"key": "h", "value": b"x"}, {"key": "h", "value": None}], None, None], HEADERS),
         "key": pyarrow.array([b"k", None, None]),
-        "topic": pyarrow.array(["other", None, None]),
         "value": pyarrow.array([b"v", b"w", None]),
     }
     assert list(share.records_of([rows_of([0, 1, share.END], **columns)])) == [
-        Record(b"v", b"k", [("h", b"x"), ("h", None)], "other", 2),
+        Record(b"v", b"k", [("h", b"x"), ("h", None)], 2),
         Record(b"w"),
     ]
 
@@ -137,7 +136,7 @@ def test_a_worker_forgets_the_archives_of_spark_and_no_other(tmp_path: Path, mon
     [
         ("'v' value", ["value"]),
         ("'v' value, 1 other", ["value"]),
-        (EVERY_COLUMN, ["key", "value", "headers", "topic", "partition"]),
+        (EVERY_COLUMN, ["key", "value", "headers", "partition"]),
     ],
 )
 @pytest.mark.parametrize("writers", [1, 2])
@@ -161,16 +160,31 @@ def test_the_columns_that_kafka_takes_are_selected(
 def test_each_share_has_its_rows_in_order_and_one_end(
     spark: SparkSession, columns: str, rows: int, writers: int
 ) -> None:
-    batch = spark.range(0, rows, 1, 3).selectExpr("cast(id as string) topic", *columns.split(", "))
+    batch = spark.range(0, rows, 1, 3).selectExpr("cast(id as int) partition", *columns.split(", "))
     shares = division_of(batch, writers).of(batch).withColumn("writer", F.spark_partition_id())
     arrived = shares.collect()
     by_writer = [[row for row in arrived if row["writer"] == writer] for writer in range(writers)]
 
-    assert [[row[share.PLACE] for row in rows if row["topic"] is None] for rows in by_writer] == [[share.END]] * writers
-    numbers = [[int(row["topic"]) for row in rows[:-1]] for rows in by_writer]
+    assert [[row[share.PLACE] for row in rows if row["partition"] is None] for rows in by_writer] == [
+        [share.END]
+    ] * writers
+    numbers = [[row["partition"] for row in rows[:-1]] for rows in by_writer]
     assert all(each == sorted(each) for each in numbers)
     assert sorted(number for each in numbers for number in each) == list(range(rows))
     assert len({(row["key"], row["writer"]) for row in arrived if row["key"]}) == min(rows, 5) * ("%" in columns)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize("columns", ["binary('k') key, 'v' value", "'k' key, binary('v') value"])
+def test_key_and_value_may_be_text_and_bytes(spark: SparkSession, columns: str, ansi: str) -> None:
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        row, _ = division_of(spark.sql(f"select {columns}"), 1).of(spark.sql(f"select {columns}")).collect()
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", str(before))
+    assert (row["key"], row["value"]) == (b"k", b"v")
 
 
 @pytest.mark.spark
@@ -187,7 +201,6 @@ def test_each_writer_has_a_hash(spark: SparkSession, writers: int) -> None:
     [
         ("'k' key", "needs a column named value; the query has key"),
         ("1 value", "Column value is int, and Kafka takes binary or string"),
-        ("'v' value, 1 topic", "Column topic is int, and Kafka takes string"),
         ("'v' value, 1L partition", "Column partition is bigint, and Kafka takes int"),
     ],
 )

@@ -64,7 +64,8 @@ def _claim(target: Transactions, first: int, sessions: list[Session]) -> None:
         # Earlier runs may have had more writers.
         writers = max(writers, marker.writers if marker is not None else 0)
     position = _position(target, found, first)
-    for session, marker in zip(sessions, found, strict=True):
+    # From the last: a claim that dies on the way leaves the markers of the number of writers before it together.
+    for session, marker in reversed([*zip(sessions, found, strict=True)]):
         keeps = position is None and marker is not None
         session.commit(marker.batch if keeps and marker is not None else first - 1 if position is None else position)
 
@@ -82,9 +83,10 @@ def _position(target: Transactions, found: Sequence[Marker | None], first: int) 
         )
     if ahead < first:
         return first - 1
-    writers = max(marker.writers for marker in known.values())
     done = [writer for writer, marker in known.items() if marker.batch == first]
-    if len(done) >= writers:
+    # Where a claim with another number died on the way, the batch is one that all writers of either number have.
+    writers = min(known[writer].writers for writer in done)
+    if {*range(writers)} <= {*done}:
         return first
     missing = sorted({*range(writers)} - {*done})
     if writers == target.writers and all(writer in known for writer in missing):

@@ -37,14 +37,12 @@ class Record(NamedTuple):
         value: Its value.
         key: Its key.
         headers: Its headers.
-        topic: Its topic; None is the topic of the sink.
         partition: Its partition; None leaves it to the partitioner.
     """
 
     value: bytes | None
     key: bytes | None = None
     headers: Sequence[Header] | None = None
-    topic: str | None = None
     partition: int | None = None
 
 
@@ -105,6 +103,7 @@ class Session:
         )
         offset = TopicPartition(target.topic, 0, batch + 1, marker.as_metadata())
         group = self._markers.consumer_group_metadata()
+        _flush(producer)
         _patiently(lambda: producer.send_offsets_to_transaction([offset], group, _CALL_S))
         _patiently(lambda: producer.commit_transaction(_CALL_S))
         self._is_open = False
@@ -161,7 +160,7 @@ def _send(producer: Producer, topic: str, record: Record) -> None:
     Raises:
         BufferError: librdkafka took no record for `PATIENCE_S`.
     """
-    value, key, headers, other_topic, partition = record
+    value, key, headers, partition = record
     # An argument that is not given saves a third of the call, and most rows need none of these.
     options: dict[str, Any] = {}
     if headers:
@@ -171,7 +170,7 @@ def _send(producer: Producer, topic: str, record: Record) -> None:
     deadline: float | None = None
     while True:
         try:
-            producer.produce(other_topic or topic, value, key, **options)
+            producer.produce(topic, value, key, **options)
         except BufferError:
             now = time.monotonic()
             deadline = deadline or now + PATIENCE_S
@@ -180,6 +179,16 @@ def _send(producer: Producer, topic: str, record: Record) -> None:
             producer.poll(0.1)
         else:
             return
+
+
+def _flush(producer: Producer) -> None:
+    """Wait until the queued records are sent, for as long as they become fewer."""
+    left = len(producer)
+    deadline = time.monotonic() + PATIENCE_S
+    while left and time.monotonic() < deadline:
+        now_left = producer.flush(1.0)
+        if now_left < left:
+            left, deadline = now_left, time.monotonic() + PATIENCE_S
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
@@ -214,7 +223,14 @@ def _producer(target: Transactions, transactional_id: str) -> Producer:
     from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415 - an extra
 
     # Spark's own sink uses the partitioner of the Java client: a key stays in its partition.
-    defaults = {"partitioner": "murmur2_random", "linger.ms": "20"}
+    defaults = {
+        "partitioner": "murmur2_random",
+        "linger.ms": "20",
+        # The largest record of the Java client, which is more than that of librdkafka.
+        "message.max.bytes": "1048576",
+        # The most that a broker allows by default: a backlog of many rows is one share.
+        "transaction.timeout.ms": "900000",
+    }
     return _created(lambda: KafkaProducer({**defaults, **target.client, "transactional.id": transactional_id}))
 
 
@@ -318,7 +334,10 @@ def is_fenced(error: Exception) -> bool:
 def unavailable(target: Transactions, writer: int, error: Exception) -> StorageAccessError:
     """The error of a writer whose calls failed."""
     if is_fenced(error):
-        what = "another attempt of the same share, or a later run, has replaced its producer"
+        what = (
+            "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "
+            "longer than kafka.transaction.timeout.ms"
+        )
     else:
         what = "Kafka did not answer, or refused"
     return StorageAccessError(

@@ -171,9 +171,9 @@ def records_of(rows: Iterable[RecordBatch]) -> Iterator[Record]:
             records.column(name).to_pylist() if name in given else repeat(None, records.num_rows)
             for name in Record._fields
         ]
-        for value, key, headers, topic, partition in zip(*columns, strict=True):
+        for value, key, headers, partition in zip(*columns, strict=True):
             sent = [(each["key"], each["value"]) for each in headers] if headers else None
-            yield Record(value, key, sent, topic, partition)
+            yield Record(value, key, sent, partition)
     if not is_whole:
         raise StorageAccessError(
             "Spark has ended this task before its last row. Its transaction is aborted; the next attempt writes the "

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
-# The columns of a row that goes to Kafka, as Spark's own sink names them.
+# The columns of a row that goes to Kafka, as Spark's own sink names them. There, too, option `topic` overrides a column
+# of that name.
 _TYPES = {
     "key": "binary",
     "value": "binary",
     "headers": "array<struct<key:string,value:binary>>",
-    "topic": "string",
     "partition": "int",
 }
 _INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
@@ -233,7 +233,8 @@ def division_of(batch: DataFrame, writers: int) -> Division:
 
     columns = record_columns(batch)
     records = batch.select(columns)
-    by = F.coalesce(*(name for name in ("key", "value") if name in records.columns))
+    # Each cast for itself: without ANSI mode Spark 3.5 does not coalesce a string and a binary.
+    by = F.coalesce(*(F.col(name).cast("binary") for name in ("key", "value") if name in records.columns))
     nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in records.schema]
     hashes = map(F.lit, hash_of_each_writer(batch.sparkSession, writers))
     ends = batch.sparkSession.range(0, 1, 1, 1).select(

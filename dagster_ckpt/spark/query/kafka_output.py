@@ -72,8 +72,8 @@ def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
     if not servers or not topic:
         missing = _SERVERS if not servers else "topic"
         raise OptionError(
-            f"A query that writes to Kafka in transactions needs the option {missing}. A column topic may send single "
-            "rows elsewhere; the option names the topic whose partition 0 the sink's offsets are committed for."
+            f"A query that writes to Kafka in transactions needs the option {missing}. All rows go to one topic; a "
+            "column topic names no other."
         )
     writers = options.get(KAFKA_WRITERS, "1")
     if not writers.isdecimal() or not 1 <= int(writers) <= MOST_KAFKA_WRITERS:

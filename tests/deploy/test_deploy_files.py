@@ -187,6 +187,9 @@ def test_systemd_units(unit: Path) -> None:
     assert service["User"] != "root"
     # /etc is read-only for these units; Dagster writes logs below its home.
     assert service["ProtectSystem"] == "full"
-    assert f"/var/lib/{service['StateDirectory']}" == service.get("Environment", "=/var/lib/streams").split("=")[1]
+    home = service.get("Environment", "DAGSTER_HOME=/var/lib/streams").removeprefix("DAGSTER_HOME=")
+    assert home == f"/var/lib/{service['StateDirectory']}"
+    if "--workspace" in service["ExecStart"]:
+        assert service["ExecStart"].endswith(f" --workspace {home}/workspace.yaml")
     # The state is kept however a unit ends; a stop that takes longer than this ends as a kill.
     assert int(service["TimeoutStopSec"]) >= 30

@@ -94,7 +94,7 @@ class Deaths:
         # As monitoring does with a process that does not answer.
         self.stage.instance.report_run_failed(self.stage.run(stream), message="it does not answer")
         successor = self._comes_back("retried while it hangs", stream)
-        # Dagster's retry and the restart seldom come at the same time, so that the one that is late is seen for sure.
+        # Dagster's retry and the restart need not meet: this run comes while the successor runs, in any case.
         self.stage.launch("retried_stream")
         kill(lease.pid, signal.SIGCONT)
         self.stage.await_death(lease.pid, lease.jvm_pid)

@@ -111,13 +111,20 @@ def test_each_row_is_seen_once_after_the_driver_and_a_worker_were_killed_within_
     assert sink == f"ForeachBatchSink[kafka://{copying.how.servers}/{copying.how.topic}?id={copying.how.topic}]"
 
 
-def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: Kafka, tmp_path: Path) -> None:
-    copying = Copying(tmp_path, kafka, files=2)
+def with_savepoint_two(folder: Path, kafka: Kafka, files: int) -> Copying:
+    """A query that has written some files, and a savepoint after two of them."""
+    copying = Copying(folder, kafka, files=2)
     copying.finish()
     with copying.how.client() as client:
         client.trigger_savepoint(STREAM, label="two")
-        write_input(tmp_path / "input", 2, 4)
-        copying.finish()
+    write_input(folder / "input", 2, files)
+    copying.finish()
+    return copying
+
+
+def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: Kafka, tmp_path: Path) -> None:
+    copying = with_savepoint_two(tmp_path, kafka, files=4)
+    with copying.how.client() as client:
         preview, anew = (
             client.preview_rewind(STREAM, start_from="two", new_query_id=new_query_id) for new_query_id in (False, True)
         )
@@ -135,12 +142,7 @@ def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: 
 
 @pytest.mark.kafka_matrix
 def test_a_replay_that_is_killed_on_the_way_writes_no_row_again(kafka: Kafka, tmp_path: Path) -> None:
-    copying = Copying(tmp_path, kafka, files=2)
-    copying.finish()
-    with copying.how.client() as client:
-        client.trigger_savepoint(STREAM, label="two")
-    write_input(tmp_path / "input", 2, 9)
-    copying.finish()
+    copying = with_savepoint_two(tmp_path, kafka, files=9)
     shutil.rmtree(tmp_path / "live")
     write_input(tmp_path / "input", 9, 10)
 

@@ -276,6 +276,16 @@ def test_a_claim_with_another_number_of_writers_that_dies_repeats_no_row(
     assert_each_row_once(life)
 
 
+def test_a_record_as_large_as_the_java_client_sends_is_written(life: Life) -> None:
+    target = transactions(life, writers=1)
+    claim(target, 0)
+    value = b"x" * 1_040_000
+
+    write_share(target, 0, 0, [Record(value)])
+
+    assert committed_rows(life.servers, life.topic) == {value.decode(): 1}
+
+
 def test_a_topic_that_does_not_exist_yet_is_created_by_the_cluster_as_for_any_producer(life: Life) -> None:
     target = transactions(life, topic=f"{life.topic}-new")
     claim(target, 0)

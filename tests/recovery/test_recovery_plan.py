@@ -161,7 +161,7 @@ def point(case: dict[str, Any]) -> str | None:
 
 
 def donor(case: dict[str, Any]) -> Donor | None:
-    """A start that names its point links files of a whole live directory, and compares their content unless told."""
+    """A start from a named point links files of an intact live directory and, by default, compares their digests."""
     is_whole = case["live"].startswith("good") and case.get("start_from", "latest") != "latest"
     if case["does"] != "RESTORE" or not is_whole:
         return None

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka import share
+from dagster_ckpt.sinks.kafka import session, share
 from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
 from dagster_ckpt.sinks.kafka.writer import _interrupted_in_brief, division_of, hash_of_each_writer, record_columns
@@ -33,8 +33,8 @@ EVERY_COLUMN = (
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with small_spark() as session:
-        yield session
+    with small_spark() as spark:
+        yield spark
 
 
 def rows_of(places: list[int], **columns: object) -> pyarrow.RecordBatch:
@@ -101,9 +101,9 @@ class Share:
 def test_a_share_whose_rows_end_early_is_not_committed(
     arrived: list[list[int]], ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Share()
-    monkeypatch.setattr(share, "Session", lambda *_: session)
-    monkeypatch.setattr(share, "marker_at_a_glance", lambda *_: session.marker())
+    of_share = Share()
+    monkeypatch.setattr(share, "Session", lambda *_: of_share)
+    monkeypatch.setattr(share, "marker_at_a_glance", lambda *_: of_share.marker())
     monkeypatch.setattr(share, "sessions", {})
     target = Transactions({}, "t", "p", 1, "d", "s", "q", Epoch(1, 1), "me")
     rows = [rows_of(places, value=[b"a"] * len(places)) for places in arrived]
@@ -112,7 +112,48 @@ def test_a_share_whose_rows_end_early_is_not_committed(
     with nullcontext() if is_whole else pytest.raises(StorageAccessError, match="ended this task before its last row"):
         share.write_share(target, 0, 5, share.records_of(rows))
 
-    assert session.ended == [ended]
+    assert of_share.ended == [ended]
+
+
+class Queue:
+    """A producer whose queue becomes shorter as told."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return self.lengths[0]
+
+    def flush(self, _: float) -> int:
+        if len(self.lengths) > 1:
+            self.lengths.pop(0)
+        return len(self)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "left"),
+    [
+        ([0], 0),
+        ([3, 2, 1, 0], 0),
+        # Longer than the patience in all, but never without progress for as long.
+        ([9, 9, 8, 8, 7, 7, 6, 6, 0], 0),
+        ([3, 2, 2], 2),
+    ],
+)
+def test_queued_records_are_waited_for_as_long_as_they_become_fewer(
+    lengths: list[int], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr(session.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(session, "PATIENCE_S", 4.0)
+    queue = Queue(lengths)
+    session._flush(queue)  # type: ignore[arg-type]
+    assert len(queue) == left
+
+
+def test_the_delivery_timeout_of_the_java_client_is_accepted() -> None:
+    target = Transactions({"delivery.timeout.ms": "120000"}, "t", "p", 1, "d", "s", "q", Epoch(1, 1), "me")
+    assert len(session._producer(target, "id")) == 0
 
 
 def test_a_worker_forgets_the_archives_of_spark_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,10 @@ class Written:
     """What became of a share.
 
     Attributes:
-        writer: The writer.
         records: Number of records sent.
         was_done: Whether an earlier attempt had committed it.
     """
 
-    writer: int
     records: int
     was_done: bool
 
@@ -65,13 +63,13 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
     try:
         if session is None:
             if _checked(target, writer, batch, marker_at_a_glance(target, writer)):
-                return Written(writer, 0, was_done=True)
+                return Written(0, was_done=True)
             session = Session(target, writer)
             session.begin_epoch()
             # Asked again: only now can no other attempt of this share commit any more.
             if _checked(target, writer, batch, session.marker()):
                 session.close()
-                return Written(writer, 0, was_done=True)
+                return Written(0, was_done=True)
         sent = session.send(records)
         session.commit(batch)
     except kafka_errors() as error:
@@ -83,7 +81,7 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
             session.abandon()
         raise
     _keep(name, session)
-    return Written(writer, sent, was_done=False)
+    return Written(sent, was_done=False)
 
 
 def _checked(target: Transactions, writer: int, batch: int, marker: Marker | None) -> bool:
@@ -113,7 +111,7 @@ def _keep(name: str, session: Session) -> None:
 
 
 def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """The function that Spark maps over the partitions of a batch, one for each writer.
+    """The function that Spark maps over the partitions of a batch, one for each writer; it returns no rows.
 
     Args:
         target: The sink and the run.
@@ -121,20 +119,13 @@ def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[Reco
     """
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        import pyarrow  # noqa: PLC0415 - on executors
         from pyspark import TaskContext  # noqa: PLC0415 - on executors
 
         context = TaskContext.get()
         writer = context.partitionId() if context is not None else 0
-        done = write_share(target, writer, batch_id, records_of(rows))
+        write_share(target, writer, batch_id, records_of(rows))
         _forget_archives_of_spark()
-        yield pyarrow.RecordBatch.from_pydict(
-            {
-                "writer": pyarrow.array([done.writer], pyarrow.int32()),
-                "records": pyarrow.array([done.records], pyarrow.int64()),
-                "was_done": pyarrow.array([done.was_done], pyarrow.bool_()),
-            }
-        )
+        return iter(())
 
     return write
 

@@ -27,7 +27,6 @@ from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-    from pyspark.sql.types import StructType
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 # The columns of a row that goes to Kafka, as Spark's own sink names them. There, too, option `topic` overrides a column
@@ -104,6 +103,8 @@ class TransactionalBatches:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, or those of its shares that are not written yet."""
+        from pyspark.sql.types import StructType  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
         if self._target is None or self._division is None:
             self._division = division_of(batch, self._place.writers)
             target = self._transactions()
@@ -111,7 +112,8 @@ class TransactionalBatches:
             self._target = target
         with _interrupted_in_brief(), _planned_once(batch.sparkSession):
             shares = self._division.of(batch)
-            shares.mapInArrow(share_writer(self._target, batch_id), self._division.written).collect()
+            no_rows = StructType().add("none", "integer")
+            shares.mapInArrow(share_writer(self._target, batch_id), no_rows).collect()
 
     def _transactions(self) -> Transactions:
         query_id = live_query_id(self._live)
@@ -208,13 +210,11 @@ class Division:
         columns: The columns of a record, with its hash and place.
         ends: The rows at the ends.
         writers: Number of writers.
-        written: The columns that a task returns. Held here with the others, as each takes milliseconds to make.
     """
 
     columns: list[Column]
     ends: DataFrame
     writers: int
-    written: StructType
 
     def of(self, batch: DataFrame) -> DataFrame:
         """One partition for each writer."""
@@ -229,7 +229,6 @@ def division_of(batch: DataFrame, writers: int) -> Division:
         OptionError: A column has another type or name than Spark's own Kafka sink takes.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
-    from pyspark.sql.types import StructType  # noqa: PLC0415 - as above
 
     columns = record_columns(batch)
     records = batch.select(columns)
@@ -241,17 +240,15 @@ def division_of(batch: DataFrame, writers: int) -> Division:
         *nulls, F.explode(F.array(*hashes)).alias(_HASH), F.lit(END).alias(PLACE)
     )
     hash_and_place = [F.hash(by).alias(_HASH), F.monotonically_increasing_id().alias(PLACE)]
-    written = StructType().add("writer", "integer").add("records", "long").add("was_done", "boolean")
-    return Division([*columns, *hash_and_place], ends, writers, written)
+    return Division([*columns, *hash_and_place], ends, writers)
 
 
 def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
     """For each writer, an integer that Spark's hash partitioning puts into the partition of that number."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
 
-    # So many that none of them is missed, but with a probability below 1e-12.
-    candidates = session.range(0, writers * (30 + 2 * writers.bit_length()), 1, 1).select(F.col("id").cast("int"))
-    partition = F.expr(f"pmod(hash(id), {writers})")
-    found = candidates.groupBy(partition.alias("writer")).agg(F.min("id").alias("hash")).collect()
-    by_writer = {row["writer"]: row["hash"] for row in found}
-    return [by_writer[writer] for writer in range(writers)]
+    # So many integers reach every partition for each number of writers that is allowed.
+    candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
+    partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
+    found = {row["writer"]: row["id"] for row in partitions.collect()}
+    return [found[writer] for writer in range(writers)]

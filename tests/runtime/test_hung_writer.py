@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream import fencing
 from tests.support.query_bench import DEADLINE_S, Bench, make_stream
@@ -56,12 +56,15 @@ class HungWriter:
     def _is_frozen_outside_a_transaction(self) -> bool:
         # One that is frozen within keeps SQLite's file locked, which is another story.
         self.process.send_signal(signal.SIGSTOP)
-        try:
-            with self._bench.stream.catalog.database.writing():
-                return True
-        except CatalogError:
-            self.process.send_signal(signal.SIGCONT)
-            return False
+        # Asked without waiting: a longer pause would cost it the lease, and it would stop its query.
+        catalog = sqlite3.connect(self._bench.root / "catalog.db", timeout=0, isolation_level=None)
+        with closing(catalog):
+            try:
+                catalog.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                self.process.send_signal(signal.SIGCONT)
+                return False
+        return True
 
     def thaw(self) -> str:
         """Let it go on; what it says in the end."""

@@ -35,7 +35,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
 from tests.support.golden_stream import STREAM, GoldenStream
-from tests.support.places import is_local, place
+from tests.support.places import has_files, is_local, place
 from tests.support.rewind_history import LAST, History
 
 
@@ -182,7 +182,7 @@ def _rewritten(root: Path) -> list[str]:
         [base] = [each for each in golden.stream.catalog.snapshots.completed(STREAM) if each.number == 1]
         if is_rewritten and base.properties[LAYOUT] == taken.properties[LAYOUT]:
             found.append("the next snapshot extends one from before the rewrite")
-        left = {path.name for path in live.parent.iterdir() if _has_files(path)} - {live.name}
+        left = {path.name for path in live.parent.iterdir() if has_files(path)} - {live.name}
         found += [f"{name} is not deleted by the next start" for name in sorted(left) if not _is_deleted(golden, name)]
         return found
     finally:
@@ -193,12 +193,7 @@ def _is_deleted(golden: GoldenStream, name: str) -> bool:
     """Whether the first checkpoint of the next start deletes a directory that an earlier start has left."""
     with keeping(golden.stream.catalog, STREAM) as lease:
         delete_older_live_directories(golden.stream, LiveDirectory(golden.live_url), lease)
-    return not _has_files(golden.live.parent / name)
-
-
-def _has_files(path: Path) -> bool:
-    """Whether a directory exists as an object store sees it."""
-    return path.is_dir() and any(each.is_file() for each in path.rglob("*"))
+    return not has_files(golden.live.parent / name)
 
 
 def _looked_at(*, num_retained: int = 3, keeps_savepoints: bool = True) -> Callable[[Path], list[str]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 SCHEME: ContextVar[str] = ContextVar("scheme", default="file")
 # URL of the catalog; None is a SQLite file beside the stream's files.
 CATALOG_URL: ContextVar[str | None] = ContextVar("catalog_url", default=None)
+# End of the name of a file that the bucket of these tests has not put whole: a store does not show it.
+UNFINISHED = ".put~"
 
 
 def place(path: Path) -> str:
@@ -23,6 +25,11 @@ def catalog_at(root: Path) -> str:
 def is_local() -> bool:
     """Whether it is the local disk."""
     return SCHEME.get() == "file"
+
+
+def has_files(path: Path) -> bool:
+    """Whether a folder exists as an object store sees it: with a file in it."""
+    return path.is_dir() and any(each.is_file() and not each.name.endswith(UNFINISHED) for each in path.rglob("*"))
 
 
 def path_of(url: str) -> Path:

@@ -22,9 +22,9 @@ from fsspec.spec import AbstractFileSystem
 from sqlalchemy import Connection
 
 from dagster_ckpt.catalog.database import Database
+from tests.support.places import UNFINISHED, has_files
 
 SCHEME = "bucket"
-_UNFINISHED = ".put~"
 
 
 class ObjectFault(Enum):
@@ -107,7 +107,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
         with _request("put", path, changes=True):
             if mode == "create" and Path(path).is_file():
                 raise FileExistsError(path)
-            unfinished = f"{path}.{threading.get_ident()}{_UNFINISHED}"
+            unfinished = f"{path}.{threading.get_ident()}{UNFINISHED}"
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(unfinished).write_bytes(value)
             os.replace(unfinished, path)  # noqa: PTH105
@@ -135,7 +135,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
         with _request("list", path):
             place = Path(path)
             found = [place] if place.is_file() else sorted(place.iterdir()) if place.is_dir() else []
-            infos = [_info(each) for each in found if not each.name.endswith(_UNFINISHED) and _has_objects(each)]
+            infos = [_info(each) for each in found if _has_objects(each)]
         if not infos:
             raise FileNotFoundError(path)
         return infos if detail else [info["name"] for info in infos]
@@ -186,12 +186,12 @@ def _file(path: str) -> Path:
 
 
 def _has_objects(path: Path) -> bool:
-    return path.is_file() or any(_has_objects(each) for each in path.iterdir())
+    return has_files(path) or (path.is_file() and not path.name.endswith(UNFINISHED))
 
 
 def _info(path: Path) -> dict[str, Any]:
     try:
-        if path.is_dir() and _has_objects(path):
+        if has_files(path):
             return {"name": str(path), "size": 0, "type": "directory"}
         found, data = path.stat(), _file(str(path)).read_bytes()
     except NotADirectoryError as error:

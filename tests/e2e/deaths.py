@@ -13,6 +13,7 @@ from stage import LIMIT_S, Ending, Stage, kill
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord
 from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG
 from dagster_ckpt.orchestration.sensors.reports import SEQUENCE_KEY
+from tests.support.freezing import freeze, thaw
 
 
 @dataclass
@@ -90,13 +91,13 @@ class Deaths:
     def _retried(self) -> None:
         stream = self._launched("retried", dagster__max_retries="1")
         lease = self.stage.lease("retried")
-        kill(lease.pid, signal.SIGSTOP)
+        freeze(lease.pid)
         # As monitoring does with a process that does not answer.
         self.stage.instance.report_run_failed(self.stage.run(stream), message="it does not answer")
         successor = self._comes_back("retried while it hangs", stream)
         # Dagster's retry and the restart need not meet: this run comes while the successor runs, in any case.
         self.stage.launch("retried_stream")
-        kill(lease.pid, signal.SIGCONT)
+        thaw(lease.pid)
         self.stage.await_death(lease.pid, lease.jvm_pid)
         self.stage.wait_for(
             lambda: all(r.is_finished or r.run_id == successor.run_id for r in self.runs("retried")),

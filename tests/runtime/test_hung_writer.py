@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream import fencing
+from tests.support.freezing import freeze, thaw
 from tests.support.query_bench import DEADLINE_S, Bench, make_stream
 from tests.support.small_spark import small_spark
 
@@ -47,28 +46,15 @@ class HungWriter:
 
     def freeze(self) -> None:
         """Stop its Python process; wait until its JVM has committed on its own and its lease has run out."""
-        self._await(self._is_frozen_outside_a_transaction, "a moment without a transaction")
+        freeze(self.process.pid)
         frozen_at = self._bench.committed()
         self._await(lambda: self._bench.committed() > frozen_at + 1, "batches that the JVM commits by itself")
         leases = self._bench.stream.catalog.leases
         self._await(lambda: (lease := leases.current("orders")) is not None and lease.expired, "the end of the lease")
 
-    def _is_frozen_outside_a_transaction(self) -> bool:
-        # One that is frozen within keeps SQLite's file locked, which is another story.
-        self.process.send_signal(signal.SIGSTOP)
-        # Asked without waiting: a longer pause would cost it the lease, and it would stop its query.
-        catalog = sqlite3.connect(self._bench.root / "catalog.db", timeout=0, isolation_level=None)
-        with closing(catalog):
-            try:
-                catalog.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                self.process.send_signal(signal.SIGCONT)
-                return False
-        return True
-
     def thaw(self) -> str:
         """Let it go on; what it says in the end."""
-        self.process.send_signal(signal.SIGCONT)
+        thaw(self.process.pid)
         self.process.wait(DEADLINE_S)
         return self._said()
 

@@ -60,17 +60,19 @@ def _archive_classes(archive: Path, environment: Mapping[str, str]) -> None:
     unfinished = archive.with_suffix(f".{os.getpid()}")
     options = f"{environment['SPARK_SUBMIT_OPTS']} -XX:ArchiveClassesAtExit={unfinished} -Xlog:cds*=off"
     root = str(_COMMON_CLASSES.parents[2])
-    # The JVM writes it after Python's end, and closes its output then.
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.support.common_classes"],
-        cwd=root,
-        env={**environment, "SPARK_SUBMIT_OPTS": options, "PYTHONPATH": root},
-        capture_output=True,
-        timeout=_ARCHIVED_WITHIN_S,
-        check=False,
-    )
-    if ended.returncode == 0 and unfinished.exists():
+    try:
+        # The JVM writes it after Python's end, and closes its output then.
+        subprocess.run(
+            [sys.executable, "-m", "tests.support.common_classes"],
+            cwd=root,
+            env={**environment, "SPARK_SUBMIT_OPTS": options, "PYTHONPATH": root},
+            capture_output=True,
+            timeout=_ARCHIVED_WITHIN_S,
+            check=True,
+        )
         unfinished.replace(archive)
+    except (subprocess.SubprocessError, FileNotFoundError):
+        unfinished.unlink(missing_ok=True)
 
 
 def _compile(source: str, jar: Path) -> None:

@@ -64,6 +64,8 @@ class Session:
 
     def begin_epoch(self) -> None:
         """Fence earlier producers of the same writer, and end what they have not committed."""
+        # Without a connection, librdkafka's first look for the coordinator fails, and its next is half a second later.
+        _patiently(lambda: self._producer.list_topics(self._target.topic, _CALL_S))
         _patiently(lambda: self._producer.init_transactions(_CALL_S))
 
     def marker(self) -> Marker | None:

@@ -1,7 +1,8 @@
 """A snapshot of a running query, resumed: its output must equal the uninterrupted run's, row for row.
 
 Every operator runs with at least two providers, every provider with at least three operators, and state checkpoint
-format v2 with each family of operators (x: covered here; -: Spark refuses the pair):
+format v2 with each family of operators (x: covered here; -: Spark refuses the pair). Every suite runs each operator
+with one of them at least, and each of them with two operators at least; `make test-state` runs the rest:
 
 | operator                              | heap | RocksDB | + changelog | format v2 | format v2 + changelog |
 |---------------------------------------|------|---------|-------------|-----------|-----------------------|
@@ -74,11 +75,12 @@ class Case:
 
     Attributes:
         build: The query.
-        backends: Names of the backends it is tried with.
+        backends: Names of the backends it is tried with in every suite.
         mode: Output mode.
         settings: Further settings of the query.
         needed: Features of Spark that it needs; those of its backend are added.
-        in_core: Whether every version of Spark must pass it, with the last backend.
+        further: Names of those that only `make test-state` tries.
+        in_core: Whether every version of Spark must pass it, with the last of `backends`.
         any_batching: Whether its rows do not depend on how the input is cut into batches. The last run then makes
             larger ones.
     """
@@ -89,6 +91,7 @@ class Case:
     settings: Mapping[str, str] = field(default_factory=dict)
     any_batching: bool = True
     needed: tuple[Feature, ...] = ()
+    further: str = ""
     in_core: bool = False
 
     @property
@@ -98,8 +101,8 @@ class Case:
 
 CASES = [
     Case(queries.windowed_counts, "heap rocksdb changelog v2 v2-changelog", in_core=True),
-    Case(queries.counts_for_ever, "heap v2-changelog", mode="update", any_batching=False),
-    Case(queries.counts_for_ever, "changelog v2", mode="complete", any_batching=False),
+    Case(queries.counts_for_ever, "heap", mode="update", any_batching=False, further="v2-changelog"),
+    Case(queries.counts_for_ever, "changelog", mode="complete", any_batching=False, further="v2"),
     Case(queries.one_total, "rocksdb", mode="update", any_batching=False, in_core=True),
     Case(
         queries.one_total,
@@ -109,25 +112,32 @@ CASES = [
         needed=(Feature.CHECKPOINT_FORMAT_2_WITHOUT_KEY,),
         in_core=True,
     ),
-    Case(queries.sessions, "v2-changelog heap", in_core=True),
-    Case(queries.first_of_each, "rocksdb v2"),
-    Case(queries.first_of_each_event, "heap changelog", in_core=True),
-    Case(queries.first_within_watermark, "heap v2-changelog", any_batching=False),
-    Case(queries.inner_join, "changelog v2", settings={JOIN: "2"}),
-    Case(queries.left_outer_join, "heap v2-changelog", settings={JOIN: "2"}, in_core=True),
-    Case(queries.left_outer_join, "rocksdb v2", settings={JOIN: "3"}, needed=(Feature.JOIN_STATE_3,)),
-    Case(queries.full_outer_join, "changelog v2-changelog", settings={JOIN: "4"}, needed=(Feature.JOIN_STATE_4,)),
-    Case(queries.pandas_with_state, "v2-changelog heap", any_batching=False, in_core=True),
-    Case(queries.transform_rows, "changelog v2", any_batching=False, needed=(Feature.TRANSFORM_WITH_STATE,)),
+    Case(queries.sessions, "heap", further="v2-changelog", in_core=True),
+    Case(queries.first_of_each, "rocksdb", further="v2"),
+    Case(queries.first_of_each_event, "changelog", further="heap", in_core=True),
+    Case(queries.first_within_watermark, "v2-changelog", any_batching=False, further="heap"),
+    Case(queries.inner_join, "v2", settings={JOIN: "2"}, further="changelog"),
+    Case(queries.left_outer_join, "v2-changelog", settings={JOIN: "2"}, further="heap", in_core=True),
+    Case(queries.left_outer_join, "rocksdb", settings={JOIN: "3"}, needed=(Feature.JOIN_STATE_3,), further="v2"),
+    Case(
+        queries.full_outer_join,
+        "changelog",
+        settings={JOIN: "4"},
+        needed=(Feature.JOIN_STATE_4,),
+        further="v2-changelog",
+    ),
+    Case(queries.pandas_with_state, "heap", any_batching=False, further="v2-changelog", in_core=True),
+    Case(queries.transform_rows, "changelog", any_batching=False, needed=(Feature.TRANSFORM_WITH_STATE,), further="v2"),
     Case(
         queries.transform_pandas,
-        "rocksdb v2-changelog",
+        "rocksdb",
         any_batching=False,
         needed=(Feature.TRANSFORM_WITH_STATE_IN_PANDAS,),
+        further="v2-changelog",
     ),
-    Case(queries.first_rows, "v2-changelog heap", any_batching=False, in_core=True),
-    Case(queries.counts_over_a_join, "v2-changelog rocksdb", in_core=True),
-    Case(queries.counts_of_firsts, "heap v2", in_core=True),
+    Case(queries.first_rows, "heap", any_batching=False, further="v2-changelog", in_core=True),
+    Case(queries.counts_over_a_join, "rocksdb", further="v2-changelog", in_core=True),
+    Case(queries.counts_of_firsts, "v2", further="heap", in_core=True),
     Case(queries.stateless_union, "heap", in_core=True),
     Case(queries.windowed_counts, "changelog", settings=HADOOPS_OWN),
 ]
@@ -140,10 +150,11 @@ PAIRS = [
         marks=[
             needs(*case.needed, *([Feature.CHECKPOINT_FORMAT_2] if backend.startswith("v2") else [])),
             *([pytest.mark.core] if case.in_core and backend == case.backends.split()[-1] else []),
+            *([pytest.mark.state] if backend in case.further.split() else []),
         ],
     )
     for case in CASES
-    for backend in case.backends.split()
+    for backend in (*case.backends.split(), *case.further.split())
 ]
 
 

@@ -142,6 +142,7 @@ class StreamRecord:
             None or empty if unknown.
         accepted_plan: Fingerprint of another plan that a user allowed to continue from that state.
         origin: Where the state in the live directory came from, or None if unknown.
+        state_edits: Ids of the edits that this state contains, oldest first.
         broken: Why the row could not be fully read, or None.
     """
 
@@ -161,6 +162,7 @@ class StreamRecord:
     plan: dict[str, Any] | None = None
     accepted_plan: str | None = None
     origin: StateOrigin | None = None
+    state_edits: tuple[str, ...] = ()
     broken: str | None = None
 
 
@@ -309,6 +311,18 @@ class SnapshotRecord:
         """The plan that its state belongs to; empty if unknown."""
         plan = self.properties.get("plan")
         return plan if isinstance(plan, dict) else {}
+
+    @property
+    def state_edits(self) -> tuple[str, ...]:
+        """Ids of the edits that its state contains, oldest first."""
+        edits = self.properties.get("state_edits")
+        return tuple(map(str, edits)) if isinstance(edits, list) else ()
+
+    @property
+    def edit(self) -> dict[str, Any]:
+        """Who edited its state, why, and the id of the edit; empty if it is not an edited savepoint."""
+        edit = self.properties.get("edit")
+        return edit if isinstance(edit, dict) else {}
 
     @property
     def lags(self) -> dict[str, int]:

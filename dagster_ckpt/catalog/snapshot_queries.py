@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Select, TextClause, and_, func, select, text
 
-from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.catalog.tables import snapshots, streams
 
 
@@ -80,7 +80,8 @@ def _newest_restorable(wanted: Any) -> Any:
         select(wanted)
         .where(_restorable.c.stream_id == streams.c.stream_id, _restorable.c.status == SnapshotStatus.COMPLETED.value)
         .where(
-            (_restorable.c.timeline == streams.c.timeline)
+            # A savepoint with edited state is not used unless a start has named it.
+            ((_restorable.c.timeline == streams.c.timeline) & (_restorable.c.trigger != SnapshotTrigger.EDIT.value))
             | (_restorable.c.snapshot_id == streams.c.restored_snapshot_id)
         )
         .order_by(_restorable.c.number.desc())

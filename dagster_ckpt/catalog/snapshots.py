@@ -22,7 +22,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
 )
 from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
-from dagster_ckpt.catalog.streams import raise_counter
+from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
 from dagster_ckpt.catalog.transitions import log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
@@ -316,22 +316,27 @@ class SnapshotRecords:
         """Snapshots that an automatic recovery may use, newest first.
 
         These are the snapshots of the stream's current timeline, the one that this timeline began
-        with, and those of its ancestors, up to the batch where each ancestor was left. A savepoint
-        with edited state is only used if a start named it: the query has not had this state.
+        with, and those of its ancestors, up to the batch where each ancestor was left. All of them
+        contain the edits that the stream's state contains: a snapshot without one would undo it, and
+        one with a further edit has state that the query has not had. Only a start that names such a
+        snapshot uses it.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
-                select(streams.c.timeline, streams.c.restored_snapshot_id).where(streams.c.stream_id == stream_id)
+                select(streams.c.timeline, streams.c.restored_snapshot_id, streams.c.state_edits).where(
+                    streams.c.stream_id == stream_id
+                )
             ).one_or_none()
             begins = connection.execute(select(timelines).where(timelines.c.stream_id == stream_id)).all()
         if stream is None:
             return []
         past = queries.past_of(stream.timeline, {row.timeline: (row.parent, row.to_batch) for row in begins})
+        edits = read_state_edits(stream.state_edits, [])
         return [
             snapshot
             for snapshot in self.completed(stream_id)
             if snapshot.snapshot_id == stream.restored_snapshot_id
-            or (snapshot.trigger is not SnapshotTrigger.EDIT and _is_past(snapshot, stream.timeline, past))
+            or (snapshot.state_edits == edits and _is_past(snapshot, stream.timeline, past))
         ]
 
     def _start(self, connection: Connection, **values: str | int | None) -> SnapshotRecord:

@@ -14,6 +14,7 @@ from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord,
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
+from dagster_ckpt.untrusted import from_json
 
 
 class StreamRecords:
@@ -144,6 +145,7 @@ class StreamRecords:
         pending_restore: dict[str, Any] | None = None,
         claims: bool = False,
         plan: Mapping[str, Any] | None = None,
+        state_edits: Sequence[str] | None = None,
         duration_ms: int | None = None,
     ) -> StreamRecord:
         """Switch the stream to another live directory; its generation increases.
@@ -158,6 +160,8 @@ class StreamRecords:
             claims: The stream takes ownership of that snapshot, even if it is a savepoint.
             plan: The plan that the state in the new directory belongs to, empty if unknown; None
                 means the same as before.
+            state_edits: Ids of the edits that the state in the new directory contains; None means the
+                same as before.
             duration_ms: How long it took to build the directory.
 
         Raises:
@@ -190,6 +194,7 @@ class StreamRecords:
                     pending_restore=as_text(pending_restore) if pending_restore is not None else None,
                     plan=as_text(dict(plan)) if plan is not None else streams.c.plan,
                     origin=as_text(origin.as_record()) if origin is not None else None,
+                    state_edits=streams.c.state_edits if state_edits is None else _edits_as_text(state_edits),
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )
@@ -269,8 +274,10 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
         )
     unreadable: list[str] = []
     cells(row, streams, unreadable)
+    read_state_edits(row.state_edits, unreadable)
     if unreadable:
-        # Without its directory or timeline, a stream would look as if it had never run.
+        # Without its directory or timeline, a stream would look as if it had never run; without its edits, a recovery
+        # could undo them.
         raise CatalogError(
             f"The row of stream {stream_id!r} in the catalog cannot be read: {'; '.join(unreadable)}. Restore the "
             "catalog from a backup, or correct that row of the table streams."
@@ -294,6 +301,7 @@ def _record(row: Row[Any]) -> StreamRecord:
     values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
     values["plan"] = read_dict(values["plan"], "plan", troubles)
     values["origin"] = _origin(values["origin"], troubles)
+    values["state_edits"] = read_state_edits(values["state_edits"], troubles)
     return StreamRecord(**values, broken="; ".join(troubles) or None)
 
 
@@ -304,6 +312,22 @@ def _origin(value: str | None, troubles: list[str]) -> StateOrigin | None:
     except ValueError as error:
         troubles.append(f"origin cannot be read: {error}")
         return None
+
+
+def _edits_as_text(edits: Sequence[str]) -> str | None:
+    return as_text(list(edits)) if edits else None
+
+
+def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
+    """The stored ids of edits. If they cannot be read, returns none and appends to `troubles`."""
+    try:
+        edits = from_json(value) if value is not None else []
+    except ValueError:
+        edits = None
+    if not isinstance(edits, list) or not all(isinstance(edit, str) for edit in edits):
+        troubles.append(f"state_edits is {value!r:.80}")
+        return ()
+    return tuple(edits)
 
 
 @dataclass(frozen=True)
@@ -319,6 +343,7 @@ class RebuiltStream:
         restored_snapshot_id: The snapshot that this timeline began with, if known.
         begins: For each timeline, its parent timeline and the batch at which it branched off.
         plan: The plan that its state belongs to, if known.
+        state_edits: Ids of the edits that its state contains, oldest first.
     """
 
     snapshots: Sequence[SnapshotRecord]
@@ -329,6 +354,7 @@ class RebuiltStream:
     restored_snapshot_id: str | None = None
     begins: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
+    state_edits: Sequence[str] = ()
 
 
 class RebuildRecords:
@@ -373,6 +399,7 @@ class RebuildRecords:
                     timeline=rebuilt.timeline,
                     restored_snapshot_id=rebuilt.restored_snapshot_id,
                     plan=as_text(dict(rebuilt.plan)) if rebuilt.plan is not None else None,
+                    state_edits=_edits_as_text(rebuilt.state_edits),
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )

@@ -66,6 +66,8 @@ streams = Table(
     Column("accepted_plan", String(80)),
     # Origin of the state in the live directory: JSON of a StateOrigin.
     Column("origin", Text),
+    # Ids of the edits that this state contains: a JSON array.
+    Column("state_edits", Text),
     Column("next_number", Integer, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),

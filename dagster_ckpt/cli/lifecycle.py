@@ -119,7 +119,7 @@ def restart(
         _report(ahead, ahead.messages(), as_json)
         return
     shown: set[str] = set()
-    if ahead.undoes or start_from == "empty" or source_offsets:
+    if ahead.undoes or ahead.undone_edits or start_from == "empty" or source_offsets:
         for message in ahead.messages():
             progress(message)
             shown.add(message)

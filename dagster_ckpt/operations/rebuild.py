@@ -24,7 +24,7 @@ from dagster_ckpt.catalog.streams import RebuiltStream
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
@@ -49,12 +49,15 @@ class RebuildReport:
         live_directory: Where the next plain start continues; None: it restores the newest snapshot, if
             there is one.
         skipped: What was found and not registered, each with the reason.
+        undecided: Savepoints with edited state from which the stream may have been started, as far as can be
+            determined; the next plain start does not use them.
     """
 
     stream_id: str
     registered: tuple[str, ...]
     live_directory: str | None
     skipped: tuple[str, ...]
+    undecided: tuple[str, ...] = ()
 
     def messages(self) -> list[str]:
         """The report as log messages."""
@@ -62,6 +65,11 @@ class RebuildReport:
         return [
             *(f"registered {name}" for name in self.registered),
             *(f"skipped {what}" for what in self.skipped),
+            *(
+                f"{name} has edited state and is newer than every other snapshot: if the stream had been started from "
+                "it, start it from it again. A plain start would undo the edit"
+                for name in self.undecided
+            ),
             f"the next start of {self.stream_id} without start_from continues in {where}",
         ]
 
@@ -144,6 +152,7 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
             _refuse_anothers(stream, found, owner)
         found = _of_this_deployment(stream, found, skipped)
         missing = [snapshot for snapshot in found if snapshot.snapshot_id not in known]
+        undecided: list[SnapshotRecord] = []
         numbers = [snapshot.number or 0 for snapshot in found]
         next_number = max(numbers, default=0) + 1
         if record.live_generation > 0 and not stream.directories_ahead(record):
@@ -158,12 +167,14 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
             generation = max((each.generation for each in built), default=0)
             rebuilt, batch = _stream(found, missing, next_number, usable, generation)
             rebuilt = replace(rebuilt, timeline=max(rebuilt.timeline, record.timeline))
+            undecided = _undecided(found) if rebuilt.live_directory is None else []
             if rebuilt.live_directory is not None or missing:
                 _note_execution(stream, lease, rebuilt, batch)
                 stream.catalog.rebuilding.register(lease.record, rebuilt)
             live_directory = rebuilt.live_directory
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
-    return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped))
+    maybe = tuple(map(describe_snapshot, undecided))
+    return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped), maybe)
 
 
 def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
@@ -262,6 +273,8 @@ def _stream(
         restored[timeline + 1] = past[-1].snapshot_id if past else None
         timeline += 1
     plan = found[-1].properties.get("plan") if found else None
+    newest = next((each for each in reversed(found) if each.timeline == timeline and not each.edit), None)
+    of_newest = newest.state_edits if newest is not None else ()
     rebuilt = RebuiltStream(
         snapshots=missing,
         next_number=next_number,
@@ -271,8 +284,15 @@ def _stream(
         restored_snapshot_id=restored.get(timeline),
         begins=begins,
         plan=plan if isinstance(plan, dict) else None,
+        state_edits=state_edits(live.live) if live is not None else of_newest,
     )
     return rebuilt, batch
+
+
+def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
+    """Edited savepoints after the newest snapshot of the query: nothing is left that says whether a start used one."""
+    others = max((each.number or 0 for each in found if not each.edit), default=0)
+    return [each for each in found if each.edit and (each.number or 0) > others]
 
 
 def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]], dict[int, str | None]]:

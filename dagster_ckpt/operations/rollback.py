@@ -90,6 +90,11 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
     preview = preview_rewind(stream, facts, plan, output)
     for message in preview.messages():
         report(message)
+    if preview.undone_edits:
+        raise RestoreError(
+            f"this would undo an edit of the state: {', '.join(preview.undone_edits)}. Decide where the stream "
+            "continues: restart it from the snapshot of your choice."
+        )
     refuse_loss(stream, preview, accept_loss=False)
     try:
         prepared = prepare(stream, plan, lease, output)

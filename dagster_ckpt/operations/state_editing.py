@@ -21,6 +21,7 @@ from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
+from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
@@ -141,6 +142,7 @@ def edit_state(
         what = f"check edited state: {scratch.url}"
         changes = in_job_group(session.sparkContext, what, check, unwatched, progress)
         done = {
+            "id": rewritten.rewrite_id,
             "edited_from": state.snapshot.snapshot_id,
             "location": state.snapshot.location,
             "by": origin,
@@ -200,7 +202,7 @@ def _write(
     manifest = stream.store.manifest(location)
     with staged_cut(rewritten, carry_in_flight=True) as staged:
         # Everything but the rows stays: the query, its sinks, its position in the input.
-        own = {name: staged.cut.properties[name] for name in (CHAIN, LAYOUT)}
+        own = {name: staged.cut.properties[name] for name in (CHAIN, LAYOUT, STATE_EDITS)}
         properties = {**own, EDIT: dict(edit), "parent_snapshot_id": original.snapshot_id}
         header = identity.header(manifest.header, created_at_ms=wall_clock_ms(), properties=properties)
         of_sinks = [entry for entry in manifest.files if entry.path.startswith(f"{SINKS_FOLDER}/")]

@@ -20,7 +20,7 @@ from dagster_ckpt.recovery.facts import unknown_state
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
@@ -156,6 +156,7 @@ def _register(
             restored_snapshot_id=snapshot.snapshot_id,
             pending_restore=pending_adoption(Adopted(live.url, in_place, is_pending=True), snapshot.batch_id or 0),
             plan={},
+            state_edits=state_edits(live),
         )
     return snapshot
 

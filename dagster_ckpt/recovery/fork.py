@@ -26,6 +26,7 @@ from dagster_ckpt.sinks.file_sink_log import own_past
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.stream.fencing import fence_predecessor
@@ -215,6 +216,7 @@ def assign_state(
             origin=StateOrigin(OriginKind.FORK, batch_id=made.batch_id),
             pending_restore=made.pending,
             plan=plan,
+            state_edits=state_edits(LiveDirectory(made.live_directory)),
             duration_ms=monotonic_ms() - started_ms,
         )
     return made

@@ -184,6 +184,12 @@ class RecoveryFacts:
     unknown: UnknownState = NOTHING_UNKNOWN
     last_sign_ms: int | None = None
 
+    @property
+    def before_the_edit(self) -> list[SnapshotRecord]:
+        """Snapshots that lack an edit which the stream's state contains: a recovery does not use them."""
+        edits = set(self.stream.state_edits)
+        return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
+
     def batches_since(self, batch_id: int | None) -> int | None:
         """Committed batches between a batch and the stream's current state; None if one of them is unknown."""
         if batch_id is None or self.live_batch is None:

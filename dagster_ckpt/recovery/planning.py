@@ -263,6 +263,7 @@ def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], po
         f"Stream {facts.stream.stream_id!r} cannot be recovered automatically: {why}, and every recovery point is "
         f"damaged{beyond}. This start changed nothing, and no automatic start follows.\n"
         f"{looked_at}\n"
+        f"{_not_undone(facts)}"
         "Repair one of them and start the stream by hand (its job on Dagster's page, restart_stream_job, or its "
         "program on a terminal), which tries all of them again; or name another snapshot or its location with "
         "start_from; or discard the state with start_from=empty and discard_state."
@@ -271,6 +272,12 @@ def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], po
 
 def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
     stream, live = facts.stream, facts.live
+    if (live is None or stream.live_directory is None) and facts.before_the_edit:
+        raise LiveDirectoryError(
+            f"Stream {stream.stream_id!r} cannot be recovered automatically: {why}, and no snapshot has its edited "
+            f"state. {_not_undone(facts)}Name one of them with start_from to undo the edit, or discard the state with "
+            "start_from=empty and discard_state."
+        )
     if live is None or stream.live_directory is None:
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
     began_empty = stream.origin is not None and stream.origin.kind is OriginKind.EMPTY and facts.last_batch is None
@@ -287,10 +294,19 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
     raise LiveDirectoryError(
         f"Stream {stream.stream_id!r} cannot be recovered automatically: {why} ({stream.live_directory}), and the "
-        "catalog has no restorable snapshot of it. Put the live directory back, name a snapshot with start_from (a "
+        f"catalog has no restorable snapshot of it. {_not_undone(facts)}"
+        "Put the live directory back, name a snapshot with start_from (a "
         "location also works for a snapshot that the catalog does not list), or discard the state with "
         "start_from=empty and discard_state."
     )
+
+
+def _not_undone(facts: RecoveryFacts) -> str:
+    before = facts.before_the_edit
+    if not before:
+        return ""
+    names = ", ".join(describe_snapshot(snapshot) for snapshot in before[:8])
+    return f"Snapshots without the last edit of the state are not used, because that would undo it: {names}. "
 
 
 def _skipped_points(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:

@@ -33,7 +33,7 @@ from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
-from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clone, give_query_id, materialize, unwatched
 from dagster_ckpt.spark.query.description import NamedOutput
@@ -251,6 +251,7 @@ def _restore(
         pending_restore={"location": location, "batch_id": snapshot.batch_id, **undo},
         claims=plan.claims,
         plan=snapshot.plan,
+        state_edits=state_edits(live),
         duration_ms=monotonic_ms() - started_ms,
     )
     return _finish_restore(stream, record, sinks, lease)
@@ -405,6 +406,7 @@ def _start_empty(
         origin=StateOrigin.empty(before.live_directory),
         pending_restore={"sinks": wrote_to, **_undo(stream, None)},
         plan={},
+        state_edits=(),
     )
     return _finish_restore(stream, record, sinks, lease)
 

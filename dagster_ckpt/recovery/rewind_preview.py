@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
@@ -21,6 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY, RecoveryKind.START_EMPTY)
 
@@ -57,6 +58,7 @@ class RewindPreview:
         undone_since_ms: The earliest time at which the first undone batch may have been written, in ms
             since the epoch; None if unknown.
         safety_savepoint: How the current state will be preserved; None if nothing is left behind.
+        undone_edits: Edits of the state that the start undoes, each described.
     """
 
     plan: RecoveryPlan
@@ -67,6 +69,7 @@ class RewindPreview:
     sinks: tuple[SinkForecast, ...]
     undone_since_ms: int | None = None
     safety_savepoint: str | None = None
+    undone_edits: tuple[str, ...] = ()
 
     @property
     def batches(self) -> int:
@@ -103,6 +106,7 @@ class RewindPreview:
                 f"{self.batches} committed {'batch is' if self.batches == 1 else 'batches are'} processed again (from "
                 f"batch {self.plan.from_batch} back to {self.plan.to_batch}), rows: {self.rows}, time: {span}"
             )
+        lines += [f"this undoes an edit of the state: {edit}" for edit in self.undone_edits]
         lines += [self.safety_savepoint] if self.safety_savepoint is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
         return lines
@@ -154,7 +158,31 @@ def preview_rewind(
         sinks=(*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
         safety_savepoint=describe_safety_savepoint(plan, facts.start_from),
+        undone_edits=undone_edits(stream, facts, plan),
     )
+
+
+def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
+    """Descriptions of the edits that the stream's state contains, and the state that it would start from does not.
+
+    Raises:
+        SnapshotCorruptError: The snapshot cannot be read.
+        StorageAccessError: The snapshot cannot be reached.
+    """
+    if not facts.stream.state_edits or plan.kind in (RecoveryKind.REWIND, RecoveryKind.FINISH_RESTORE):
+        return ()
+    kept: Sequence[str] = ()
+    if plan.snapshot is not None:
+        kept = replace(plan.snapshot, properties=dict(_properties(stream, plan.snapshot))).state_edits
+    listed = stream.catalog.snapshots.of_stream(stream.stream_id)
+    known = {str(each.edit.get("id")): each for each in listed if each.edit}
+    return tuple(_described(edit, known.get(edit)) for edit in facts.stream.state_edits if edit not in kept)
+
+
+def _described(edit: str, savepoint: SnapshotRecord | None) -> str:
+    if savepoint is None:
+        return f"edit {edit}, whose savepoint the catalog does not list"
+    return f"{describe_snapshot(savepoint)} ({savepoint.edit.get('reason')}, by {savepoint.edit.get('by')})"
 
 
 def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:

@@ -32,6 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     CommitEntry,
     OffsetEntry,
     parse_commit_entry,
+    parse_edits,
     parse_offset_entry,
     parse_query_id,
     parse_rewrite_id,
@@ -42,6 +43,8 @@ from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, stat
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_since, layout_of
 
 ATTEMPTS = 5
+# Property of a snapshot: ids of the edits that its state contains, oldest first.
+STATE_EDITS = "state_edits"
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ def _cut_at(
         needed += operator.files
     rewrite_id = parse_rewrite_id(metadata.data or b"", f"{live.url}/{METADATA}")
     state = CommittedState(folder, query_id, operators, committed, commit, rewrite_id)
+    edits = parse_edits(metadata.data or b"", f"{live.url}/{METADATA}")
     state_needed, chain, extends = _state(state, base)
     needed += state_needed
     after = state_after(folder, query_id, operators, in_flight, commit) if carry_state and in_flight else None
@@ -182,6 +186,7 @@ def _cut_at(
     _check_still_there(live, batch_id, metadata)
     facts = CutFacts(committed, before, in_flight, commit, operators, captured)
     properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
+    properties |= {STATE_EDITS: list(edits)} if edits else {}
     in_flight_batch = in_flight.batch_id if in_flight else None
     return Cut(
         batch_id,

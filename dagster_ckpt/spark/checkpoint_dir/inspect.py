@@ -25,6 +25,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     INTERNAL_PARTITIONS,
     SHUFFLE_PARTITIONS,
     parse_commit_entry,
+    parse_edits,
     parse_offset_entry,
     parse_query_id,
 )
@@ -119,6 +120,19 @@ def live_query_id(live: LiveDirectory) -> str | None:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
         return None
+
+
+def state_edits(live: LiveDirectory) -> tuple[str, ...]:
+    """Ids of the edits that the state in a directory contains, oldest first.
+
+    Raises:
+        LiveDirectoryError: The file `metadata` cannot be parsed.
+        StorageAccessError: The directory cannot be reached.
+    """
+    try:
+        return parse_edits(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+    except FileNotFoundError:
+        return ()
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:

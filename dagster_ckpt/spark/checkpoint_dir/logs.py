@@ -7,7 +7,7 @@ entry is one file: a line with the version, then JSON lines.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -29,6 +29,7 @@ NO_OFFSET = "-"
 # Ours, in Spark's file `metadata`, of which Spark reads only the id of the query: the state was
 # written by a rewrite, and not by the query.
 REWRITE_ID = "dagsterCkptRewriteId"
+EDITS = "dagsterCkptEdits"
 # Ten times as many as any deployment of Spark uses. A file with more is damaged and would exhaust
 # the memory.
 _MOST_PARTITIONS = 1_000_000
@@ -96,6 +97,7 @@ class CommitEntry:
 class _QueryMetadata(BaseModel):
     id: str = Field(min_length=1)
     rewrite_id: str | None = Field(default=None, alias=REWRITE_ID)
+    edits: tuple[str, ...] = Field(default=(), alias=EDITS)
 
 
 class _OffsetMetadata(BaseModel):
@@ -129,15 +131,36 @@ def parse_rewrite_id(data: bytes, where: str) -> str | None:
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).rewrite_id
 
 
-def query_metadata(query_id: str, rewrite_id: str | None = None) -> bytes:
+def parse_edits(data: bytes, where: str) -> tuple[str, ...]:
+    """Parse the ids of the edits that the state contains, oldest first, in the file `metadata`.
+
+    Raises:
+        LiveDirectoryError: It cannot be parsed.
+    """
+    return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).edits
+
+
+def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence[str] = ()) -> bytes:
     """Content of the file `metadata`.
 
     Args:
         query_id: Id of the query.
         rewrite_id: Id of the rewrite that wrote the state, if one did.
+        edits: Ids of the edits that the state contains, oldest first.
     """
-    fields = {"id": query_id} if rewrite_id is None else {"id": query_id, REWRITE_ID: rewrite_id}
+    fields: dict[str, object] = {"id": query_id}
+    fields |= {REWRITE_ID: rewrite_id} if rewrite_id is not None else {}
+    fields |= {EDITS: list(edits)} if edits else {}
     return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
+    """The file `metadata` of another query that continues from the same state.
+
+    Raises:
+        LiveDirectoryError: It cannot be parsed.
+    """
+    return query_metadata(query_id, parse_rewrite_id(data, where), parse_edits(data, where))
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:

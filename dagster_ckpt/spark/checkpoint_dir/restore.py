@@ -23,7 +23,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     LiveDirectory,
     NeededFile,
 )
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id, query_metadata
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, with_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
 
@@ -213,8 +213,8 @@ def give_query_id(live: LiveDirectory, query_id: str) -> None:
         StorageAccessError: It cannot be written.
     """
     # A new file replaces the old one, which may be a hard link shared with the original directory.
-    rewrite_id = parse_rewrite_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-    live.folder.write(METADATA, [query_metadata(query_id, rewrite_id)])
+    data = with_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}", query_id)
+    live.folder.write(METADATA, [data])
 
 
 class Filler:
@@ -267,8 +267,7 @@ class Filler:
             self.sinks.setdefault(index, []).append(SinkEntry(name, b"".join(chunks)))
         elif path == METADATA and self._new_query_id is not None:
             # The old content is consumed, which checks its digest.
-            rewrite_id = parse_rewrite_id(b"".join(chunks), path)
-            self._folder.place(path, [query_metadata(self._new_query_id, rewrite_id)])
+            self._folder.place(path, [with_query_id(b"".join(chunks), path, self._new_query_id)])
         elif is_metadata_v2(path):
             try:
                 data = rewrite_schema_paths(b"".join(chunks), path, self._target.spark_location)

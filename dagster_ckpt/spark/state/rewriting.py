@@ -170,7 +170,8 @@ def rewrite_state(
             staged.delete()
     rewrite_id, began = str(uuid.uuid4()), time.monotonic()
     try:
-        write_skeleton(state, target, shape, rewrite_id, watch, left_out=rewrite.copied)
+        is_edit = change_rows is not None
+        write_skeleton(state, target, shape, rewrite_id, watch, is_edit=is_edit, left_out=rewrite.copied)
         _write_rows(rewrite, watch)
         stores = _prove(rewrite, watch)
         target.folder.flush_all()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dagster_ckpt.errors import RestoreError
-from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
+from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS, Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     COMPRESSION_CODEC,
@@ -81,6 +81,11 @@ class StoppedState:
         path = f"{COMMITS}/{self.batch_id}"
         return parse_commit_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
 
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """Ids of the edits that the state contains, oldest first."""
+        return tuple(self.cut.properties.get(STATE_EDITS, ()))
+
     @cached_property
     def stored(self) -> StoredState | None:
         """How the state is stored; None for a stateless query."""
@@ -104,6 +109,7 @@ def write_skeleton(
     rewrite_id: str,
     watch: Watch,
     *,
+    is_edit: bool = False,
     left_out: Sequence[Operator] = (),
 ) -> None:
     """Create a directory that has everything of a stopped query but its state.
@@ -117,20 +123,28 @@ def write_skeleton(
         shape: How its state will be stored.
         rewrite_id: Id of the rewrite.
         watch: Called for every file; if it raises, the directory is incomplete.
+        is_edit: Whether other rows are written, which the directory and its snapshots remember.
         left_out: Operators without a file in it, so that Spark's rewriter does not see them.
     """
     folder = target.folder
     folder.make()
     folder.place(NOT_IN_USE, [b""])
     is_rewritten = len(left_out) < len(source.operators)
-    for path, data in _files(source, target, shape, rewrite_id, is_rewritten=is_rewritten):
+    edits = (*source.edits, *([rewrite_id] if is_edit else []))
+    for path, data in _files(source, target, shape, rewrite_id, edits, is_rewritten=is_rewritten):
         watch()
         if not _is_of(path, left_out):
             folder.place(path, [data])
 
 
 def _files(
-    source: StoppedState, target: LiveDirectory, shape: StateShape, rewrite_id: str, *, is_rewritten: bool
+    source: StoppedState,
+    target: LiveDirectory,
+    shape: StateShape,
+    rewrite_id: str,
+    edits: Sequence[str],
+    *,
+    is_rewritten: bool,
 ) -> Iterator[tuple[str, bytes]]:
     kept = {file.path for operator in source.operators for file in operator.files}
     settings = _settings(source.offsets, shape, is_rewritten=is_rewritten)
@@ -138,7 +152,7 @@ def _files(
     for file in source.cut.needed:
         where, path = f"{source.live.url}/{file.source}", file.path
         if path == METADATA:
-            yield path, query_metadata(source.cut.query_id, rewrite_id)
+            yield path, query_metadata(source.cut.query_id, rewrite_id, edits)
         elif path.startswith(f"{OFFSETS}/"):
             yield path, with_settings(file.read(), where, settings)
         elif path.startswith(f"{COMMITS}/"):
@@ -179,7 +193,7 @@ def copy_operators(
     """
     if operators:
         described = [
-            each for each in _files(source, target, shape, "", is_rewritten=False) if _is_of(each[0], operators)
+            each for each in _files(source, target, shape, "", (), is_rewritten=False) if _is_of(each[0], operators)
         ]
         state = CommittedState(source.live.folder, source.cut.query_id, list(operators), source.offsets, source.commit)
         held = ((file.path, file.read()) for file in state_files(state).files)

@@ -51,6 +51,7 @@ def upgrade() -> None:
         sa.Column("plan", sa.Text(), nullable=True),
         sa.Column("accepted_plan", sa.String(length=80), nullable=True),
         sa.Column("origin", sa.Text(), nullable=True),
+        sa.Column("state_edits", sa.Text(), nullable=True),
         sa.Column("next_number", sa.Integer(), nullable=False),
         sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("updated_at_ms", sa.BigInteger(), nullable=False),

@@ -1,0 +1,188 @@
+"""Edited state after a start from it: no recovery undoes the edit, and a start that names an older snapshot says so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError
+from dagster_ckpt.operations.derived_savepoint import derive_savepoint
+from dagster_ckpt.operations.lifecycle import preview, preview_start
+from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.operations.snapshots import promote_checkpoint
+from dagster_ckpt.operations.state_editing import _write
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import restore_into
+from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_edits, query_metadata
+from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.golden_stream import STREAM, GoldenStream
+
+LATEST = StartFrom()
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Iterator[GoldenStream]:
+    """A stopped stream after batch 4, with a checkpoint and a savepoint."""
+    golden = GoldenStream(tmp_path).make()
+    golden.snapshot()
+    golden.snapshot(SnapshotKind.SAVEPOINT, label="before")
+    golden.end()
+    yield golden
+    golden.close()
+
+
+def edit(golden: GoldenStream, reference: str, label: str) -> SnapshotRecord:
+    """An edited savepoint. Only its identity counts here, so its rows stay as they are."""
+    stream = golden.stream
+    plan = preview_start(stream, StartFrom.parse(reference))
+    original = plan.snapshot
+    assert original is not None
+    copy = LiveDirectory(str(golden.root / "scratch" / label))
+    restore_into(stream, original.location or "", copy, is_scratch=True)
+    before = parse_edits(copy.folder.read(METADATA), METADATA)
+    copy.folder.write(METADATA, [query_metadata(original.query_id or "", label, [*before, label])])
+    done = {"id": label, "reason": "request 4711", "by": "ada"}
+    return derive_savepoint(
+        stream,
+        original,
+        lambda identity: _write(stream, original, copy, identity, edit=done, target_directory=None),
+        trigger=SnapshotTrigger.EDIT,
+        label=label,
+        purpose="test",
+        state_rows=None,
+        began_ms=0,
+    )
+
+
+def lose(golden: GoldenStream, *snapshots: SnapshotRecord) -> None:
+    """The live directories are lost, and these snapshots are found broken."""
+    shutil.rmtree(golden.live.parent)
+    for snapshot in snapshots:
+        golden.stream.catalog.snapshots.verified(snapshot.snapshot_id, "damaged")
+
+
+def recovered(golden: GoldenStream) -> str | None:
+    """What an unattended recovery would restore."""
+    plan = plan_recovery(recovery_facts(golden.stream, LATEST, predecessor_ended=True, is_automatic=True))
+    assert plan.kind is RecoveryKind.RESTORE
+    assert plan.snapshot is not None
+    return plan.snapshot.label or f"chk-{plan.snapshot.number}"
+
+
+def test_a_lost_checkpoint_after_the_edit_leads_to_the_edited_savepoint_and_no_further(golden: GoldenStream) -> None:
+    edited = edit(golden, "before", "forgotten")
+    golden.start("forgotten")
+    golden.commit(5)
+    after = golden.snapshot()
+    assert after.state_edits == ("forgotten",)
+
+    lose(golden, after)
+    assert recovered(golden) == "forgotten"
+
+    lost = edited.location or ""
+    golden.stream.catalog.snapshots.verified(edited.snapshot_id, "damaged")
+    with pytest.raises(RecoveryExhaustedError, match=r"would undo it: savepoint before at batch 4, chk-1 at batch 4"):
+        recovered(golden)
+    assert Path(lost.removeprefix("file://")).exists()
+
+
+def test_a_preference_for_checkpoints_does_not_undo_an_edit(golden: GoldenStream) -> None:
+    edit(golden, "before", "forgotten")
+    golden.start("forgotten")
+    shutil.rmtree(golden.live)
+    golden.stream = replace(golden.stream, options=replace(golden.stream.options, prefer_checkpoint_for_recovery=True))
+    assert recovered(golden) == "forgotten"
+
+
+@pytest.mark.parametrize("further", ["chk-4", "batch-5"])
+def test_later_timelines_keep_the_edit(golden: GoldenStream, further: str) -> None:
+    edit(golden, "before", "forgotten")
+    golden.start("forgotten")
+    golden.commit(5)
+    after = golden.snapshot()
+    golden._begin("again", golden.live_url)
+    golden._writer.executions.heartbeat("again", {"sinks": ["NoopTable"]})
+    golden.start(further, accept_loss=True, no_safety_savepoint=True)
+
+    lose(golden, after)
+    assert recovered(golden) == "forgotten"
+
+
+def test_an_edited_savepoint_and_a_copy_of_it_are_not_used_before_a_start_names_one(golden: GoldenStream) -> None:
+    edit(golden, "before", "forgotten")
+    promote_checkpoint(golden.stream, "forgotten", label="copy")
+    shutil.rmtree(golden.live)
+    assert recovered(golden) == "before"
+    golden.start("copy")
+    shutil.rmtree(golden.live)
+    assert recovered(golden) == "copy"
+
+
+def test_a_start_that_names_an_older_snapshot_says_which_edits_it_undoes(golden: GoldenStream) -> None:
+    edit(golden, "before", "forgotten")
+    golden.start("forgotten")
+    assert preview(golden.stream, LATEST).undone_edits == ()
+    edit(golden, "forgotten", "corrected")
+    golden.start("corrected")
+
+    ahead = preview(golden.stream, StartFrom.parse("before"))
+    assert "this undoes an edit of the state: savepoint forgotten at batch 4 (request 4711, by ada)" in ahead.messages()
+    assert len(ahead.undone_edits) == 2
+    assert len(preview(golden.stream, StartFrom.parse("forgotten")).undone_edits) == 1
+
+    golden.start("before")
+    shutil.rmtree(golden.live)
+    assert recovered(golden) == "before"
+
+
+def test_a_stream_whose_edited_state_is_gone_does_not_begin_empty(golden: GoldenStream) -> None:
+    edited = edit(golden, "before", "forgotten")
+    golden.start("forgotten")
+    with golden.stream.catalog.database.writing() as connection:
+        connection.execute(text("UPDATE streams SET live_directory = NULL, origin = NULL"))
+        connection.execute(text("UPDATE snapshots SET status = 'DELETED' WHERE label = 'forgotten'"))
+    assert edited.state_edits == ("forgotten",)
+    with pytest.raises(LiveDirectoryError, match="no snapshot has its edited state"):
+        preview_start(golden.stream, LATEST)
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_rebuilt_catalog_knows_the_edit_from_the_live_directory(golden: GoldenStream, has_checkpoint: bool) -> None:
+    edit(golden, "before", "forgotten")
+    golden.start("forgotten")
+    if has_checkpoint:
+        golden.commit(5)
+        golden.snapshot()
+    live = golden.live
+    rebuild_in_a_new_catalog(golden)
+    assert golden.live == live
+    assert golden.stream.catalog.streams.get(STREAM).state_edits == ("forgotten",)
+    shutil.rmtree(golden.live)
+    assert recovered(golden) == ("chk-4" if has_checkpoint else "forgotten")
+
+
+def test_a_rebuild_without_a_live_directory_names_the_edit_that_a_plain_start_would_undo(golden: GoldenStream) -> None:
+    edit(golden, "before", "forgotten")
+    golden.start("forgotten")
+    golden.commit(5)
+    shutil.rmtree(golden.live.parent)
+    messages = rebuild_in_a_new_catalog(golden)
+    assert any("savepoint forgotten at batch 4 has edited state" in message for message in messages)
+
+
+def rebuild_in_a_new_catalog(golden: GoldenStream) -> list[str]:
+    deployment = golden.stream.catalog.deployment_id
+    golden.stream.catalog.close()
+    golden.stream = replace(golden.stream, catalog=Catalog(f"sqlite:///{golden.root / 'new-catalog.db'}"))
+    return rebuild(golden.stream, origin="a test", take_over_deployment=deployment).messages()

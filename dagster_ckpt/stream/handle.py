@@ -20,7 +20,7 @@ from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE, LiveDirectory
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 Clock = Callable[[], int]
@@ -194,7 +194,7 @@ class StreamHandle:
         return [
             built
             for built in self.live_directories()
-            if built.generation > known and not built.is_unfinished and not built.live.is_not_in_use()
+            if built.generation > known and not built.is_unfinished and _is_used(built.live)
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
@@ -230,6 +230,12 @@ class StreamHandle:
     def _names_storage(self) -> bool:
         of_backend = self.backend.checkpoint_storage() if self.backend is not None else None
         return self.options.storage is not None or of_backend is not None
+
+
+def _is_used(live: LiveDirectory) -> bool:
+    # A process that was killed as it created or deleted a directory leaves an empty one.
+    names = live.folder.list()
+    return bool(names) and NOT_IN_USE not in names
 
 
 def register(

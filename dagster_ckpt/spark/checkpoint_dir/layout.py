@@ -96,7 +96,20 @@ class LiveDirectory:
         self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
-        """Delete the directory; a missing one is not an error."""
+        """Delete the directory; a missing one is not an error.
+
+        The mark of one that is not in use goes last: without it, what a killed deletion leaves would
+        count as a directory in use.
+        """
+        path = self.local_path
+        # Of a symbolic link only the link is deleted.
+        marked = {} if path is not None and path.is_symlink() else self.folder.list(hidden=True)
+        if NOT_IN_USE in marked:
+            for name, entry in marked.items():
+                if entry.is_directory:
+                    self.sibling(f"/{name}").folder.delete_all()
+                elif name != NOT_IN_USE:
+                    self.folder.delete(name)
         self.folder.delete_all()
 
     def positions(self) -> Positions:

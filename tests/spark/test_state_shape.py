@@ -27,6 +27,7 @@ from tests.support.golden_stream import GoldenStream
 CUSTOM = "com.example.Provider"
 CODEC = "spark.sql.streaming.stateStore.compression.codec"
 CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
+STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 
 
@@ -37,7 +38,8 @@ def stored(
     has_metadata: bool = True,
     settings: dict[str, str] | None = None,
 ) -> StoredState:
-    return StoredState(StateShape(provider, partitions), operators or ("stateStoreSave",), has_metadata, settings or {})
+    pinned = {STRICT: "true", **(settings or {})}
+    return StoredState(StateShape(provider, partitions), operators or ("stateStoreSave",), has_metadata, pinned)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,8 @@ def stored(
         (stored(ROCKSDB, settings={CHECKSUM: "true"}), WantedShape(12)),
         # No new heap file is compressed with the codec of before.
         (stored(ROCKSDB, settings={CODEC: "lzf"}), WantedShape(provider=HEAP)),
+        # Each row stays in its partition.
+        (stored(HEAP, settings={STRICT: "false"}), WantedShape(provider=ROCKSDB, checkpoint_format=2)),
     ],
 )
 def test_what_can_be_rewritten(state: StoredState, wanted: WantedShape) -> None:
@@ -83,6 +87,7 @@ def test_what_can_be_rewritten(state: StoredState, wanted: WantedShape) -> None:
         (stored(HEAP, settings={CHECKSUM: "true"}), WantedShape(12), "rowChecksum.enabled is on"),
         (stored(ROCKSDB, settings={CHECKSUM: "true"}), WantedShape(provider=HEAP), "rowChecksum.enabled is on"),
         (stored(has_metadata=False), WantedShape(12), "Spark 3.5 wrote it"),
+        (stored(settings={STRICT: "false"}), WantedShape(12), "began on Spark 3.2 or older"),
         (stored(), WantedShape(0), "from 1 to 32768"),
         (stored(), WantedShape(40_000), "from 1 to 32768"),
     ],
@@ -90,6 +95,15 @@ def test_what_can_be_rewritten(state: StoredState, wanted: WantedShape) -> None:
 def test_what_cannot_is_refused_with_the_reason(state: StoredState, wanted: WantedShape, why: str) -> None:
     with pytest.raises(StateRewriteError, match=why):
         check_rewrite(state, wanted.of(state.shape))
+
+
+def test_rows_of_a_query_that_began_on_spark_3_2_are_not_changed() -> None:
+    old = stored(settings={STRICT: "false"})
+    with pytest.raises(StateRewriteError, match="not the number of its partitions or its rows"):
+        check_rewrite(old, old.shape, changes_rows=True)
+    unpinned = StoredState(old.shape, old.operators, old.has_metadata, {})
+    with pytest.raises(StateRewriteError, match=r"began on Spark 3\.2 or older"):
+        check_rewrite(unpinned, WantedShape(12).of(old.shape))
 
 
 def test_heap_state_has_checkpoint_format_1() -> None:

@@ -151,7 +151,7 @@ def rewrite_state(
         raise StateRewriteError(f"{source.url}: the query keeps no state, so there is nothing to rewrite.")
     before = state.stored.shape
     shape = shape or before
-    check_rewrite(state.stored, shape)
+    check_rewrite(state.stored, shape, changes_rows=change_rows is not None)
     moves = change_rows is not None or shape.partitions != before.partitions
     progress = JobProgress(report)
     rewrite = _Rewrite(spark, state, target, shape, change_rows, progress)

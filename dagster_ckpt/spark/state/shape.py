@@ -22,6 +22,8 @@ _JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 # Seen on Spark 4.3: its reader of all column families knows only lists of transformWithState as several values.
 _NEWEST_JOIN_FORMAT = 3
 _TRANSFORM = "transformWithState"
+# Spark pins it since 3.3, as false for a query that began on an older release, which has no such setting.
+_STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _NAMES = {HEAP: "heap state (HDFSBackedStateStoreProvider)", ROCKSDB: "RocksDB"}
 
 
@@ -98,17 +100,18 @@ class WantedShape:
         return replace(changed, checkpoint_format=1) if changed.provider == HEAP else changed
 
 
-def check_rewrite(stored: StoredState, wanted: StateShape) -> None:
+def check_rewrite(stored: StoredState, wanted: StateShape, *, changes_rows: bool = False) -> None:
     """Check that a rewrite can store some state in another shape.
 
     Args:
         stored: The state.
         wanted: Its new shape; may be the same, if only rows change.
+        changes_rows: Whether rows change too.
 
     Raises:
         StateRewriteError: It cannot; the message says why.
     """
-    why = _why_not(stored, wanted)
+    why = _why_not(stored, wanted, moves=changes_rows or wanted.partitions != stored.shape.partitions)
     if why is not None:
         raise StateRewriteError(
             f"The state ({stored.shape}) cannot be rewritten as {wanted}: {why} Nothing was changed. Keep the shape "
@@ -116,7 +119,7 @@ def check_rewrite(stored: StoredState, wanted: StateShape) -> None:
         )
 
 
-def _why_not(stored: StoredState, wanted: StateShape) -> str | None:
+def _why_not(stored: StoredState, wanted: StateShape, *, moves: bool) -> str | None:
     if not 0 < wanted.partitions <= MOST_PARTITIONS:
         return f"the number of state partitions must be from 1 to {MOST_PARTITIONS}."
     for shape in (stored.shape, wanted):
@@ -124,6 +127,13 @@ def _why_not(stored: StoredState, wanted: StateShape) -> str | None:
             return f"the files of {shape.provider} are not known, only those of Spark's own providers."
     if not stored.has_metadata:
         return "Spark 3.5 wrote it without metadata of its operators. Run the query for one batch on this Spark first."
+    if moves and stored.settings.get(_STRICT) != "true":
+        # A conversion leaves each row in its partition, wherever that is.
+        return (
+            f"the query began on Spark 3.2 or older ({_STRICT} is not true), which may place a key by some of its "
+            "columns, so the partition of a row is not known. Its backend and checkpoint format can be changed, "
+            "not the number of its partitions or its rows."
+        )
     if JOIN in stored.operators and int(stored.settings.get(_JOIN_FORMAT, "2")) > _NEWEST_JOIN_FORMAT:
         return (
             f"Spark's StateRewriter damages join state of format v{stored.settings[_JOIN_FORMAT]}: it treats "

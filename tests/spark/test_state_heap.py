@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import struct
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.spark.state.heap import HeapStore, _compressed, heap_snapshot
+from dagster_ckpt.spark.doctor.checksums import lz4_trouble
+from dagster_ckpt.spark.state.heap import HeapStore, compressed, heap_snapshot
 
 Rows = dict[bytes, bytes]
 words = st.integers(1, 6).flatmap(lambda n: st.binary(min_size=8 * n, max_size=8 * n))
@@ -29,13 +33,18 @@ def plain(rows: Iterable[tuple[bytes, bytes | None]]) -> bytes:
     return b"".join(parts) + struct.pack(">i", -1)
 
 
+def checksum(content: bytes) -> int:
+    return int(xxhash.xxh32_intdigest(content, 0x9747B28C)) & 0x0FFFFFFF
+
+
 def lz4(data: bytes) -> bytes:
     """As lz4-java writes it: one block packed, one stored, an empty one at the end."""
     half = len(data) // 2
     packed = bytes(pa.Codec("lz4_raw").compress(data[:half], asbytes=True))
-    blocks = [(0x25, packed, half), (0x15, data[half:], len(data) - half), (0x15, b"", 0)]
+    blocks = [(0x25, packed, data[:half]), (0x15, data[half:], data[half:]), (0x15, b"", b"")]
     return b"".join(
-        struct.pack("<8sBiii", b"LZ4Block", token, len(body), size, 0) + body for token, body, size in blocks
+        struct.pack("<8sBiii", b"LZ4Block", token, len(body), len(content), checksum(content) if content else 0) + body
+        for token, body, content in blocks
     )
 
 
@@ -47,7 +56,12 @@ def snappy(data: bytes) -> bytes:
     return head + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
 
 
-CODECS = {"zstd": lambda data: b"".join(_compressed([data])), "lz4": lz4, "snappy": snappy}
+def zstd(data: bytes) -> bytes:
+    """As zstd-jni writes it for Spark: a frame without a checksum."""
+    return bytes(pa.Codec("zstd").compress(data, asbytes=True))
+
+
+CODECS = {"zstd": zstd, "lz4": lz4, "snappy": snappy}
 
 
 def store(folder: Path, files: dict[str, bytes], codec: str, version: int) -> HeapStore:
@@ -76,8 +90,35 @@ def test_what_is_written_is_read_again(rows: Rows) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        data = b"".join(_compressed(heap_snapshot(rows.items())))
-        assert store(Path(folder), {"7.snapshot": data}, "zstd", 7).read(2) == rows
+        data = b"".join(compressed(heap_snapshot(rows.items())))
+        assert store(Path(folder), {"7.snapshot": data}, "lz4", 7).read(2) == rows
+        assert lz4_trouble(data) is None
+
+
+def test_many_rows_are_written_in_blocks(tmp_path: Path) -> None:
+    rows = {n.to_bytes(8, "big"): random.Random(n).randbytes(512) for n in range(400)}
+    data = b"".join(compressed(heap_snapshot(rows.items())))
+    assert data.count(b"LZ4Block") == 5
+    assert lz4_trouble(data) is None
+    assert store(tmp_path, {"7.snapshot": data}, "lz4", 7).read(2) == rows
+
+
+@pytest.mark.parametrize("place", [30, 200, -60])
+def test_a_flipped_bit_does_not_become_state(tmp_path: Path, place: int) -> None:
+    data = bytearray(lz4(plain([(bytes([n]) * 8, bytes([n]) * 8) for n in range(40)])))
+    data[place] ^= 1
+    with pytest.raises(LiveDirectoryError, match="not a readable file of heap state"):
+        store(tmp_path, {"1.delta": bytes(data)}, "lz4", 1).read(2)
+
+
+def test_other_codecs_are_compared_with_the_checksum_file_of_hadoop(tmp_path: Path) -> None:
+    data = snappy(plain([(b"12345678", b"abcdefgh")]))
+    sums = b"crc\0" + struct.pack(">iI", 512, zlib.crc32(data))
+    files = {"1.delta": data, ".1.delta.crc": sums}
+    assert store(tmp_path, files, "snappy", 1).read(2) == {b"12345678": b"abcdefgh"}
+    files["1.delta"] = data.replace(b"abcdefgh", b"abcdefgi")
+    with pytest.raises(LiveDirectoryError, match="checksum that Hadoop wrote"):
+        store(tmp_path, files, "snappy", 1).read(2)
 
 
 @pytest.mark.parametrize(

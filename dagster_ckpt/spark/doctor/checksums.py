@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,8 +13,9 @@ from blake3 import blake3
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, decompress_block
+from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum, decompress_block
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.untrusted import from_json, number_in, reading
@@ -44,11 +44,6 @@ MAGIC = b"LZ4Block"
 # Magic, token, compressed length, plain length, checksum; the last block is empty.
 _HEADER = struct.Struct("<8sBiiI")
 _RAW = 0x10
-# Constants of xxHash32 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md), and lz4-java's seed and mask.
-_P1, _P2, _P3, _P4, _P5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
-_MASK = 0xFFFFFFFF
-_SEED = 0x9747B28C
-_CHECKSUM_BITS = 0x0FFFFFFF
 
 
 def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
@@ -101,46 +96,11 @@ def _is_sound(block: bytes, length: int, checksum: int, *, is_raw: bool) -> bool
             plain = block if is_raw else decompress_block(block, length)
     except LiveDirectoryError:
         return False
-    return len(plain) == length and xxh32(plain) & _CHECKSUM_BITS == checksum
-
-
-def xxh32(data: bytes, seed: int = _SEED) -> int:
-    """32-bit xxHash."""
-    length = len(data)
-    whole = length & ~15
-    if length >= 16:
-        one, two, three, four = seed + _P1 + _P2 & _MASK, seed + _P2 & _MASK, seed, seed - _P1 & _MASK
-        for first, second, third, fourth in struct.iter_unpack("<4I", memoryview(data)[:whole]):
-            one = one + first * _P2 & _MASK
-            one = (one << 13 | one >> 19) * _P1 & _MASK
-            two = two + second * _P2 & _MASK
-            two = (two << 13 | two >> 19) * _P1 & _MASK
-            three = three + third * _P2 & _MASK
-            three = (three << 13 | three >> 19) * _P1 & _MASK
-            four = four + fourth * _P2 & _MASK
-            four = (four << 13 | four >> 19) * _P1 & _MASK
-        mixed = _rotated(one, 1) + _rotated(two, 7) + _rotated(three, 12) + _rotated(four, 18) & _MASK
-    else:
-        mixed = seed + _P5 & _MASK
-    mixed = mixed + length & _MASK
-    words = whole + (length - whole & ~3)
-    for (word,) in struct.iter_unpack("<I", memoryview(data)[whole:words]):
-        mixed = _rotated(mixed + word * _P3 & _MASK, 17) * _P4 & _MASK
-    for byte in data[words:]:
-        mixed = _rotated(mixed + byte * _P5 & _MASK, 11) * _P1 & _MASK
-    mixed = (mixed ^ mixed >> 15) * _P2 & _MASK
-    mixed = (mixed ^ mixed >> 13) * _P3 & _MASK
-    return mixed ^ mixed >> 16
-
-
-def _rotated(value: int, by: int) -> int:
-    return (value << by | value >> 32 - by) & _MASK
+    return len(plain) == length and block_checksum(plain) == checksum
 
 
 # The last bytes of RocksDB's block-based tables (`kBlockBasedTableMagicNumber`), little-endian.
 _SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
-# Hadoop's `ChecksumFileSystem`: four bytes, the chunk length, then a CRC32 per chunk.
-_HADOOP_MAGIC = b"crc\0"
 _FRAMED = (".delta", ".snapshot", ".changelog")
 
 
@@ -161,7 +121,7 @@ def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
         FileNotFoundError: It does not exist.
     """
     data = folder.read(path)
-    fits = _fits_hadoop(folder, path, data)
+    fits = fits_hadoop(folder, path, data)
     # A file that matches Hadoop's checksum need not be decompressed to verify it.
     trouble = _own_trouble(path, data, checksums=fits is not True)
     if trouble is not None:
@@ -199,7 +159,7 @@ def _proves_itself(path: str, data: bytes) -> bool:
 
 
 def _stale(path: str) -> Finding:
-    what = f"Its own checksums are right, but its content does not match Hadoop's checksum {_hidden(path)}"
+    what = f"Its own checksums are right, but its content does not match Hadoop's checksum {checksum_file(path)}"
     if path.endswith(".zip"):
         return error(
             Code.HADOOP_CHECKSUM_STALE,
@@ -218,8 +178,8 @@ def _differs(path: str) -> Finding:
     return error(
         Code.CHECKSUM_DIFFERS,
         path,
-        f"Its content does not match Hadoop's checksum {_hidden(path)}: it was altered after it was written. Spark "
-        "may not notice, and continue with wrong values.",
+        f"Its content does not match Hadoop's checksum {checksum_file(path)}: it was altered after it was written. "
+        "Spark may not notice, and continue with wrong values.",
     )
 
 
@@ -249,29 +209,6 @@ def _spark_checksum(folder: FileIO, path: str, data: bytes) -> Iterator[Finding]
         yield error(
             Code.CHECKSUM_DIFFERS, path, "Its content does not have the CRC32C that Spark recorded: it was altered."
         )
-
-
-def _hidden(path: str) -> str:
-    directory, slash, name = path.rpartition("/")
-    return f"{directory}{slash}.{name}.crc"
-
-
-def _fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
-    """Whether a file matches Hadoop's checksum file; None if there is none."""
-    try:
-        sums = folder.read(_hidden(path))
-    except FileNotFoundError:
-        return None
-    if not sums.startswith(_HADOOP_MAGIC) or len(sums) < len(_HADOOP_MAGIC) + 4:
-        return None
-    (length,) = struct.unpack_from(">i", sums, len(_HADOOP_MAGIC))
-    noted = sums[len(_HADOOP_MAGIC) + 4 :]
-    if length <= 0:
-        return False
-    chunks = range(0, len(data), length)
-    return len(noted) == 4 * len(chunks) and noted == b"".join(
-        struct.pack(">I", zlib.crc32(data[at : at + length])) for at in chunks
-    )
 
 
 _NOTES = ("/_metadata/", "/_stateSchema/")

@@ -13,12 +13,14 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK
+from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum
 from dagster_ckpt.spark.checkpoint_dir.state.version_files import StoreDirectory, heap_files
 from dagster_ckpt.untrusted import reading
 
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# What heap state is written with: a frame of zstd needs no checksum of each block, as LZ4 does.
-HEAP_CODEC = "zstd"
+# What heap state is written with: the only codec of which Spark writes checksums.
+HEAP_CODEC = "lz4"
 # Every row is a whole number of words.
 _WORD = 8
 _LENGTH = struct.Struct(">i")
 _LZ4_HEADER = struct.Struct("<8sBiii")
-_LZ4_STORED = 0x10
+_LZ4_MAGIC = b"LZ4Block"
+_LZ4_PACKED, _LZ4_STORED = 0x20, 0x10
+# The size of our blocks, and how a token says it: as a power of two above 2 ** 10.
+_LZ4_BLOCK, _LZ4_LEVEL = 1 << 16, 6
 # Header of snappy-java: its magic, its version, and the oldest version that reads it.
 _SNAPPY_HEADER = 16
 _CHUNK = 1 << 20
@@ -90,8 +95,12 @@ class HeapStore:
         path = store_directory(self.operator, partition, self.store)
         for file in heap_files(StoreDirectory(self.folder, path), self.version):
             refuse = partial(_refuse, f"{self.folder.url}/{file.source}")
-            with reading(refuse), self.folder.open(file.source) as stream:
-                for key, value in _records(_Plain(_plain(stream, self.codec))):
+            with reading(refuse):
+                data = self.folder.read(file.source)
+                # Only blocks of LZ4 have checksums of their own.
+                if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
+                    raise ValueError("it does not have the checksum that Hadoop wrote beside it")
+                for key, value in _records(_Plain(_plain(BytesIO(data), self.codec))):
                     if value is None:
                         state.pop(key, None)
                     else:
@@ -140,61 +149,31 @@ def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
 
     path = f"{store_directory(store.operator, context.partitionId(), store.store)}/{store.version}.snapshot"
     # A second attempt of a task writes the same rows.
-    store.folder.write(path, _compressed(heap_snapshot(rows())))
+    store.folder.write(path, compressed(heap_snapshot(rows())))
     yield pa.RecordBatch.from_arrays([pa.array([count], pa.int64())], names=["rows"])
 
 
-def _compressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """One frame of zstd, in pieces."""
+def compressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks that lz4-java writes (`LZ4BlockOutputStream`), each with its checksum; the last one is empty."""
     import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
 
-    out = _Collected()
-    with pa.CompressedOutputStream(pa.PythonFile(out, "wb"), "zstd") as stream:
-        for chunk in chunks:
-            stream.write(chunk)
-            if out.size >= _CHUNK:
-                yield out.take()
-        stream.close()
-        yield out.take()
+    codec, pending = pa.Codec("lz4_raw"), bytearray()
+    for chunk in chunks:
+        pending += chunk
+        while len(pending) >= _LZ4_BLOCK:
+            yield _lz4_block(codec, bytes(pending[:_LZ4_BLOCK]))
+            del pending[:_LZ4_BLOCK]
+    if pending:
+        yield _lz4_block(codec, bytes(pending))
+    yield _LZ4_HEADER.pack(_LZ4_MAGIC, _LZ4_STORED | _LZ4_LEVEL, 0, 0, 0)
 
 
-class _Collected:
-    """A file of which the written bytes are taken."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self.size = 0
-
-    def write(self, data: bytes) -> int:
-        """Keep some bytes."""
-        self._parts.append(bytes(data))
-        self.size += len(data)
-        return len(data)
-
-    def take(self) -> bytes:
-        """The bytes since the last call."""
-        data, self._parts, self.size = b"".join(self._parts), [], 0
-        return data
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def writable(self) -> bool:
-        """Whether it is open for writing."""
-        return True
-
-    def readable(self) -> bool:
-        """Whether it is open for reading."""
-        return False
-
-    def seekable(self) -> bool:
-        """Whether it has positions."""
-        return False
+def _lz4_block(codec: pa.Codec, plain: bytes) -> bytes:
+    data, method = bytes(codec.compress(plain, asbytes=True)), _LZ4_PACKED
+    if len(data) >= len(plain):
+        data, method = plain, _LZ4_STORED
+    head = _LZ4_HEADER.pack(_LZ4_MAGIC, method | _LZ4_LEVEL, len(data), len(plain), block_checksum(plain))
+    return head + data
 
 
 class _Opened:
@@ -240,14 +219,17 @@ def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
 
 
 def _lz4(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
-    """Blocks of lz4-java (`LZ4BlockInputStream`), without their checksums: every row is compared after a rewrite."""
+    """Blocks of lz4-java (`LZ4BlockInputStream`)."""
     while header := stream.read(_LZ4_HEADER.size):
-        magic, token, packed, length, _checksum = _LZ4_HEADER.unpack(header)
-        if magic != b"LZ4Block" or not (0 <= packed <= LARGEST_BLOCK and 0 <= length <= LARGEST_BLOCK):
+        magic, token, packed, length, checksum = _LZ4_HEADER.unpack(header)
+        if magic != _LZ4_MAGIC or not (0 <= packed <= LARGEST_BLOCK and 0 <= length <= LARGEST_BLOCK):
             raise ValueError("it has a block that LZ4 did not write")
         data = _exactly(stream, packed)
         if length:
-            yield data if token & 0xF0 == _LZ4_STORED else bytes(codec.decompress(data, length))
+            plain = data if token & 0xF0 == _LZ4_STORED else bytes(codec.decompress(data, length))
+            if len(plain) != length or block_checksum(plain) != checksum:
+                raise ValueError("a block does not have the checksum it was written with")
+            yield plain
 
 
 def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:

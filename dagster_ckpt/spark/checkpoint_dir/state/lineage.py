@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import BinaryIO
 
+import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import LiveDirectoryError
@@ -23,6 +24,13 @@ _EXTENDED = 15
 # The largest block that lz4-java writes.
 LARGEST_BLOCK = 1 << 25
 _WITH_LINEAGE = {3, 4}
+# Seed and mask of lz4-java's checksums.
+_SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
+
+
+def block_checksum(plain: bytes) -> int:
+    """The checksum that lz4-java writes of the plain content of a block: 28 bits of xxHash32."""
+    return xxhash.xxh32_intdigest(plain, _SEED) & _CHECKSUM_BITS
 
 
 class _Item(BaseModel):

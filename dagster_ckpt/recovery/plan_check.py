@@ -16,11 +16,11 @@ from dagster_ckpt.errors import (
     SparkNotFoundError,
     StateBackendChangeError,
     StatePartitionsError,
-    StateRewriteError,
 )
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.spark.checkpoint_dir.inspect import check_pinned_provider, pinned_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
 from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.state.raw_rows import FORMAT_VERSION
 from dagster_ckpt.spark.state.rewriting import shape_in, stored_state
@@ -173,7 +173,7 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
         return StateCheck()
     shape = _shape(stream, plan)
     partitions = _wanted_partitions(stream, start_from, shape)
-    provider, version, messages = _wanted_backend(stream, plan)
+    provider, version, messages = _wanted_backend(stream, plan, shape)
     if shape is None:
         # Nothing is stored yet, or the query keeps no state.
         return StateCheck(messages)
@@ -185,11 +185,6 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
 
 
 def _check_can_be_rewritten(stream: StreamHandle, plan: RecoveryPlan, wanted: StateShape) -> None:
-    if plan.kind is RecoveryKind.FINISH_RESTORE:
-        raise StateRewriteError(
-            f"Stream {stream.stream_id!r} has an unfinished restore, so its state cannot be rewritten yet. Start it "
-            "once as it is, then try again."
-        )
     stored = (
         StoredState.of_properties(_properties(stream, plan)) if _is_restore(plan) else stored_state(_live(stream, plan))
     )
@@ -221,7 +216,9 @@ def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: State
     return configured.number
 
 
-def _wanted_backend(stream: StreamHandle, plan: RecoveryPlan) -> tuple[str | None, int | None, tuple[str, ...]]:
+def _wanted_backend(
+    stream: StreamHandle, plan: RecoveryPlan, shape: StateShape | None
+) -> tuple[str | None, int | None, tuple[str, ...]]:
     """Provider and checkpoint format to convert the state to, if any, and what Spark keeps anyway."""
     if stream.backend is None:
         return None, None, ()
@@ -230,11 +227,24 @@ def _wanted_backend(stream: StreamHandle, plan: RecoveryPlan) -> tuple[str | Non
         _check_log(stream, plan)
         if stream.on_backend_change is OnStateChange.REFUSE:
             raise StateBackendChangeError(f"Stream {stream.stream_id!r} cannot be started. {change.refused}")
-    if stream.on_backend_change is OnStateChange.REFUSE:
-        return None, None, change.kept
     settings = stream.backend.spark_settings()
-    version = settings.get(FORMAT_VERSION)
-    return settings[PROVIDER_CLASS], int(version) if version else None, change.kept
+    version = int(settings[FORMAT_VERSION]) if settings.get(FORMAT_VERSION) else None
+    if stream.on_backend_change is OnStateChange.REFUSE:
+        if shape is not None and shape.provider == settings[PROVIDER_CLASS] != HEAP:
+            _refuse_other_format(stream, shape.checkpoint_format, version)
+        return None, None, change.kept
+    return settings[PROVIDER_CLASS], version, change.kept
+
+
+def _refuse_other_format(stream: StreamHandle, stored: int, wanted: int | None) -> None:
+    # Spark goes on in the format of the newest commit, whatever the session says
+    # (`CheckpointVersionManager.resolveCommitLogVersion` of Spark 4.3).
+    if wanted not in (None, stored):
+        raise StateBackendChangeError(
+            f"Stream {stream.stream_id!r} cannot be started. Its state is in checkpoint format v{stored}, but the "
+            f"state backend sets {FORMAT_VERSION} to {wanted}, which Spark would ignore. Set it to {stored} or leave it "
+            "out, or let the start convert the state (on_change: CONVERT of the state backend)."
+        )
 
 
 def _is_restore(plan: RecoveryPlan) -> bool:

@@ -100,11 +100,15 @@ def prepare(
     record = stream.catalog.streams.get(stream.stream_id)
     if plan.kind is RecoveryKind.RESUME and record.live_directory is not None and rewrite is None:
         return _resume(stream, LiveDirectory(record.live_directory), sinks, lease)
-    if plan.kind is RecoveryKind.FINISH_RESTORE:
-        return _finish_restore(stream, _out_of_the_fence(stream, record, lease), sinks, lease)
+    if plan.kind is RecoveryKind.FINISH_RESTORE and rewrite is None and not _is_fenced(record):
+        return _finish_restore(stream, record, sinks, lease)
     claim_live_folder(stream)
     building = Building(stream.new_live_directory(record.live_generation, lease.record.token), rewrite, watch)
-    prepared = _prepare_new(stream, plan, record, building, sinks=sinks, lease=lease)
+    if plan.kind is RecoveryKind.FINISH_RESTORE:
+        moved = _moved(stream, record, building, sinks=sinks, lease=lease)
+        prepared = _finish_restore(stream, moved, sinks, lease)
+    else:
+        prepared = _prepare_new(stream, plan, record, building, sinks=sinks, lease=lease)
     return replace(prepared, rewritten=building.rewritten)
 
 
@@ -375,17 +379,29 @@ def _origin_of_rewound(before: StreamRecord, old: str, batch_id: int) -> StateOr
     return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
 
 
-def _out_of_the_fence(stream: StreamHandle, record: StreamRecord, lease: LeaseKeeper) -> StreamRecord:
-    """The stream with a directory that a query may start in: the restored one may be fenced."""
-    if record.live_directory is None or LiveDirectory(record.live_directory).fenced_at() is None:
+def _is_fenced(record: StreamRecord) -> bool:
+    return record.live_directory is not None and LiveDirectory(record.live_directory).fenced_at() is not None
+
+
+def _moved(
+    stream: StreamHandle, record: StreamRecord, building: Building, *, sinks: Survey, lease: LeaseKeeper
+) -> StreamRecord:
+    """The stream with a directory that a query may start in: a restored one may be fenced, or its state be rewritten.
+
+    What remains of the restore, the fork or the import stays to be done.
+    """
+    if record.live_directory is None:
         return record
-    fenced = LiveDirectory(record.live_directory)
-    claim_live_folder(stream)
-    live = stream.new_live_directory(record.live_generation, lease.record.token)
-    origin = record.origin
-    if fenced.positions().commit is not None:
-        made = clone(fenced, live, carry_state=True, marked=True)
-        origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
+    old, live, origin = LiveDirectory(record.live_directory), building.live, record.origin
+    if old.positions().commit is not None:
+        if building.rewrites and not _is_fenced(record):
+            building.rewrite(old)
+        else:
+            building.fill(lambda new: _clone(old, new, building.watch, carry_state=not building.rewrites))
+        if "fork_of" in (record.pending_restore or {}):
+            # It may have been killed in its first batch. A restore rolls its sinks back anyway.
+            building.check_in_flight(sinks.to_settle, roll_back_tables=stream.options.roll_back_tables)
+        origin = StateOrigin.of_directory(record.live_directory, live.positions().commit, record.origin)
     return stream.catalog.streams.switch_live_directory(
         lease.record,
         live.url,

@@ -30,7 +30,7 @@ _ENCODING = PINNED_SINCE_OPERATOR_METADATA
 
 @dataclass(frozen=True)
 class StateEdit:
-    """A change of the rows of state. Rows are forgotten first, then replaced.
+    """A change of the rows of state. Rows are forgotten first, then replaced. Of several edits, the last decides.
 
     Attributes:
         operator: Number or name of the operator; None for every operator whose key has the columns of
@@ -148,21 +148,33 @@ def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, af
 
     unasked, name = difference.rows, difference.name
     left = after.frame(name).rows
-    for edit in (each for each in planned if name in each.states):
+    later: list[StateEdit] = []
+    # The last edit of a key decides about it.
+    for edit in (each for each in reversed(planned) if name in each.states):
         if edit.edit.forget is not None:
             is_removed = F.col(CHANGE) == Change.REMOVED.value
             unasked = unasked.where(~is_removed).unionByName(_without(unasked.where(is_removed), edit.edit.forget, KEY))
         if edit.edit.replace is not None:
             asked = edit.edit.replace.select(KEY, VALUE)
             unasked = _other_keys(unasked, asked)
+            asked = _undecided(asked, later)
             written = left.select(KEY, VALUE).intersect(asked).count()
             if written != asked.distinct().count():
                 raise _wrong(name, f"only {written} of the rows to write exist")
             left = _other_keys(left, asked)
         if edit.edit.forget is not None and (kept := left.count() - _without(left, edit.edit.forget, KEY).count()):
             raise _wrong(name, f"{kept} rows that were to be forgotten are still there")
+        later.append(edit.edit)
     if wrong := unasked.count():
         raise _wrong(name, f"{wrong} rows changed that the edit does not name")
+
+
+def _undecided(rows: DataFrame, later: Sequence[StateEdit]) -> DataFrame:
+    """The rows whose keys no later edit forgets or replaces."""
+    for edit in later:
+        rows = rows if edit.forget is None else _without(rows, edit.forget, KEY)
+        rows = rows if edit.replace is None else _other_keys(rows, edit.replace)
+    return rows
 
 
 def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:

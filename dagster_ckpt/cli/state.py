@@ -1,4 +1,4 @@
-"""Commands on the state of streams: state show, state diff, state forget."""
+"""Commands on the state of streams: state show, state diff, state forget, state remaining."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import cli, command, confirm, progress, stream_exists, yes
+from dagster_ckpt.cli.main import PROBLEM_FOUND, cli, command, confirm, progress, stream_exists, yes
 from dagster_ckpt.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -180,6 +180,27 @@ def forget(
         return
     for message in done.messages():
         click.echo(message)
+
+
+@command(
+    "remaining",
+    group=state,
+    epilog="\b\nExample:\n  dagster-ckpt state remaining orders forgotten-4711",
+)
+@click.argument("stream")
+@click.argument("savepoint")
+def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> int:
+    """List what still contains the state from before an edit.
+
+    SAVEPOINT is the savepoint that `state forget` made. Exits with 3 if anything is left. Spark is not needed.
+    """
+    found = client.remaining_state(stream, savepoint)
+    if as_json:
+        print_json({"snapshots": found.snapshots, "directories": found.directories})
+    else:
+        for message in found.messages():
+            click.echo(message)
+    return 0 if found.is_nowhere else PROBLEM_FOUND
 
 
 def _spark() -> SparkSession:

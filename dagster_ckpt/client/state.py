@@ -11,6 +11,7 @@ from dagster_ckpt.client.connection import Connection, given_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_ckpt.operations.remaining_state import RemainingState
     from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
     from dagster_ckpt.operations.state_editing import EditedState
     from dagster_ckpt.spark.state.editing import StateEdit
@@ -84,6 +85,26 @@ class StateMethods(Connection):
         from dagster_ckpt.operations.state_browsing import StreamStateDiff
 
         return StreamStateDiff(self._open(stream), before, after, operator=operator, state=state, spark=spark)
+
+    def remaining_state(self, stream: str, savepoint: str) -> RemainingState:
+        """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            savepoint: Id, label or location of the savepoint with the edited state.
+
+        Raises:
+            SnapshotNotFoundError: The catalog lists no such savepoint.
+            OptionError: Its state was not edited.
+            StorageAccessError: The storage or the live folder cannot be reached.
+
+        Example:
+            >>> for message in client.remaining_state("orders", "forgotten-4711").messages():
+            ...     print(message)
+        """
+        from dagster_ckpt.operations.remaining_state import remaining_state
+
+        return remaining_state(self._open(stream), savepoint)
 
     def edit_state(
         self,

@@ -52,7 +52,7 @@ class EditedState:
         edited_from: The snapshot that was edited.
         changes: Number of rows by change, for each state that was edited.
         skipped: States whose keys do not have the columns of the condition; they are unchanged.
-        still_there: Snapshots of the stream that are older than the savepoint: they keep what was forgotten.
+        still_there: Snapshots of the stream without the edit: they keep what was forgotten.
     """
 
     savepoint: SnapshotRecord
@@ -77,6 +77,11 @@ class EditedState:
         if self.still_there:
             names = ", ".join(describe_snapshot(each) for each in self.still_there)
             messages.append(f"older snapshots contain the previous state until they are deleted: {names}")
+        named = self.savepoint.label or self.savepoint.snapshot_id
+        messages.append(
+            "so does the live directory until the stream is started from the savepoint. What is left then: "
+            f"dagster-ckpt state remaining {self.savepoint.stream_id} {named}"
+        )
         return messages
 
 
@@ -164,7 +169,7 @@ def edit_state(
         older = [
             each
             for each in stream.catalog.snapshots.completed(stream.stream_id)
-            if each.snapshot_id != savepoint.snapshot_id
+            if rewritten.rewrite_id not in each.state_edits
         ]
         return EditedState(savepoint, state.snapshot, changes, skipped, tuple(older))
 

@@ -242,8 +242,8 @@ def _refuse_other_format(stream: StreamHandle, stored: int, wanted: int | None) 
     if wanted not in (None, stored):
         raise StateBackendChangeError(
             f"Stream {stream.stream_id!r} cannot be started. Its state is in checkpoint format v{stored}, but the "
-            f"state backend sets {FORMAT_VERSION} to {wanted}, which Spark would ignore. Set it to {stored} or leave it "
-            "out, or let the start convert the state (on_change: CONVERT of the state backend)."
+            f"state backend sets {FORMAT_VERSION} to {wanted}, which Spark would ignore. Set it to {stored}, leave "
+            "it out, or let the start convert the state (on_change: CONVERT of the state backend)."
         )
 
 

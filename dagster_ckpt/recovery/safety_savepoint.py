@@ -26,7 +26,18 @@ def describe_safety_savepoint(plan: RecoveryPlan, start_from: StartFrom) -> str 
         return None
     if start_from.no_safety_savepoint:
         return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost for good"
-    return f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
+    kept = f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
+    return kept + _unedited(plan)
+
+
+def _unedited(plan: RecoveryPlan) -> str:
+    """A start from edited state keeps a way back to the state from before: what was forgotten is still in it."""
+    if plan.snapshot is None or not plan.snapshot.edit:
+        return ""
+    return (
+        f"; it contains the state from before the edit of {describe_snapshot(plan.snapshot)}: delete it if that must "
+        "not stay, or start with no_safety_savepoint"
+    )
 
 
 def take_safety_savepoint(
@@ -60,7 +71,8 @@ def take_safety_savepoint(
         except CkptError as error:
             why = str(error)
         else:
-            return f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the rewind"
+            took = f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the rewind"
+            return took + _unedited(plan)
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:
         if facts.live is None or facts.live.status is not LiveStatus.GOOD:
@@ -71,7 +83,7 @@ def take_safety_savepoint(
             f"current position could be taken, and it has no snapshot newer than batch {plan.to_batch}: {why} Repair "
             "that, or start with no_safety_savepoint; the rewind then cannot be undone."
         )
-    return _tag(stream, newest, label, why, lease)
+    return _tag(stream, newest, label, why, lease) + _unedited(plan)
 
 
 def _tag(stream: StreamHandle, snapshot: SnapshotRecord, label: str, why: str, lease: LeaseRecord) -> str:

@@ -77,6 +77,16 @@ def remove_leftovers(stream: StreamHandle) -> None:
             folder.folder.delete(in_use)
 
 
+def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
+    """The temporary directories of a stream that exist, in use or left by a killed process.
+
+    Raises:
+        StorageAccessError: The folder of live directories cannot be reached.
+    """
+    folder = _folder(stream)
+    return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
+
+
 def _reported_at(folder: LiveDirectory, in_use: str) -> int:
     try:
         return int(folder.folder.read(in_use))

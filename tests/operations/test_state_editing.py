@@ -110,7 +110,13 @@ def test_rows_are_replaced_and_a_table_becomes_the_state(spark: SparkSession, go
         corrected = F.col("value").withField("count", F.lit(100).cast("long"))
         row = state.rows().where("key.k = 3").withColumn("value", corrected)
         client.edit_state(STREAM, StateEdit(0, replace=row), reason="twice", label="corrected", spark=spark)
-        edits = [StateEdit(forget="k = 0"), StateEdit(0, forget="k = 1", replace=row)]
+        # Of several edits of one key, the last decides.
+        wrong = state.rows().where("key.k in (0, 3)").withColumn("value", corrected)
+        edits = [
+            StateEdit(0, replace=wrong),
+            StateEdit(forget="k = 0"),
+            StateEdit(0, forget="k in (1, 3)", replace=row),
+        ]
         client.edit_state(STREAM, edits, reason="both", snapshot="before-forgetting", label="both", spark=spark)
         whole = StateEdit("stateStoreSave", forget="true", replace=row)
         client.edit_state(STREAM, whole, reason="table", snapshot="before-forgetting", label="table", spark=spark)
@@ -157,12 +163,18 @@ def test_the_guide_runs(spark: SparkSession, golden: GoldenStream, tmp_path: Pat
         ("k = 7", "k = 2"),
     ):
         text = text.replace(name, value)
-    [_stop, show, forget, _restart] = re.findall(r"^\$ dagster-ckpt (.*)$", text, re.MULTILINE)
+    [_stop, show, forget, _restart, remaining] = re.findall(r"^\$ dagster-ckpt (.*)$", text, re.MULTILINE)
     asks = CliRunner().invoke(commands(), shlex.split(forget))
     assert "confirm with --yes" in asks.output
     for line in (show, f"{forget} --yes"):
         result = CliRunner().invoke(commands(), shlex.split(line))
         assert result.exit_code == 0, result.output + str(result.exception)
+    left = CliRunner().invoke(commands(), shlex.split(remaining))
+    assert left.exit_code == 3
+    assert re.findall(r"forgotten-4711 at batch 4: (savepoint \S+|the live directory)", left.output) == [
+        "savepoint before-forgetting",
+        "the live directory",
+    ]
     with Client(golden.stream.catalog) as client:
         assert set(rows(client, spark, "forgotten-4711")) == {0, 1, 3}
         with client.state(STREAM, "before-forgetting", spark=spark) as state:

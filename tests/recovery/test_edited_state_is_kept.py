@@ -11,21 +11,17 @@ import pytest
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError
-from dagster_ckpt.operations.derived_savepoint import derive_savepoint
 from dagster_ckpt.operations.lifecycle import preview, preview_start
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.snapshots import promote_checkpoint
-from dagster_ckpt.operations.state_editing import _write
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.snapshot.manifest import SnapshotKind
-from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_edits, query_metadata
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.edited_savepoint import edited_savepoint
 from tests.support.golden_stream import STREAM, GoldenStream
 
 LATEST = StartFrom()
@@ -40,29 +36,6 @@ def golden(tmp_path: Path) -> Iterator[GoldenStream]:
     golden.end()
     yield golden
     golden.close()
-
-
-def edit(golden: GoldenStream, reference: str, label: str) -> SnapshotRecord:
-    """An edited savepoint. Only its identity counts here, so its rows stay as they are."""
-    stream = golden.stream
-    plan = preview_start(stream, StartFrom.parse(reference))
-    original = plan.snapshot
-    assert original is not None
-    copy = LiveDirectory(str(golden.root / "scratch" / label))
-    restore_into(stream, original.location or "", copy, is_scratch=True)
-    before = parse_edits(copy.folder.read(METADATA), METADATA)
-    copy.folder.write(METADATA, [query_metadata(original.query_id or "", label, [*before, label])])
-    done = {"id": label, "reason": "request 4711", "by": "ada"}
-    return derive_savepoint(
-        stream,
-        original,
-        lambda identity: _write(stream, original, copy, identity, edit=done, target_directory=None),
-        trigger=SnapshotTrigger.EDIT,
-        label=label,
-        purpose="test",
-        state_rows=None,
-        began_ms=0,
-    )
 
 
 def lose(golden: GoldenStream, *snapshots: SnapshotRecord) -> None:
@@ -81,7 +54,7 @@ def recovered(golden: GoldenStream) -> str | None:
 
 
 def test_a_lost_checkpoint_after_the_edit_leads_to_the_edited_savepoint_and_no_further(golden: GoldenStream) -> None:
-    edited = edit(golden, "before", "forgotten")
+    edited = edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
     golden.commit(5)
     after = golden.snapshot()
@@ -98,7 +71,7 @@ def test_a_lost_checkpoint_after_the_edit_leads_to_the_edited_savepoint_and_no_f
 
 
 def test_a_preference_for_checkpoints_does_not_undo_an_edit(golden: GoldenStream) -> None:
-    edit(golden, "before", "forgotten")
+    edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
     shutil.rmtree(golden.live)
     golden.stream = replace(golden.stream, options=replace(golden.stream.options, prefer_checkpoint_for_recovery=True))
@@ -107,7 +80,7 @@ def test_a_preference_for_checkpoints_does_not_undo_an_edit(golden: GoldenStream
 
 @pytest.mark.parametrize("further", ["chk-4", "batch-5"])
 def test_later_timelines_keep_the_edit(golden: GoldenStream, further: str) -> None:
-    edit(golden, "before", "forgotten")
+    edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
     golden.commit(5)
     after = golden.snapshot()
@@ -120,7 +93,7 @@ def test_later_timelines_keep_the_edit(golden: GoldenStream, further: str) -> No
 
 
 def test_an_edited_savepoint_and_a_copy_of_it_are_not_used_before_a_start_names_one(golden: GoldenStream) -> None:
-    edit(golden, "before", "forgotten")
+    edited_savepoint(golden, "before", "forgotten")
     promote_checkpoint(golden.stream, "forgotten", label="copy")
     shutil.rmtree(golden.live)
     assert recovered(golden) == "before"
@@ -130,10 +103,10 @@ def test_an_edited_savepoint_and_a_copy_of_it_are_not_used_before_a_start_names_
 
 
 def test_a_start_that_names_an_older_snapshot_says_which_edits_it_undoes(golden: GoldenStream) -> None:
-    edit(golden, "before", "forgotten")
+    edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
     assert preview(golden.stream, LATEST).undone_edits == ()
-    edit(golden, "forgotten", "corrected")
+    edited_savepoint(golden, "forgotten", "corrected")
     golden.start("corrected")
 
     ahead = preview(golden.stream, StartFrom.parse("before"))
@@ -147,7 +120,7 @@ def test_a_start_that_names_an_older_snapshot_says_which_edits_it_undoes(golden:
 
 
 def test_a_stream_whose_edited_state_is_gone_does_not_begin_empty(golden: GoldenStream) -> None:
-    edited = edit(golden, "before", "forgotten")
+    edited = edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
     with golden.stream.catalog.database.writing() as connection:
         connection.execute(text("UPDATE streams SET live_directory = NULL, origin = NULL"))
@@ -159,7 +132,7 @@ def test_a_stream_whose_edited_state_is_gone_does_not_begin_empty(golden: Golden
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_a_rebuilt_catalog_knows_the_edit_from_the_live_directory(golden: GoldenStream, has_checkpoint: bool) -> None:
-    edit(golden, "before", "forgotten")
+    edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
     if has_checkpoint:
         golden.commit(5)
@@ -173,7 +146,7 @@ def test_a_rebuilt_catalog_knows_the_edit_from_the_live_directory(golden: Golden
 
 
 def test_a_rebuild_without_a_live_directory_names_the_edit_that_a_plain_start_would_undo(golden: GoldenStream) -> None:
-    edit(golden, "before", "forgotten")
+    edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
     golden.commit(5)
     shutil.rmtree(golden.live.parent)

@@ -1,0 +1,36 @@
+"""A savepoint with edited state, made without Spark."""
+
+from __future__ import annotations
+
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.operations.derived_savepoint import derive_savepoint
+from dagster_ckpt.operations.lifecycle import preview_start
+from dagster_ckpt.operations.state_editing import _write
+from dagster_ckpt.recovery.prepare import restore_into
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_edits, query_metadata
+from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.golden_stream import GoldenStream
+
+
+def edited_savepoint(golden: GoldenStream, reference: str, label: str) -> SnapshotRecord:
+    """An edited savepoint; the id of the edit is its label. Its rows stay as they are."""
+    stream = golden.stream
+    plan = preview_start(stream, StartFrom.parse(reference))
+    original = plan.snapshot
+    assert original is not None
+    copy = LiveDirectory(str(golden.root / "scratch" / label))
+    restore_into(stream, original.location or "", copy, is_scratch=True)
+    before = parse_edits(copy.folder.read(METADATA), METADATA)
+    copy.folder.write(METADATA, [query_metadata(original.query_id or "", label, [*before, label])])
+    done = {"id": label, "reason": "request 4711", "by": "ada"}
+    return derive_savepoint(
+        stream,
+        original,
+        lambda identity: _write(stream, original, copy, identity, edit=done, target_directory=None),
+        trigger=SnapshotTrigger.EDIT,
+        label=label,
+        purpose="test",
+        state_rows=None,
+        began_ms=0,
+    )

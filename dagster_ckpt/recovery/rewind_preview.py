@@ -157,7 +157,7 @@ def preview_rewind(
         left=tuple(left),
         sinks=(*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
-        safety_savepoint=describe_safety_savepoint(plan, facts.start_from),
+        safety_savepoint=describe_safety_savepoint(facts, plan),
         undone_edits=undone_edits(stream, facts, plan),
     )
 

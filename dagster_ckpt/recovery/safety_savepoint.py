@@ -20,19 +20,19 @@ def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
     return plan.kind in _REWINDS and start_from.point is not StartPoint.LATEST and plan.rewound_batches > 0
 
 
-def describe_safety_savepoint(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
+def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:
     """Announcement of how to come back to the current state; None if nothing is left behind."""
-    if not leaves_something_behind(plan, start_from):
+    if not leaves_something_behind(plan, facts.start_from):
         return None
-    if start_from.no_safety_savepoint:
+    if facts.start_from.no_safety_savepoint:
         return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost for good"
     kept = f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
-    return kept + _unedited(plan)
+    return kept + _unedited(facts, plan)
 
 
-def _unedited(plan: RecoveryPlan) -> str:
+def _unedited(facts: RecoveryFacts, plan: RecoveryPlan) -> str:
     """A start from edited state keeps a way back to the state from before: what was forgotten is still in it."""
-    if plan.snapshot is None or not plan.snapshot.edit:
+    if plan.snapshot is None or set(plan.snapshot.state_edits) <= set(facts.stream.state_edits):
         return ""
     return (
         f"; it contains the state from before the edit of {describe_snapshot(plan.snapshot)}: delete it if that must "
@@ -72,7 +72,7 @@ def take_safety_savepoint(
             why = str(error)
         else:
             took = f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the rewind"
-            return took + _unedited(plan)
+            return took + _unedited(facts, plan)
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:
         if facts.live is None or facts.live.status is not LiveStatus.GOOD:
@@ -83,7 +83,7 @@ def take_safety_savepoint(
             f"current position could be taken, and it has no snapshot newer than batch {plan.to_batch}: {why} Repair "
             "that, or start with no_safety_savepoint; the rewind then cannot be undone."
         )
-    return _tag(stream, newest, label, why, lease) + _unedited(plan)
+    return _tag(stream, newest, label, why, lease) + _unedited(facts, plan)
 
 
 def _tag(stream: StreamHandle, snapshot: SnapshotRecord, label: str, why: str, lease: LeaseRecord) -> str:

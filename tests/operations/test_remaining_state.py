@@ -67,6 +67,12 @@ def test_a_start_from_the_savepoint_says_that_its_safety_savepoint_has_the_key(g
         "the live directory /live/golden/live-1-0",
     ]
 
+    # What the stream leaves now has the edit.
+    golden.commit(5)
+    again = preview(golden.stream, asked)
+    assert again.safety_savepoint is not None
+    assert "before the edit" not in again.safety_savepoint
+
 
 def test_the_list_ends_once_everything_is_deleted(golden: GoldenStream) -> None:
     golden.start("forgotten", accept_loss=True)

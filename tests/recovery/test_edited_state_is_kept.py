@@ -11,18 +11,23 @@ import pytest
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError
 from dagster_ckpt.operations.lifecycle import preview, preview_start
 from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import promote_checkpoint
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.as_writer import set_stream
 from tests.support.edited_savepoint import edited_savepoint
+from tests.support.failed_upgrade import WRONG, failed_upgrade
 from tests.support.golden_stream import STREAM, GoldenStream
+from tests.support.rewind_history import History
 
 LATEST = StartFrom()
 
@@ -159,3 +164,16 @@ def rebuild_in_a_new_catalog(golden: GoldenStream) -> list[str]:
     golden.stream.catalog.close()
     golden.stream = replace(golden.stream, catalog=Catalog(f"sqlite:///{golden.root / 'new-catalog.db'}"))
     return rebuild(golden.stream, origin="a test", take_over_deployment=deployment).messages()
+
+
+def test_an_upgrade_that_failed_is_not_rolled_back_behind_an_edit(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    failed_upgrade(history)
+    set_stream(history.shelf.stream.catalog, history.shelf.stream.stream_id, state_edits='["an edit"]')
+
+    after = roll_back(history.shelf.stream, run_id="a run")
+
+    assert after.phase is UpgradePhase.ROLLBACK_FAILED
+    assert "this would undo an edit of the state: edit an edit" in after.reason
+    assert history.batch == WRONG
+    history.close()

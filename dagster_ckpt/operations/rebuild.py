@@ -21,13 +21,14 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, record_of
 from dagster_ckpt.stream.start_from import checked_label
@@ -58,6 +59,11 @@ class RebuildReport:
     live_directory: str | None
     skipped: tuple[str, ...]
     undecided: tuple[str, ...] = ()
+
+    @property
+    def found_only_damage(self) -> bool:
+        """Whether state was found, but nothing of it that the stream can continue from."""
+        return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
         """The report as log messages."""
@@ -132,17 +138,20 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
             own deployment is registered.
 
     Raises:
+        StreamNotFoundError: Nothing of it was found, and the catalog does not know it either; nothing was changed.
         CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over
             another.
         LiveDirectoryError: The files belong to another deployment, named in the message.
         LeaseHeldError: The stream is running.
         StorageAccessError: The storage or the live folder cannot be reached; nothing was changed.
     """
+    found, skipped = _snapshots(stream)
+    if not found and not skipped:
+        _refuse_nothing(stream)
     if take_over_deployment is not None:
         stream.catalog.take_over_deployment(take_over_deployment, only_if_unused=True)
     record = stream.register()
     holder = this_holder(f"rebuild-{uuid.uuid4()}", origin, None)
-    found, skipped = _snapshots(stream)
     above = max(stream.newest_token(), _tokens_of(found))
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
@@ -175,6 +184,19 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
     maybe = tuple(map(describe_snapshot, undecided))
     return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped), maybe)
+
+
+def _refuse_nothing(stream: StreamHandle) -> None:
+    """Refuse to register an empty stream, such as of a wrong folder: its next start would begin from nothing."""
+    has_run = any(each.stream_id == stream.stream_id and each.live_generation for each in stream.catalog.streams.all())
+    if has_run or stream.live_directories():
+        return
+    storage = storage_place(stream.storage) or repr(stream.storage)
+    raise StreamNotFoundError(
+        f"Nothing of stream {stream.stream_id!r} was found: no snapshot in {storage}, and no live directory in "
+        f"{stream.live_folder}. Nothing was registered. Check the stream's id, the folder of the checkpoints "
+        "(--storage on the command line) and the folder of the live directories (--live-root)."
+    )
 
 
 def _tokens_of(found: Sequence[SnapshotRecord]) -> int:

@@ -133,7 +133,10 @@ class RecordedStreams:
             StorageAccessError: The storage or the folder cannot be reached.
         """
         if self.storage is None:
-            raise OptionError("No storage was given. Name the folder of the checkpoints, such as storage='s3://b/c'.")
+            raise OptionError(
+                "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
+                "command line, storage='s3://bucket/checkpoints' in Python."
+            )
         return sorted({*stream_folders(self.storage), *(live_folders(self.live_root) if self.live_root else ())})
 
     def _find(self, stream: str) -> StreamRecord | None:
@@ -148,13 +151,13 @@ class RecordedStreams:
             if given is None:
                 raise OptionError(
                     f"The catalog does not record how to open the storage of stream {stream_id!r}: it was never "
-                    "started, or its storage is a class of your own. Give storage, such as "
-                    "storage='s3://bucket/checkpoints'."
+                    "started, or its storage is a class of your own. Name it: --storage s3://bucket/checkpoints on the "
+                    "command line, storage='s3://bucket/checkpoints' in Python."
                 )
             return given
         if given is None:
             return recorded
-        places = _place(recorded), _place(given)
+        places = storage_place(recorded), storage_place(given)
         if not settings.is_own_storage and None not in places and places[0] != places[1]:
             raise OptionError(
                 f"Stream {stream_id!r} keeps its snapshots in {places[0]}, but storage is {places[1]}. Leave storage "
@@ -167,7 +170,8 @@ class RecordedStreams:
         if recorded is None and given is None:
             raise OptionError(
                 f"The catalog does not know where the live directories of stream {stream_id!r} are, because it was "
-                "never started. Give live_root, the folder that its program or its state_backend resource names."
+                "never started. Name the folder that its program or its state_backend resource names: --live-root on "
+                "the command line, live_root in Python."
             )
         if recorded is not None and given is not None and _spelled(recorded) != _spelled(given):
             raise OptionError(
@@ -177,7 +181,8 @@ class RecordedStreams:
         return recorded or given or ""
 
 
-def _place(storage: CheckpointStorage) -> str | None:
+def storage_place(storage: CheckpointStorage | None) -> str | None:
+    """The folder of the checkpoints of a storage; None: it has none, as a storage of your own."""
     if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return None
     return storage.checkpoint_location.url if storage.checkpoint_location is not None else None
@@ -186,7 +191,7 @@ def _place(storage: CheckpointStorage) -> str | None:
 def _with_access(recorded: CheckpointStorage, given: CheckpointStorage) -> CheckpointStorage:
     """The recorded storage with the credentials of the given one."""
     if not isinstance(given, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
-        return given if _place(recorded) is None else recorded
+        return given if storage_place(recorded) is None else recorded
     if (
         isinstance(recorded, FileSystemCheckpointStorage)
         and given.checkpoint_location is not None

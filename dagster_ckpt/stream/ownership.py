@@ -74,8 +74,9 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
         f"{record.live_directory or 'none any more'}, number {record.live_generation}, but the query has since moved "
         "to later ones. The catalog was restored from a backup, or it is a copy. Nothing was changed. Found:\n"
         f"{listed}\n"
-        "Restore the newest backup, or register these directories with rebuild_catalog_job (Client.rebuild): the next "
-        "start continues in the newest one. To discard all of this, start with start_from=empty and discard_state."
+        "Restore the newest backup, or register these directories with rebuild_catalog_job or dagster-ckpt rebuild: "
+        "the next start continues in the newest one. To discard all of this, start with start_from=empty and "
+        "discard_state."
     )
 
 
@@ -103,7 +104,7 @@ def _refuse_anothers_folder(stream: StreamHandle) -> None:
 
 IF_LOST = (
     "If its catalog was lost and none of its streams is running, register its state: rebuild_catalog_job with "
-    "take_over_deployment: {owner}."
+    "take_over_deployment: {owner}, or dagster-ckpt rebuild --take-over-deployment {owner}."
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.streams import StreamRecords
-from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError
+from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError, StreamNotFoundError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.snapshots import trigger_savepoint
@@ -338,9 +338,12 @@ def test_snapshots_of_another_stream_in_the_same_folder_are_none_of_its_business
     lost = lose_the_catalog(history)
     other = replace(history.shelf.stream, stream_id="other", live_root=str(history.shelf.root / "other-live"))
 
-    report = rebuild(other, origin="a test", take_over_deployment=lost)
+    with pytest.raises(StreamNotFoundError, match="Nothing of stream 'other' was found: no snapshot in file://"):
+        rebuild(other, origin="a test", take_over_deployment=lost)
 
-    assert (report.registered, report.live_directory) == ((), None)
+    # Nothing was changed: a first start would otherwise begin from nothing in a stream that seems known.
+    assert [each.stream_id for each in other.catalog.streams.all()] == [STREAM]
+    assert other.catalog.deployment_id != lost
 
 
 def test_a_rebuild_of_what_is_known_adds_only_what_is_missing(history: History) -> None:

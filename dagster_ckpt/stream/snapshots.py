@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.config.durations import utc_time
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
@@ -87,6 +88,28 @@ def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
     if snapshot.kind == CHECKPOINT:
         names.add(f"chk-{snapshot.number}")
     return plain in names
+
+
+def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord | None:
+    """The snapshot that a reference names, or None. A label may be used again; then only the id says which one.
+
+    Args:
+        snapshots: The snapshots to choose from.
+        reference: An id, number (`chk-7`), label or location.
+
+    Raises:
+        OptionError: Several of them have this label.
+    """
+    found = [snapshot for snapshot in snapshots if is_named(snapshot, reference)]
+    if len(found) > 1:
+        ids = "\n".join(
+            f"- {each.snapshot_id}: {describe_snapshot(each)}, {utc_time(each.completed_at_ms or 0)}" for each in found
+        )
+        raise OptionError(
+            f"{len(found)} snapshots of stream {found[0].stream_id!r} have the label {reference!r}. Name one by its "
+            f"id:\n{ids}"
+        )
+    return found[0] if found else None
 
 
 # How long a killed reader keeps a snapshot from being deleted.

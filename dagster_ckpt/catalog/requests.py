@@ -93,6 +93,18 @@ class RequestRecords:
             rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
             return [_record(row) for row in rows]
 
+    def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
+        """Requests that are neither answered nor withdrawn, oldest first.
+
+        Args:
+            stream_id: The stream; None for all.
+        """
+        query = select(requests).where(requests.c.status.in_(_OPEN)).order_by(requests.c.created_at_ms)
+        if stream_id is not None:
+            query = query.where(requests.c.stream_id == stream_id)
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
     def starts_to_launch(self) -> list[RequestRecord]:
         """Unanswered start requests of all streams, oldest first, in one query."""
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import getpass
 import socket
 from collections.abc import Mapping
@@ -78,6 +79,8 @@ class Connection:
         checkpoint_storage: _StorageResource | None = None,
         state_backend: _BackendResource | None = None,
         *,
+        storage: str | None = None,
+        live_root: str | None = None,
         origin: str | None = None,
     ) -> Self:
         """A client for the deployment that the Dagster resources of these names describe, with or without a run.
@@ -86,6 +89,8 @@ class Connection:
             checkpoint_catalog: A `CheckpointCatalogResource`.
             checkpoint_storage: A `CheckpointStorageResource`.
             state_backend: A `StateBackendResource`.
+            storage: As of a `Client`, instead of a `checkpoint_storage`.
+            live_root: As of a `Client`, instead of a `state_backend`.
             origin: Who operates, as the catalog shows it; default: user and host.
 
         Example:
@@ -93,8 +98,8 @@ class Connection:
         """
         client = cls(
             _ready(checkpoint_catalog).catalog(),
-            storage=_ready(checkpoint_storage).storage() if checkpoint_storage is not None else None,
-            live_root=_ready(state_backend).live_directory if state_backend is not None else None,
+            storage=_ready(checkpoint_storage).storage() if checkpoint_storage is not None else storage,
+            live_root=_ready(state_backend).live_directory if state_backend is not None else live_root,
             origin=origin,
         )
         client._is_own = True
@@ -104,6 +109,21 @@ class Connection:
     def catalog(self) -> Catalog:
         """The catalog."""
         return self._catalog
+
+    @property
+    def origin(self) -> str:
+        """Who operates, as the catalog shows it."""
+        return self._origin
+
+    def operating_as(self, origin: str) -> Self:
+        """The same client for another operator. This one keeps the connections, and closes them.
+
+        Args:
+            origin: Who operates, as the catalog shows it.
+        """
+        other = copy.copy(self)
+        other._origin, other._is_own = origin, False
+        return other
 
     def close(self) -> None:
         """Close the connections to the catalog, unless the caller opened it."""

@@ -112,6 +112,27 @@ class SnapshotMethods(Connection):
             return requests.await_answer(opened, asked, timeout_s=timeout_s)
         return requests.await_process(opened, asked, timeout_s=timeout_s)
 
+    def list_requests(self, stream: str | None = None) -> list[RequestRecord]:
+        """Requests that are neither answered nor withdrawn, oldest first.
+
+        Args:
+            stream: The stream; None for all streams.
+        """
+        return self.catalog.requests.unanswered(self._id_of(stream) if stream is not None else None)
+
+    def withdraw_request(self, request: RequestRecord | str) -> RequestRecord:
+        """Withdraw a request, so that nothing carries it out later. One that was answered before stays as it is.
+
+        Args:
+            request: The request or its id.
+
+        Raises:
+            CatalogError: There is no such request.
+        """
+        request_id = request if isinstance(request, str) else request.request_id
+        self.catalog.requests.withdraw(request_id)
+        return self.catalog.requests.get(request_id)
+
     def tag(self, stream: str, snapshot: str, *, label: str | None = None) -> SnapshotRecord:
         """Keep a checkpoint: it is neither subsumed nor deleted when the stream ends, until it is released."""
         from dagster_ckpt.operations import snapshots

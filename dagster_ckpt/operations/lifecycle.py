@@ -26,6 +26,7 @@ from dagster_ckpt.operations.requests import (
     is_running,
     require_running,
     snapshot_of,
+    withdrawing,
 )
 from dagster_ckpt.recovery.damage import damage_of
 from dagster_ckpt.recovery.facts import recovery_facts
@@ -241,10 +242,18 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
             facts = replace(facts, failures=[*facts.failures, failed])
 
 
-def request_start(stream: StreamHandle, start_from: StartFrom, *, origin: str) -> RequestRecord:
+def request_start(
+    stream: StreamHandle, start_from: StartFrom, *, origin: str, request_id: str | None = None
+) -> RequestRecord:
     """Request a start of the stream; the supervisor sensor launches the run.
 
     The starting point is checked first, so that an unknown name raises here.
+
+    Args:
+        stream: The stream.
+        start_from: The starting point.
+        origin: Who requests it, as the catalog shows it.
+        request_id: Its id; default: a new one.
 
     Raises:
         StreamNotFoundError: The stream was never started.
@@ -262,6 +271,7 @@ def request_start(stream: StreamHandle, start_from: StartFrom, *, origin: str) -
         RequestKind.START,
         arguments=start_arguments(start_from),
         origin=origin,
+        request_id=request_id,
         holding=listed.snapshot_id if listed is not None else None,
     )
 
@@ -314,8 +324,12 @@ def restart(
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
     for message in _check_rewrite(stream, ahead.plan, start_from):
         report(message)
-    with holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"):
-        request = _ask_for_restart(stream, start_from, origin, timeout_s, report)
+    request_id = str(uuid.uuid4())
+    with (
+        holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"),
+        withdrawing(stream, request_id),
+    ):
+        request = _ask_for_restart(stream, start_from, origin, timeout_s, report, request_id=request_id)
         report(
             "waiting for the supervisor sensor, which must be on, or for the service that runs the program, to start it"
         )
@@ -335,14 +349,20 @@ def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFr
 
 
 def _ask_for_restart(
-    stream: StreamHandle, start_from: StartFrom, origin: str, timeout_s: float, report: Callable[[str], None]
+    stream: StreamHandle,
+    start_from: StartFrom,
+    origin: str,
+    timeout_s: float,
+    report: Callable[[str], None],
+    *,
+    request_id: str,
 ) -> RequestRecord:
     if not is_running(stream):
-        return request_start(stream, start_from, origin=origin)
+        return request_start(stream, start_from, origin=origin, request_id=request_id)
     suspend(stream, origin=origin, timeout_s=timeout_s)
     report("suspended the running query")
     try:
-        return request_start(stream, start_from, origin=origin)
+        return request_start(stream, start_from, origin=origin, request_id=request_id)
     except CkptError as error:
         # For example a batch that Spark has purged in the meantime: the error is raised, and the
         # query continues.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeoutError
@@ -58,8 +59,12 @@ def ask(
         RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
-    request = stream.catalog.requests.submit(stream.stream_id, kind, arguments=arguments, origin=origin)
-    return await_process(stream, request, timeout_s=timeout_s)
+    request_id = str(uuid.uuid4())
+    with withdrawing(stream, request_id):
+        request = stream.catalog.requests.submit(
+            stream.stream_id, kind, arguments=arguments, origin=origin, request_id=request_id
+        )
+        return await_process(stream, request, timeout_s=timeout_s)
 
 
 def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
@@ -95,13 +100,27 @@ def await_answer(
         RequestFailedError: It failed or was withdrawn, or nothing is left to answer it.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
-    try:
+    with withdrawing(stream, request.request_id):
         return _await_answer(stream, request, timeout_s, abort_reason)
-    except BaseException:
-        # The waiting process was asked to stop. A request that nothing waits for must not be
-        # carried out later.
+
+
+@contextmanager
+def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
+    """Withdraw a request if the context ends with an exception, and note that on it.
+
+    The process that waits may be asked to stop, and a request that nothing waits for must not be carried out later.
+
+    Args:
+        stream: The stream.
+        request_id: The request, which may be submitted within the context.
+    """
+    try:
+        yield
+    except BaseException as error:
         with suppress(CatalogError):
-            stream.catalog.requests.withdraw(request.request_id)
+            requests = stream.catalog.requests
+            if requests.withdraw(request_id) and (request := requests.find(request_id)) is not None:
+                error.add_note(f"{_describe(request)} was withdrawn")
         raise
 
 
@@ -113,7 +132,7 @@ def _await_answer(
         answer = stream.catalog.requests.get(request.request_id)
         if answer.status is RequestStatus.COMPLETED:
             return answer
-        what = f"{answer.kind.value} of stream {stream.stream_id!r} (request {answer.request_id})"
+        what = _describe(answer)
         if answer.status is RequestStatus.FAILED:
             raise RequestFailedError(f"{what} failed: {answer.error}")
         if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
@@ -127,6 +146,10 @@ def _await_answer(
                 "a batch that takes longer than this, or a query without a committed batch, cannot answer."
             )
         time.sleep(POLL_S)
+
+
+def _describe(request: RequestRecord) -> str:
+    return f"{request.kind.value} of stream {request.stream_id!r} (request {request.request_id})"
 
 
 def await_stop(stream: StreamHandle, timeout_s: float) -> None:

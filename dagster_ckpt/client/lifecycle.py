@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.recovery.adopt import Adoption
     from dagster_ckpt.recovery.fork import Fork
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
+    from dagster_ckpt.spark.checkpoint_dir.restore import Progress
     from dagster_ckpt.stream.start_from import StartFrom
 
 _LOG = logging.getLogger(__name__)
@@ -227,6 +228,7 @@ class LifecycleMethods(Connection):
         outputs: Mapping[str, str],
         with_rows: bool = False,
         replace_state: bool = False,
+        progress: Progress | None = None,
     ) -> Fork:
         """Import a snapshot of another deployment into a stream, whose next start continues from there.
 
@@ -236,6 +238,7 @@ class LifecycleMethods(Connection):
             outputs: Each sink that the snapshot names, mapped to where the stream writes instead.
             with_rows: Copy the rows of the original's file sinks up to the snapshot.
             replace_state: Discard what the stream itself has committed.
+            progress: Called after each file of the snapshot with the number of files that are done and of all.
         """
         from dagster_ckpt.recovery.import_snapshot import import_snapshot
 
@@ -246,6 +249,7 @@ class LifecycleMethods(Connection):
             origin=self._origin,
             with_rows=with_rows,
             replace_state=replace_state,
+            progress=progress,
         )
 
     def adopt(
@@ -292,7 +296,13 @@ class LifecycleMethods(Connection):
         )
 
     def export(
-        self, stream: str, snapshot: str = "latest", *, to: str, outputs: Mapping[str, str] | None = None
+        self,
+        stream: str,
+        snapshot: str = "latest",
+        *,
+        to: str,
+        outputs: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
     ) -> Export:
         """Export a snapshot as a checkpoint directory in which plain Spark continues, without this package.
 
@@ -302,6 +312,7 @@ class LifecycleMethods(Connection):
             to: The directory to create; it must not exist.
             outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up
                 to the snapshot.
+            progress: As in `import_snapshot`.
 
         Raises:
             SnapshotNotFoundError: There is no such snapshot.
@@ -310,7 +321,8 @@ class LifecycleMethods(Connection):
         """
         from dagster_ckpt.operations.export import export_snapshot
 
-        return export_snapshot(self._open(stream), snapshot, given_folder(to, "to") or "", outputs=outputs)
+        folder = given_folder(to, "to") or ""
+        return export_snapshot(self._open(stream), snapshot, folder, outputs=outputs, progress=progress)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:
         """The desired state of a stream and the progress of its last upgrade; None if it is not managed."""

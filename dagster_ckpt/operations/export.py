@@ -23,6 +23,7 @@ from dagster_ckpt.sinks.sink import Replay, Sink, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Progress
 from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
@@ -73,7 +74,12 @@ class Export:
 
 
 def export_snapshot(
-    stream: StreamHandle, reference: str, to: str, *, outputs: Mapping[str, str] | None = None
+    stream: StreamHandle,
+    reference: str,
+    to: str,
+    *,
+    outputs: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Export:
     """Export a snapshot as a checkpoint directory that plain Spark continues. The stream is not changed.
 
@@ -85,6 +91,7 @@ def export_snapshot(
         to: The directory to create; it must not exist.
         outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up to
             the snapshot.
+        progress: Called after each file of the snapshot with the number of files that are done and of all.
 
     Raises:
         SnapshotNotFoundError: There is no such snapshot.
@@ -108,7 +115,7 @@ def export_snapshot(
     with holding(stream.catalog, [snapshot], f"export {uuid.uuid4()}"):
         logs = logs_in_snapshot(stream.store, location)
         properties = stream.store.manifest(location).header.properties
-        restore_into(stream, location, target, marked=True)
+        restore_into(stream, location, target, marked=True, progress=progress)
         try:
             # No other process continues there: it is a new folder, which belongs to no stream.
             give_outputs(logs, given, snapshot.batch_id or 0, contextlib.nullcontext)

@@ -22,6 +22,7 @@ from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, 
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Progress
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot
@@ -55,6 +56,7 @@ def import_snapshot(
     origin: str,
     with_rows: bool = False,
     replace_state: bool = False,
+    progress: Progress | None = None,
 ) -> Fork:
     """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
 
@@ -72,6 +74,7 @@ def import_snapshot(
         with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
             Without it these contain only what comes after.
         replace_state: Discard what the stream itself has committed.
+        progress: Called after each file of the snapshot with the number of files that are done and of all.
 
     Raises:
         OptionError: The value is not a location.
@@ -95,7 +98,8 @@ def import_snapshot(
 
     def build(target: LiveDirectory, still_mine: StillMine) -> ForkedState:
         query_id = _query_id_in(stream, target)
-        restore_into(stream, snapshot_location(snapshot), target, new_query_id=query_id, marked=True)
+        place = snapshot_location(snapshot)
+        restore_into(stream, place, target, new_query_id=query_id, marked=True, progress=progress)
         batch_id = snapshot.batch_id or 0
         give_outputs(logs, folders, batch_id, still_mine, may_link=False)
         noted = {

@@ -12,6 +12,7 @@ catalog holds its lease.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,16 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, clone, give_query_id, materialize, unwatched
+from dagster_ckpt.spark.checkpoint_dir.restore import (
+    Donor,
+    Filler,
+    Progress,
+    Watch,
+    clone,
+    give_query_id,
+    materialize,
+    unwatched,
+)
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.spark.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, query_ids_of, sinks_of_snapshot, sinks_written
@@ -163,6 +173,7 @@ def restore_into(
     is_scratch: bool = False,
     marked: bool = False,
     watch: Watch = unwatched,
+    progress: Progress | None = None,
 ) -> None:
     """Restore a snapshot to a live directory without making it the stream's own.
 
@@ -179,18 +190,26 @@ def restore_into(
         is_scratch: The directory is temporary, so it need not survive a power loss.
         marked: See `materialize`.
         watch: See `materialize`.
+        progress: Called after each file with the number of files that are placed and of all, from several threads.
 
     Raises:
         SnapshotNotFoundError: There is no snapshot.
         SnapshotCorruptError: It lacks data or was altered.
         RestoreError: It cannot be restored to a directory that Spark could start in.
     """
+    placed = itertools.count(1)
+    total = stream.store.manifest(location).file_count if progress is not None else 0
 
     def fill(filler: Filler) -> None:
         def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
             return filler.link_unchanged(entries, donor)
 
-        stream.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
+        def place(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+            filler(entry.path, chunks)
+            if progress is not None:
+                progress(next(placed), total)
+
+        stream.store.extract(location, place, missing=missing)
 
     materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, marked=marked, watch=watch)
 

@@ -30,6 +30,8 @@ from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, unt
 # Called often while files are placed; an exception aborts the restore, and the placed files are
 # deleted.
 Watch = Callable[[], None]
+# Called with the number of files that are done and of all.
+Progress = Callable[[int, int], None]
 
 _LOGS = (OFFSETS, COMMITS)
 # RocksDB writes these files once, with a checksum of each block that it verifies on every read.

@@ -38,7 +38,7 @@ class StreamExamination:
         """The result in a few sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
-            first = "Spark can resume in the live directory as it is; no snapshot is needed."
+            first = "Spark can resume in the live directory as it is."
         else:
             first = "Spark cannot resume in the live directory as it is."
         good = diagnosis.good_back_to
@@ -50,7 +50,10 @@ class StreamExamination:
             second = (
                 f"It is intact up to batch {good} (start_from=batch-{good}); the newest commit is {diagnosis.batch_id}."
             )
-        return [first, second, self.choice.message]
+        use = self.choice.message
+        if diagnosis.can_resume and self.choice.snapshot is not None:
+            use = f"No snapshot is needed. To go back to one all the same: {use}"
+        return [first, second, use]
 
     def as_record(self) -> dict[str, Any]:
         """The result as plain data."""

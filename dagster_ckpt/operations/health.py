@@ -280,7 +280,7 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     factor = size / facts.bytes_before
     figures["growth_factor"] = round(factor, 3)
     window = rounded_duration(settings.size_window_ms)
-    message = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as {window} before"
+    message = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as the first one of the last {window}"
     grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
     return finding(Verdict.WARN if grows else Verdict.PASS, message, figures)
 

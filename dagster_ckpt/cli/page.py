@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import secrets
+import signal
+import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from dagster_ckpt.cli.main import command
 from dagster_ckpt.cli.output import print_json
+from dagster_ckpt.errors import OptionError
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_EVERYWHERE = ("0.0.0.0", "::")
 
 
 @command("ui", epilog="\b\nExamples:\n  dagster-ckpt ui\n  dagster-ckpt ui --actions --port 3080")
@@ -58,14 +63,13 @@ def ui(
             f"The page needs the extra 'ui' ({error}). Install it: pip install 'dagster-ckpt[ui]'"
         ) from error
     secret = (token or secrets.token_urlsafe(24)) if actions else None
-    hosts = [*_LOCAL[:2], f"[{_LOCAL[2]}]", *([host] if host not in (*_LOCAL, "0.0.0.0", "::") else []), *allowed_hosts]
-    app = checkpoint_page(client, token=secret, allowed_hosts=hosts)
-    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", server_header=False))
-    sockets = [server.config.bind_socket()]
+    reached_at = _names_of_this_machine() if host in _EVERYWHERE else [host]
+    hosts = {_in_address(each) for each in (*_LOCAL, *reached_at, *allowed_hosts)}
+    app = checkpoint_page(client, token=secret, allowed_hosts=sorted(hosts))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
     # The address is printed next, and a request to it waits until the server has started.
-    sockets[0].listen()
-    shown_host = f"[{host}]" if ":" in host else host
-    address = f"http://{shown_host}:{sockets[0].getsockname()[1]}/"
+    listening = _listen(host, port)
+    address = f"http://{_in_address(reached_at[0])}:{listening.getsockname()[1]}/"
     sign_in = f"{address}sign-in?token={secret}" if secret is not None else None
     if as_json:
         print_json({"address": address, "sign_in": sign_in})
@@ -74,4 +78,37 @@ def ui(
         if sign_in is not None:
             click.echo(f"To use its actions, open {sign_in}")
         click.echo("Press Ctrl-C to stop it.", err=True)
-    server.run(sockets)
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        # A closed terminal ends it in order too, so that it withdraws what its actions wait for.
+        signal.signal(hangup, server.handle_exit)
+    # It ends by itself on Ctrl-C, and raises it again for who called it.
+    with suppress(KeyboardInterrupt):
+        server.run([listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        everywhere = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, dualstack_ipv6=everywhere)
+    except OSError as error:
+        raise OptionError(
+            f"The page cannot listen on port {port} of {host}: {error.strerror or error}. Choose another port with "
+            "--port (0: any free one), or another address of this machine with --host."
+        ) from error
+
+
+def _names_of_this_machine() -> list[str]:
+    """Its host name first. An address of its own is as safe as a name: no web site can take it."""
+    name = socket.gethostname()
+    try:
+        addresses = {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+    except OSError:
+        # A name that does not resolve here may resolve elsewhere.
+        addresses = set()
+    return list(dict.fromkeys([name, socket.getfqdn(), *sorted(addresses)]))
+
+
+def _in_address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -15,6 +15,9 @@ from dagster_ckpt.errors import CkptError
 
 # What the page shows of past actions. The catalog has the complete record.
 _REMEMBERED = 50
+_AT_ONCE = 4
+# How long the end of the page waits for its actions. A crash at any step is harmless, so it need not wait for all.
+_CLOSING_S = 5.0
 Report = Callable[[str], None]
 
 
@@ -51,7 +54,8 @@ class ActionLog:
     """Runs actions in threads, because a savepoint takes longer than a browser waits, and remembers the last ones."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="checkpoint-page")
+        self._slots = threading.Semaphore(_AT_ONCE)
+        self._is_closing = False
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._actions: deque[Action] = deque(maxlen=_REMEMBERED)
@@ -68,7 +72,8 @@ class ActionLog:
         action = Action(next(self._numbers), stream_id, title, now_ms)
         with self._lock:
             self._actions.appendleft(action)
-        self._threads.submit(self._run, action, work)
+        # A daemon: the end of the process does not wait for it.
+        threading.Thread(target=self._run, args=(action, work), name="checkpoint-page", daemon=True).start()
         return action
 
     def of(self, stream_id: str) -> list[Action]:
@@ -76,13 +81,30 @@ class ActionLog:
         with self._lock:
             return [action for action in self._actions if action.stream_id == stream_id]
 
-    def close(self) -> None:
-        """Wait for what is running; nothing new is started."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    def close(self, withdraw: Callable[[], None]) -> None:
+        """End what is running, and return within seconds; nothing new is started.
+
+        Args:
+            withdraw: Withdraws the requests that the actions wait for. An action may make another one after that, so
+                it is called until all have ended.
+        """
+        self._is_closing = True
+        until = time.monotonic() + _CLOSING_S
+        while self._running() and time.monotonic() < until:
+            withdraw()
+            time.sleep(0.1)
+
+    def _running(self) -> list[Action]:
+        with self._lock:
+            return [action for action in self._actions if action.status is ActionStatus.RUNNING]
 
     def _run(self, action: Action, work: Callable[[Report], list[str]]) -> None:
         try:
-            action.messages += work(action.messages.append)
+            with self._slots:
+                if self._is_closing:
+                    action.status = ActionStatus.FAILED
+                    return
+                action.messages += work(action.messages.append)
             action.status = ActionStatus.DONE
         except CkptError as error:
             action.messages.append(without_secrets(str(error)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,7 +17,6 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -44,7 +45,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _LARGEST_FORM = 10_000
-_ACCEPTED = ("accept_loss", "accept_plan_change", "new_query_id", "no_safety_savepoint", "discard_state")
+# What a person confirms after the preview. A new query id changes the preview, so it is chosen before.
+_CONFIRMED = ("accept_loss", "accept_plan_change", "no_safety_savepoint", "discard_state")
+_ACCEPTED = (*_CONFIRMED, "new_query_id")
 
 
 class CheckpointPage:
@@ -58,8 +61,10 @@ class CheckpointPage:
     """
 
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
-        self._client = client
+        # Requests of this page alone, so that its end withdraws them and nobody else's.
+        self._client = client.operating_as(f"{client.origin}, checkpoint page {secrets.token_hex(4)}")
         self._token = token
+        self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._log = ActionLog()
         self._templates = Environment(
             loader=PackageLoader("dagster_ckpt.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -90,15 +95,34 @@ class CheckpointPage:
             Mount("/static", StaticFiles(packages=[("dagster_ckpt.ui", "static")])),
         ]
         middleware = [
-            Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False),
             Middleware(BaseHTTPMiddleware, dispatch=_with_headers),
+            Middleware(BaseHTTPMiddleware, dispatch=self._only_at_allowed_hosts),
         ]
         self.app = Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(self._log.close)
+        await run_in_threadpool(self._log.close, self._withdraw_requests)
+
+    def _withdraw_requests(self) -> None:
+        # Without its catalog the page ends all the same.
+        with suppress(CkptError):
+            for request in self._client.list_requests():
+                if request.origin == self._client.origin:
+                    self._client.withdraw_request(request)
+
+    async def _only_at_allowed_hosts(
+        self, request: Request, call: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).lower()
+        if host in self._hosts:
+            return await call(request)
+        return PlainTextResponse(
+            "This page does not answer to the host name in your address, so that no web site can reach it under a name "
+            "of its own. Open the address that `dagster-ckpt ui` printed, or add the name with --allowed-host.",
+            400,
+        )
 
     # The pages.
 
@@ -154,20 +178,23 @@ class CheckpointPage:
     def _restart_form(self, request: Request) -> Response:
         stream = self._client.describe_stream(_stream(request), limit=views.ROWS)
         point = request.query_params.get("from", "")
+        new_query_id = request.query_params.get("new_query_id") == "yes"
         preview: RewindPreview | None = None
         problem = None
         if point:
             try:
-                preview = self._client.preview_rewind(stream.stream_id, start_from=point)
+                preview = self._client.preview_rewind(stream.stream_id, start_from=point, new_query_id=new_query_id)
             except CkptError as error:
                 problem = without_secrets(str(error))
         return self._render(
             request,
             "restart.html",
             point=point,
+            new_query_id=new_query_id,
             preview=preview,
             problem=problem,
-            accepted=_ACCEPTED,
+            accepted=_CONFIRMED,
+            names=views.names(stream.snapshots),
             **self._of_stream(stream, "restart"),
         )
 
@@ -192,6 +219,8 @@ class CheckpointPage:
         if not _is_same_origin(request):
             return PlainTextResponse("This request comes from another site, so it is refused.", 403)
         form = await _form(request)
+        if form is None:
+            return PlainTextResponse(f"This form has more than {_LARGEST_FORM} bytes, so it is refused.", 413)
         stream = _stream(request)
         verb = request.path_params["verb"]
         started = await run_in_threadpool(self._start_action, stream, verb, form)
@@ -203,7 +232,9 @@ class CheckpointPage:
         except StreamNotFoundError as error:
             return PlainTextResponse(str(error), 404)
         label = form.get("label") or None
-        point = form.get("from") or "latest"
+        point = form.get("from", "")
+        if verb == "restart" and not point:
+            return PlainTextResponse("This form does not say where to start from, so nothing was started.", 400)
         accepted = {name: True for name in _ACCEPTED if form.get(name) == "yes"}
         actions: dict[str, tuple[str, Callable[[Report], list[str]]]] = {
             "savepoint": ("Savepoint", lambda _: [_taken(self._client.trigger_savepoint(stream_id, label=label))]),
@@ -290,12 +321,13 @@ def _is_same_origin(request: Request) -> bool:
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _form(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None if it is too large."""
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > _LARGEST_FORM:
-            return {}
+            return None
     return {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
 
 

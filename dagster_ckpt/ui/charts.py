@@ -76,8 +76,9 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
         return Markup(
             '<figure class="chart"><figcaption>{}</figcaption><p class="muted">No data yet.</p></figure>'
         ).format(title)
-    shown = thinned(values)
-    first, last = shown[0].at_ms, shown[-1].at_ms
+    # Of each part of the time the largest is drawn, and the newest as it is.
+    shown = [*thinned(values[:-1]), values[-1]]
+    first, last = values[0].at_ms, values[-1].at_ms
     top = max(point.value for point in shown) or 1.0
     across, down = _WIDTH - 2 * _LEFT, _HEIGHT - _TOP - 18
 

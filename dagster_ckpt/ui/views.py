@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -176,6 +177,12 @@ class SnapshotPage:
     operators: tuple[Mapping[str, object], ...]
     properties: Mapping[str, str]
     holds: tuple[str, ...]
+
+
+def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord]]:
+    """The snapshots, each with the name to start from it: its label if no other one has it, otherwise its id."""
+    labels = Counter(each.label for each in snapshots)
+    return [(each.label if each.label and labels[each.label] == 1 else each.snapshot_id, each) for each in snapshots]
 
 
 def streams(client: Client) -> list[StreamSummary]:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
+from click.testing import CliRunner
 
+from dagster_ckpt.catalog.history import SnapshotFigures
+from dagster_ckpt.catalog.records import RequestStatus
+from dagster_ckpt.cli.main import FAILED, commands
 from dagster_ckpt.client import Client
+from dagster_ckpt.ui.charts import line_chart, points
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.conftest import TOKEN, served
 from tests.ui.history import lengthen
@@ -203,24 +213,109 @@ class TestActions:
         assert 'class="problem"' in wrong
         assert "Restart from no-such-label" not in wrong
 
+    @pytest.mark.parametrize(
+        ("form", "status"),
+        [({"from": "latest", "accept_loss": "yes", "padding": "x" * 20_000}, 413), ({"accept_loss": "yes"}, 400)],
+    )
+    def test_a_form_that_is_too_large_or_names_no_point_starts_nothing(
+        self, acting: str, signed_in: requests.Session, client: Client, form: dict[str, str], status: int
+    ) -> None:
+        answer = signed_in.post(f"{acting}/streams/{STREAM}/-/actions/restart", data=form)
+        assert answer.status_code == status
+        assert client.list_requests() == []
+        assert "Restart from" not in signed_in.get(f"{acting}/streams/{STREAM}").text
+
+    def test_the_preview_is_of_the_query_id_that_the_restart_uses(
+        self, acting: str, signed_in: requests.Session, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[bool] = []
+        real = Client.preview_rewind
+
+        def seen(self: Client, stream: str, **named: Any) -> Any:
+            asked.append(named["new_query_id"])
+            return real(self, stream, **named)
+
+        monkeypatch.setattr(Client, "preview_rewind", seen)
+        [snapshot] = client.list_snapshots(STREAM)
+        query = {"from": snapshot.snapshot_id, "new_query_id": "yes"}
+        shown = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params=query).text
+        assert asked == [True]
+        assert '<input type="hidden" name="new_query_id" value="yes">' in shown
+
+    def test_a_label_that_two_snapshots_have_is_not_offered(
+        self, acting: str, signed_in: requests.Session, client: Client
+    ) -> None:
+        twice = [client.trigger_savepoint(STREAM, label="twice").snapshot_id for _ in range(2)]
+        client.trigger_savepoint(STREAM, label="once")
+        shown = signed_in.get(f"{acting}/streams/{STREAM}/-/restart").text
+        offered = set(re.findall(r'<option value="([^"]+)"', shown))
+        assert {"once", *twice} <= offered
+        assert "twice" not in offered
+
     def test_an_unknown_action_is_an_error(self, acting: str, signed_in: requests.Session) -> None:
         assert signed_in.post(f"{acting}/streams/{STREAM}/-/actions/drop").status_code == 404
         assert signed_in.post(f"{acting}/streams/unknown/-/actions/savepoint").status_code == 404
 
 
-def test_the_command_serves_the_page_and_prints_its_address(golden: GoldenStream) -> None:
-    command = [sys.executable, "-c", "from dagster_ckpt.cli.main import main; main()"]
+@contextmanager
+def command(golden: GoldenStream, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """`dagster-ckpt ui` with actions in a process of its own, and the addresses that it prints."""
+    program = [sys.executable, "-c", "from dagster_ckpt.cli.main import main; main()"]
     catalog = f"sqlite:///{golden.root / 'catalog.db'}"
     with subprocess.Popen(
-        [*command, "--catalog", catalog, "ui", "--port", "0", "--actions", "--json"], stdout=subprocess.PIPE, text=True
+        [*program, "--catalog", catalog, "ui", "--port", "0", "--actions", "--json", *options],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
-        printed = "".join(iter(process.stdout.readline, "}\n")) + "}"
-        addresses = json.loads(printed)
         try:
-            with requests.Session() as session:
-                # The socket is bound already; the server answers once it has started.
-                assert session.get(addresses["sign_in"], timeout=30).ok
-                assert "form class" in session.get(f"{addresses['address']}streams/{STREAM}", timeout=30).text
+            # The socket is bound already; the server answers once it has started.
+            yield process, json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
         finally:
-            process.terminate()
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_the_command_serves_the_page_until_ctrl_c_and_withdraws_what_its_actions_wait_for(
+    golden: GoldenStream, number: signal.Signals
+) -> None:
+    records = golden.stream.catalog.requests
+    with command(golden) as (process, addresses), requests.Session() as session:
+        assert session.get(addresses["sign_in"], timeout=30).ok
+        stream = f"{addresses['address']}streams/{STREAM}"
+        assert "form class" in session.get(stream, timeout=30).text
+        # Nothing launches it: the page waits.
+        assert session.post(f"{stream}/-/actions/restart", data={"from": "latest"}, timeout=30).ok
+        awaited(lambda: bool(records.unanswered(STREAM)))
+        [asked] = records.unanswered(STREAM)
+        process.send_signal(number)
+        assert process.wait(60) == 0
+    assert records.get(asked.request_id).status is RequestStatus.WITHDRAWN
+
+
+def test_a_page_for_all_addresses_prints_one_that_answers(golden: GoldenStream) -> None:
+    with command(golden, "--host", "0.0.0.0") as (_, addresses):
+        address = urlsplit(addresses["address"])
+        assert address.hostname == socket.gethostname()
+        here = f"http://127.0.0.1:{address.port}"
+        assert requests.get(here, headers={"Host": address.netloc}, timeout=30).ok
+        refused = requests.get(here, headers={"Host": "attacker.example"}, timeout=30)
+        assert refused.status_code == 400
+        assert "--allowed-host" in refused.text
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do(golden: GoldenStream) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        arguments = ["--catalog", f"sqlite:///{golden.root / 'catalog.db'}", "ui", "--port", str(port)]
+        result = CliRunner().invoke(commands(), arguments)
+    assert result.exit_code == FAILED
+    assert f"cannot listen on port {port} of 127.0.0.1: Address already in use" in result.stderr
+    assert "--port" in result.stderr
+
+
+def test_a_chart_names_the_newest_of_many_values_and_not_the_largest_near_it() -> None:
+    figures = [SnapshotFigures(str(n), "CHECKPOINT", n, n, n * 1000, n % 7, *[None] * 6) for n in range(1, 1001)]
+    chart = line_chart("Duration", points(figures, "duration_ms"), str)
+    assert f"newest {1000 % 7}, highest 6, 1000 snapshots" in chart
+    assert "chk-1000, batch 1000" in chart

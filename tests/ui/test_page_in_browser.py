@@ -114,6 +114,24 @@ def test_an_action_is_confirmed_and_its_result_appears(tab: Page, acting: str) -
     expect(tab.locator("#actions")).to_contain_text("savepoint by-hand")
 
 
+def test_a_refresh_keeps_what_was_typed(browser: Browser, acting: str) -> None:
+    window = browser.new_page()
+    window.clock.install()
+    window.goto(f"{acting}/streams/{STREAM}/-/restart?from=latest")
+    window.get_by_label("Start from").fill("batch-3")
+    window.get_by_role("heading", level=1).click()
+    loads: list[str] = []
+    window.on("request", lambda request: loads.append(request.url))
+    window.clock.run_for(11_000)
+    expect(window.get_by_label("Start from")).to_have_value("batch-3")
+    assert loads == []
+    window.get_by_label("Start from").fill("latest")
+    window.get_by_role("heading", level=1).click()
+    with window.expect_response(lambda answer: "/-/restart" in answer.url):
+        window.clock.run_for(6_000)
+    window.close()
+
+
 def test_a_hundred_thousand_checkpoints_open_at_once(browser: Browser, page: str, golden: GoldenStream) -> None:
     lengthen(golden.stream.catalog, STREAM, 100_000)
     window = browser.new_page()

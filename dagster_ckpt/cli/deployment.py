@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 import tomllib
+import traceback
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,23 +86,33 @@ class Deployment:
             StateBackendResource,
         )
 
-        resources = _resources(str(self.module))
+        module = str(self.module)
+        resources = _resources(module)
 
         def one(kind: type[Any]) -> Any:
             keys = [key for key, resource in resources.items() if isinstance(resource, kind)]
             if len(keys) > 1:
                 raise click.UsageError(
-                    f"{self.module} has several resources of type {kind.__name__}: {', '.join(sorted(keys))}. Name the "
+                    f"{module} has several resources of type {kind.__name__}: {', '.join(sorted(keys))}. Name the "
                     "deployment with --catalog and --storage instead of -m."
                 )
-            return resources[keys[0]].process_config_and_initialize() if keys else None
+            if not keys:
+                return None
+            try:
+                return resources[keys[0]].process_config_and_initialize()
+            except Exception as error:
+                raise click.UsageError(f"The resource {keys[0]} of module {module} cannot be used: {error}") from error
 
         catalog = one(CheckpointCatalogResource)
         if catalog is None:
-            raise click.UsageError(
-                f"{self.module} defines no CheckpointCatalogResource. Name the catalog by --catalog."
-            )
-        return Client.from_resources(catalog, one(CheckpointStorageResource), one(StateBackendResource))
+            raise click.UsageError(f"{module} defines no CheckpointCatalogResource. Name the catalog by --catalog.")
+        return Client.from_resources(
+            catalog,
+            one(CheckpointStorageResource) if self.storage is None else None,
+            one(StateBackendResource) if self.live_root is None else None,
+            storage=self.storage,
+            live_root=self.live_root,
+        )
 
 
 def _refuse_missing(url: str) -> None:
@@ -141,15 +152,22 @@ def _resources(module: str) -> dict[str, Any]:
 
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
+    resources: dict[str, Any] = {}
     try:
         loaded = importlib.import_module(module)
-    except ImportError as error:
-        raise click.UsageError(f"Module {module} cannot be imported: {error}") from error
-    resources: dict[str, Any] = {}
-    for value in vars(loaded).values():
-        defs = value() if type(value).__name__ == "LazyDefinitions" else value
-        if isinstance(defs, dg.Definitions):
-            resources |= defs.resources or {}
+        for value in vars(loaded).values():
+            defs = value() if type(value).__name__ == "LazyDefinitions" else value
+            if isinstance(defs, dg.Definitions):
+                resources |= defs.resources or {}
+    except (Exception, SystemExit) as error:
+        raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
     if not resources:
         raise click.UsageError(f"Module {module} has no Dagster Definitions with resources.")
     return resources
+
+
+def _what_failed(error: BaseException) -> str:
+    """An error of a user's module, with the line of the module that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"

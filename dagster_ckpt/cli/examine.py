@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from dagster_ckpt.cli.main import PROBLEM_FOUND, command
-from dagster_ckpt.cli.output import moment, print_fields, print_json, print_table, span, working
+from dagster_ckpt.cli.output import moment, print_fields, print_json, print_json_line, print_table, span, working
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
     from dagster_ckpt.client import Client
+    from dagster_ckpt.operations.overview import StreamSummary
 
+_LISTED = 50
 KINDS = click.Choice(["checkpoint", "savepoint"], case_sensitive=False)
 
 
@@ -54,6 +58,7 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
             "reason": summary.reason,
             "assets": summary.asset_key,
             "batch": summary.batch_id,
+            "pace": ", ".join(_pace(summary)) or None,
             "timeline": record.timeline,
             "live directory": record.live_directory,
             "restart strategy": found.settings.restart,
@@ -89,8 +94,8 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
 @click.argument("stream")
 @click.option("--kind", type=KINDS, help="Only checkpoints, or only savepoints.")
 @click.option("--all", "is_all", is_flag=True, help="Also failed, unfinished and deleted ones.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Snapshots to show.")
-def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, limit: int, as_json: bool) -> None:
+@click.option("--limit", type=click.IntRange(min=1), help="Snapshots to show; default: 50, and all with --json.")
+def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, limit: int | None, as_json: bool) -> None:
     """List the checkpoints and savepoints of a stream, newest first."""
     from dagster_ckpt.catalog.records import SnapshotStatus
 
@@ -99,9 +104,10 @@ def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, li
     if as_json:
         print_json(found[:limit])
         return
-    _print_snapshots(found[:limit])
-    if len(found) > limit:
-        click.echo(f"{len(found) - limit} older ones: --limit {len(found)} shows them.")
+    shown = found[: limit or _LISTED]
+    _print_snapshots(shown)
+    if len(found) > len(shown):
+        click.echo(f"{len(found) - len(shown)} older ones: --limit {len(found)} shows them.")
 
 
 @command("snapshot", epilog="\b\nExample:\n  dagster-ckpt snapshot orders before-release-42")
@@ -205,23 +211,38 @@ def doctor(
 )
 @click.option("--times", type=click.IntRange(min=1), help="Stop after this many refreshes; default: until Ctrl-C.")
 def watch(client: Client, *, stream: str, every: float, times: int | None, as_json: bool) -> None:
-    """Print a line whenever a stream's status, batch or newest snapshot changes."""
+    """Print a line whenever a stream's status, batch or newest snapshot changes, until Ctrl-C.
+
+    With --json, each line is an object.
+    """
     before = None
-    looks = 0
-    while True:
-        summary = client.describe_stream(stream, limit=1).summary
-        newest = summary.newest_snapshot
-        now = (summary.status, summary.batch_id, newest.snapshot_id if newest else None)
-        if now != before and as_json:
-            print_json(summary)
-        elif now != before:
-            at = moment(int(time.time() * 1000))
-            click.echo(f"{at}  {summary.status.value:10} batch {summary.batch_id}  newest {_name(newest) or 'none'}")
-        before = now
-        looks += 1
-        if looks == times:
-            return
-        time.sleep(every)
+    looks = itertools.count(1)
+    with suppress(KeyboardInterrupt):
+        while True:
+            summary = client.describe_stream(stream, limit=1).summary
+            newest = summary.newest_snapshot
+            now = (summary.status, summary.batch_id, newest.snapshot_id if newest else None)
+            if now != before:
+                print_json_line(summary) if as_json else click.echo(_watched(summary))
+            before = now
+            if next(looks) == times:
+                return
+            time.sleep(every)
+
+
+def _watched(summary: StreamSummary) -> str:
+    at = moment(int(time.time() * 1000))
+    newest = _name(summary.newest_snapshot) or "none"
+    batch = "no batch" if summary.batch_id is None else f"batch {summary.batch_id}"
+    return "  ".join([f"{at}  {summary.status.value:10} {batch}", f"newest {newest}", *_pace(summary)])
+
+
+def _pace(summary: StreamSummary) -> list[str]:
+    speed, behind = summary.rows_per_second, summary.records_behind
+    return [
+        *([f"{speed:,.0f} rows/s"] if speed is not None else []),
+        *([f"{behind:,} records behind"] if behind is not None else []),
+    ]
 
 
 def _name(snapshot: SnapshotRecord | None) -> str | None:

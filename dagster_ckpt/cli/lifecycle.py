@@ -9,6 +9,7 @@ import click
 
 from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
 from dagster_ckpt.cli.output import print_json, working
+from dagster_ckpt.cli.snapshots import note_same_label
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
@@ -27,7 +28,9 @@ outputs = click.option(
 @click.argument("stream")
 @click.option("--no-savepoint", is_flag=True, help="Stop at once, without a savepoint.")
 @click.option("--label", help="A name for the savepoint.")
-@click.option("--target", metavar="PATH", help="Folder for the savepoint, instead of the configured one.")
+@click.option(
+    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
+)
 @timeout
 def stop(
     client: Client,
@@ -35,15 +38,21 @@ def stop(
     stream: str,
     no_savepoint: bool,
     label: str | None,
-    target: str | None,
+    target_directory: str | None,
     timeout_s: float | None,
     as_json: bool,
 ) -> None:
     """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
     with working(f"Stopping {stream}"):
         done = client.stop(
-            stream, savepoint=not no_savepoint, label=label, target_directory=target, timeout_s=seconds(timeout_s)
+            stream,
+            savepoint=not no_savepoint,
+            label=label,
+            target_directory=target_directory,
+            timeout_s=seconds(timeout_s),
         )
+    if done.savepoint is not None:
+        note_same_label(client, done.savepoint)
     _report(done, done.messages(), as_json)
 
 
@@ -197,9 +206,11 @@ def import_snapshot(
     """Import a snapshot of another deployment. The original is read and not changed."""
     if replace_state:
         confirm(f"Discard the state of {into}?", yes=yes)
-    made = client.import_snapshot(
-        location, into=into, outputs=_mapping(outputs), with_rows=with_rows, replace_state=replace_state
-    )
+    mapped = _mapping(outputs)
+    with working(f"Importing into {into}") as file_done:
+        made = client.import_snapshot(
+            location, into=into, outputs=mapped, with_rows=with_rows, replace_state=replace_state, progress=file_done
+        )
     _report(made, _fork_messages(made), as_json)
 
 
@@ -254,7 +265,9 @@ def adopt(
 @outputs
 def export(client: Client, *, stream: str, snapshot: str, to: str, outputs: tuple[str, ...], as_json: bool) -> None:
     """Export SNAPSHOT as a checkpoint directory in which plain Spark continues, without this package."""
-    made = client.export(stream, snapshot, to=to, outputs=_mapping(outputs))
+    mapped = _mapping(outputs)
+    with working(f"Exporting {snapshot} of {stream}") as file_done:
+        made = client.export(stream, snapshot, to=to, outputs=mapped, progress=file_done)
     _report(made, made.messages(), as_json)
 
 

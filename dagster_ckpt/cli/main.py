@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import click
 
@@ -15,6 +18,8 @@ from dagster_ckpt.errors import CkptError, RequestTimeoutError
 from dagster_ckpt.version import __version__
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from dagster_ckpt.client import Client
 
 FAILED = 1
@@ -43,13 +48,13 @@ yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     "--storage",
     metavar="PATH",
     envvar="DAGSTER_CKPT_STORAGE",
-    help="Folder of checkpoints, for streams that the catalog does not know.",
+    help="Folder of checkpoints, for streams that the catalog does not know, and in place of -m's.",
 )
 @click.option(
     "--live-root",
     metavar="PATH",
     envvar="DAGSTER_CKPT_LIVE_ROOT",
-    help="Folder of live directories, for streams that the catalog does not know.",
+    help="Folder of live directories, for streams that the catalog does not know, and in place of -m's.",
 )
 @click.option(
     "-m",
@@ -77,6 +82,8 @@ def cli(
     """  # noqa: D301 - click's mark of a paragraph to leave as it is
     deployment = Deployment(catalog, storage, live_root, module)
     if _is_typed(context, "module"):
+        if _is_typed(context, "catalog"):
+            raise click.UsageError("--catalog and -m both name a catalog. Leave one of them out.")
         # What is typed comes before the environment, which names another deployment.
         others = {name: None for name in ("catalog", "storage", "live_root") if not _is_typed(context, name)}
         deployment = replace(deployment, **others)
@@ -111,8 +118,13 @@ def command(
                 fail(error, TIMED_OUT)
             except CkptError as error:
                 fail(error)
-            else:
-                sys.exit(status or 0)
+            except (KeyboardInterrupt, SystemExit) as error:
+                # What was withdrawn is worth a line, unless the terminal is gone.
+                with suppress(OSError):
+                    for note in getattr(error, "__notes__", ()):
+                        progress(note)
+                raise
+            sys.exit(status or 0)
 
         return group.command(name, **settings)(run)
 
@@ -158,19 +170,48 @@ def stream_exists(client: Client, stream: str) -> None:
     client.describe_stream(stream, limit=1)
 
 
-def fail(error: CkptError, status: int = FAILED) -> None:
-    """Print an error and exit with a status."""
-    click.echo(f"Error: {error}", err=True)
+def fail(error: CkptError, status: int = FAILED) -> Never:
+    """Print an error, with the options of the command that it means by their Python names, and exit with a status."""
+    click.echo(f"Error: {error}{_options_meant(str(error))}", err=True)
     sys.exit(status)
+
+
+def _options_meant(message: str) -> str:
+    context = click.get_current_context(silent=True)
+    options = [each for each in context.command.params if isinstance(each, click.Option)] if context is not None else []
+    meant = [
+        f"{option.name} is {option.opts[0]}"
+        for option in options
+        if option.name is not None and "_" in option.name and re.search(rf"\b{option.name}\b", message)
+    ]
+    return f"\nOn the command line, {', '.join(meant)}." if meant else ""
 
 
 def commands() -> click.Group:
     """The group with all its commands."""
-    from dagster_ckpt.cli import examine, lifecycle, maintain, page, snapshots, state  # noqa: F401 - they register
+    from dagster_ckpt.cli import (  # noqa: F401 - they register
+        examine,
+        lifecycle,
+        maintain,
+        page,
+        requests,
+        snapshots,
+        state,
+    )
 
     return cli
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command. A signal that ends it withdraws what it waits for, as Ctrl-C does."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # Under nohup, SIGHUP is ignored and stays so.
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     commands()(prog_name="dagster-ckpt")
+
+
+def _end(number: int, _: FrameType | None) -> Never:
+    # As a shell reports a command that this signal ended.
+    sys.exit(128 + number)

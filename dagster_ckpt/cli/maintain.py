@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -35,13 +34,12 @@ def retention(
     dry_run: bool,
     yes: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Finish interrupted deletions and remove orphaned bytes; with --ended, apply the clean-up option too."""
     if all_streams:
         if stream is not None or ended is not None:
             raise click.UsageError("--all takes neither a stream nor --ended.")
-        _retention_of_all(client, dry_run=dry_run, yes=yes, as_json=as_json)
-        return
+        return _retention_of_all(client, dry_run=dry_run, yes=yes, as_json=as_json)
     if stream is None:
         raise click.UsageError("Name a stream, or give --all.")
     stream_exists(client, stream)
@@ -54,7 +52,7 @@ def retention(
         )
     with working(f"Cleaning up {stream}"):
         report = client.apply_retention(stream, state=ended, dry_run=dry_run)
-    _report(report, as_json)
+    return _report(report, as_json)
 
 
 @command("sweep", epilog="\b\nExample:\n  dagster-ckpt sweep orders --dry-run")
@@ -67,7 +65,7 @@ def retention(
 )
 @dry_run
 @yes
-def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Remove bytes in the storage that no snapshot refers to."""
     stream_exists(client, stream)
     if not dry_run:
@@ -75,7 +73,7 @@ def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: boo
     older_than_ms = int(older_than * 3_600_000) if older_than is not None else None
     with working(f"Cleaning up {stream}"):
         report = client.sweep(stream, dry_run=dry_run, older_than_ms=older_than_ms)
-    _report(report, as_json)
+    return _report(report, as_json)
 
 
 @command("clean-sinks", epilog="\b\nExample:\n  dagster-ckpt clean-sinks orders --dry-run")
@@ -189,22 +187,24 @@ def rebuild(client: Client, *, stream: str | None, take_over_deployment: str | N
     if stream is not None:
         rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment)
         _print_rebuilt(rebuilt, rebuilt.messages(), as_json)
-        return 0
+        return FAILED if rebuilt.found_only_damage else 0
     with working("Rebuilding the catalog"):
         everything = client.rebuild_all(take_over_deployment=take_over_deployment)
-    _print_rebuilt(everything, everything.messages(), as_json)
-    return FAILED if everything.refused else 0
+    nothing = "No stream was found. Check --storage and --live-root."
+    _print_rebuilt(everything, everything.messages() or [nothing], as_json)
+    is_complete = everything.streams and not any(each.found_only_damage for each in everything.streams)
+    return 0 if is_complete and not everything.refused else FAILED
 
 
 def _print_rebuilt(result: object, messages: list[str], as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    for message in messages or ["No stream was found in the storage and live root."]:
+    for message in messages:
         click.echo(message)
 
 
-def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool) -> int:
     if not dry_run:
         confirm("Finish interrupted deletions of every stream, and delete objects that no snapshot refers to?", yes=yes)
     reports = client.apply_retention_to_all(dry_run=dry_run)
@@ -213,13 +213,12 @@ def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool
     for stream, report in reports.items():
         for message in () if as_json else report.messages():
             click.echo(f"{stream}: {message}")
-    if any(report.failed for report in reports.values()):
-        sys.exit(1)
+    return FAILED if any(report.failed for report in reports.values()) else 0
 
 
-def _report(report: RetentionReport, as_json: bool) -> None:
+def _report(report: RetentionReport, as_json: bool) -> int:
     if as_json:
         print_json(report)
-        return
-    for message in report.messages() or ["Nothing to delete."]:
+    for message in () if as_json else report.messages() or ["Nothing to delete."]:
         click.echo(message)
+    return FAILED if report.failed else 0

@@ -39,6 +39,11 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
+def print_json_line(value: object) -> None:
+    """Print a value as JSON in one line, for a program that reads line by line."""
+    click.echo(json.dumps(plain(value), ensure_ascii=False))
+
+
 def plain(value: object) -> Any:
     """A value as JSON can express it: records by their field names, times in ms since the epoch, sizes in bytes."""
     if isinstance(value, Enum):

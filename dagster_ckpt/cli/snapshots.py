@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, command, seconds, timeout
+from dagster_ckpt.cli.main import PROBLEM_FOUND, command, progress, seconds, timeout
 from dagster_ckpt.cli.output import print_json, print_table, working
 
 if TYPE_CHECKING:
@@ -21,21 +21,29 @@ def checkpoint(client: Client, *, stream: str, timeout_s: float | None, as_json:
     """Take a checkpoint of a running stream now."""
     with working(f"Taking a checkpoint of {stream}"):
         taken = client.trigger_checkpoint(stream, timeout_s=seconds(timeout_s))
-    _report(taken, as_json)
+    _report(client, taken, as_json)
 
 
 @command("savepoint", epilog="\b\nExample:\n  dagster-ckpt savepoint orders --label before-release-42")
 @click.argument("stream")
 @click.option("--label", help="A name to start from later.")
-@click.option("--target", metavar="PATH", help="Folder for it, instead of the configured one.")
+@click.option("--target", "target_directory", metavar="PATH", help="Folder for it, instead of the configured one.")
 @timeout
 def savepoint(
-    client: Client, *, stream: str, label: str | None, target: str | None, timeout_s: float | None, as_json: bool
+    client: Client,
+    *,
+    stream: str,
+    label: str | None,
+    target_directory: str | None,
+    timeout_s: float | None,
+    as_json: bool,
 ) -> None:
     """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
     with working(f"Taking a savepoint of {stream}"):
-        taken = client.trigger_savepoint(stream, label=label, target_directory=target, timeout_s=seconds(timeout_s))
-    _report(taken, as_json)
+        taken = client.trigger_savepoint(
+            stream, label=label, target_directory=target_directory, timeout_s=seconds(timeout_s)
+        )
+    _report(client, taken, as_json)
 
 
 @command("tag", epilog="\b\nExample:\n  dagster-ckpt tag orders chk-7 --label end-of-june")
@@ -44,7 +52,7 @@ def savepoint(
 @click.option("--label", help="A name to start from later.")
 def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_json: bool) -> None:
     """Keep a checkpoint until it is released."""
-    _report(client.tag(stream, snapshot, label=label), as_json)
+    _report(client, client.tag(stream, snapshot, label=label), as_json)
 
 
 @command("release", epilog="\b\nExample:\n  dagster-ckpt release orders end-of-june")
@@ -52,21 +60,21 @@ def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_jso
 @click.argument("snapshot")
 def release(client: Client, *, stream: str, snapshot: str, as_json: bool) -> None:
     """Return a tagged checkpoint to the stream's retention, which may delete it."""
-    _report(client.release(stream, snapshot), as_json)
+    _report(client, client.release(stream, snapshot), as_json)
 
 
 @command("promote", epilog="\b\nExample:\n  dagster-ckpt promote orders chk-7 --label end-of-june")
 @click.argument("stream")
 @click.argument("snapshot")
 @click.option("--label", help="A name to start from later.")
-@click.option("--target", metavar="PATH", help="Folder for it, instead of the configured one.")
+@click.option("--target", "target_directory", metavar="PATH", help="Folder for it, instead of the configured one.")
 def promote(
-    client: Client, *, stream: str, snapshot: str, label: str | None, target: str | None, as_json: bool
+    client: Client, *, stream: str, snapshot: str, label: str | None, target_directory: str | None, as_json: bool
 ) -> None:
     """Copy a checkpoint into a savepoint, which the stream never deletes."""
     with working(f"Copying {snapshot}"):
-        made = client.promote(stream, snapshot, label=label, target_directory=target)
-    _report(made, as_json)
+        made = client.promote(stream, snapshot, label=label, target_directory=target_directory)
+    _report(client, made, as_json)
 
 
 @command("prefer", epilog="\b\nExample:\n  dagster-ckpt prefer orders before-release-42")
@@ -74,7 +82,7 @@ def promote(
 @click.argument("savepoint")
 def prefer(client: Client, *, stream: str, savepoint: str, as_json: bool) -> None:
     """Select the savepoint that --from preferred-savepoint refers to."""
-    _report(client.prefer_savepoint(stream, savepoint), as_json)
+    _report(client, client.prefer_savepoint(stream, savepoint), as_json)
 
 
 @command("verify", epilog="\b\nExample:\n  dagster-ckpt verify orders all")
@@ -86,8 +94,8 @@ def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json
 
     SNAPSHOT is a label, a number such as chk-7, an id, a location, latest or all.
     """
-    with working(f"Verifying {stream}") as progress:
-        found = client.verify(stream, snapshot, deep=not shallow, progress=progress)
+    with working(f"Verifying {stream}") as snapshot_done:
+        found = client.verify(stream, snapshot, deep=not shallow, progress=snapshot_done)
     if as_json:
         print_json(found)
     else:
@@ -99,7 +107,20 @@ def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json
     return 0 if all(each.passed for each in found) else PROBLEM_FOUND
 
 
-def _report(snapshot: SnapshotRecord, as_json: bool) -> None:
+def note_same_label(client: Client, snapshot: SnapshotRecord) -> None:
+    """Say that a label does not name this snapshot alone, before somebody starts from it."""
+    if snapshot.label is None:
+        return
+    same = [each for each in client.list_snapshots(snapshot.stream_id) if each.label == snapshot.label]
+    if len(same) > 1:
+        progress(
+            f"{len(same)} snapshots have the label {snapshot.label!r}. To start from this one, name it by its id: "
+            f"{snapshot.snapshot_id}"
+        )
+
+
+def _report(client: Client, snapshot: SnapshotRecord, as_json: bool) -> None:
+    note_same_label(client, snapshot)
     if as_json:
         print_json(snapshot)
         return

@@ -141,7 +141,9 @@ def diff(
 @click.option("--reason", required=True, help="Why, as the savepoint records it.")
 @operator
 @click.option("--label", help="A name for the savepoint, to start from later.")
-@click.option("--target", metavar="PATH", help="Folder for the savepoint, instead of the configured one.")
+@click.option(
+    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
+)
 @yes
 def forget(
     client: Client,
@@ -152,7 +154,7 @@ def forget(
     reason: str,
     operator: str | None,
     label: str | None,
-    target: str | None,
+    target_directory: str | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -171,7 +173,7 @@ def forget(
         reason=reason,
         snapshot=snapshot,
         label=label,
-        target_directory=target,
+        target_directory=target_directory,
         spark=_spark(),
         report=progress,
     )

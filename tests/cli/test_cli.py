@@ -7,20 +7,26 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
+from dagster_ckpt.client import Client
+from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
+from dagster_ckpt.recovery.retention import RetentionReport
 from tests.support.golden_stream import STREAM, GoldenStream
+from tests.ui.history import lengthen
 
 COMMAND_LINE = Path(__file__).parents[2] / "docs/command-line.md"
 
@@ -154,6 +160,70 @@ def test_watch_prints_a_line_for_each_change(golden: GoldenStream) -> None:
     lines = run("watch", STREAM, "--every", "0.2", "--times", "2").stdout.splitlines()
     assert len(lines) == 1
     assert "SUSPENDED" in lines[0]
+    assert json.loads(run("watch", STREAM, "--times", "1", "--json").stdout.removesuffix("\n"))["stream_id"] == STREAM
+
+
+def test_watch_shows_the_pace_of_a_running_query(golden: GoldenStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = StreamSummary(STREAM, STREAM, StreamStatus.RUNNING, None, 7, None, None, 1234.5, 60_000)
+    monkeypatch.setattr(Client, "describe_stream", lambda *_args, **_named: SimpleNamespace(summary=summary))
+    assert "batch 7  newest none  1,234 rows/s  60,000 records behind" in run("watch", STREAM, "--times", "1").stdout
+
+
+def test_a_list_as_json_has_all_snapshots(golden: GoldenStream) -> None:
+    lengthen(golden.stream.catalog, STREAM, 60)
+    assert len(as_json("list", STREAM, "--all")) == 60
+    assert len(as_json("list", STREAM, "--all", "--limit", "10")) == 10
+    assert "10 older ones: --limit 60 shows them" in run("list", STREAM, "--all").stdout
+
+
+COMMAND = [sys.executable, "-c", "from dagster_ckpt.cli.main import main; main()"]
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own, which ends with the test."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*COMMAND, *arguments], stdout=pipe, stderr=pipe, stdin=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_is_the_ordinary_end_of_watch(golden: GoldenStream) -> None:
+    with running("watch", STREAM) as process:
+        assert process.stdout is not None
+        assert "SUSPENDED" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_restart_whose_terminal_is_closed_is_not_carried_out_later(
+    golden: GoldenStream, number: signal.Signals
+) -> None:
+    with running("restart", STREAM) as process:
+        assert process.stderr is not None
+        while "waiting for the supervisor" not in process.stderr.readline():
+            assert process.poll() is None
+        [asked] = golden.stream.catalog.requests.unanswered(STREAM)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert f"(request {asked.request_id}) was withdrawn" in process.stderr.read()
+    assert golden.stream.catalog.requests.get(asked.request_id).status is RequestStatus.WITHDRAWN
+
+
+def test_requests_that_nobody_waits_for_are_listed_and_withdrawn(golden: GoldenStream) -> None:
+    requests = golden.stream.catalog.requests
+    assert "No request waits" in run("requests").stdout
+    left = requests.submit(STREAM, RequestKind.START, origin="a killed shell").request_id
+    assert "a killed shell" in run("requests", STREAM).stdout
+    assert [each["request_id"] for each in as_json("requests")] == [left]
+    assert f"START of {STREAM} is WITHDRAWN" in run("withdraw", left).stdout
+    assert as_json("requests") == []
+    assert "no request 'unknown'" in run("withdraw", "unknown", status=FAILED).stderr
+    requests.fail_start(answered := requests.submit(STREAM, RequestKind.START, origin="x").request_id, "no")
+    assert "is FAILED" in run("withdraw", answered, status=FAILED).stdout
 
 
 def test_the_deployment_is_found_in_a_file_above(
@@ -190,6 +260,98 @@ def test_the_deployment_is_found_in_dagster_definitions(
     monkeypatch.setenv("DAGSTER_CKPT_CATALOG", "sqlite:////no/such/folder/catalog.db")
     assert as_json_of("-m", "definitions_of_the_cli_test", "streams")[0]["stream_id"] == STREAM
     assert "cannot be imported" in run("-m", "no_such_module", "streams", status=2).stderr
+
+
+def defining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> str:
+    """A module of Dagster definitions in the current folder; a name of its own, because modules stay imported."""
+    monkeypatch.delenv("DAGSTER_CKPT_CATALOG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.py").write_text(
+        "import dagster as dg\nfrom dagster_ckpt import CheckpointCatalogResource, CheckpointStorageResource\n" + text
+    )
+    return name
+
+
+def test_typed_folders_come_before_those_of_the_definitions(
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    golden.snapshot()
+    module = defining(
+        tmp_path, monkeypatch, "definitions_with_a_storage",
+        f'catalog = CheckpointCatalogResource(url="sqlite:///{tmp_path / "new.db"}")\n'
+        f'storage = CheckpointStorageResource(path="{tmp_path / "elsewhere"}")\n'
+        'defs = dg.Definitions(resources={"checkpoint_catalog": catalog, "checkpoint_storage": storage})\n',
+    )  # fmt: skip
+    folders = ("--storage", str(tmp_path / "snapshots"), "--live-root", str(tmp_path / "live"))
+    run("-m", module, "rebuild", STREAM, status=FAILED)
+    rebuild = ("rebuild", STREAM, "--take-over-deployment", golden.stream.catalog.deployment_id, "--yes")
+    assert "registered chk-" in run("-m", module, *folders, *rebuild).stdout
+    both = run("-m", module, "--catalog", "sqlite:////tmp/other.db", "streams", status=2)
+    assert "--catalog and -m both name a catalog" in both.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "definitions_without_their_variable",
+            'catalog = CheckpointCatalogResource(url=dg.EnvVar("NOT_SET_ANYWHERE"))\n'
+            'defs = dg.Definitions(resources={"checkpoint_catalog": catalog})\n',
+            "NOT_SET_ANYWHERE",
+        ),
+        ("definitions_that_fail", 'open("/no/such/file")\n', "definitions_that_fail.py, line 3"),
+        ("definitions_that_exit", 'raise SystemExit("no license")\n', "SystemExit: no license"),
+    ],
+)
+def test_definitions_that_cannot_be_used_are_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    stderr = run("-m", defining(tmp_path, monkeypatch, name, text), "streams", status=2).stderr
+    assert f"odule {name} cannot be" in stderr
+    assert says in " ".join(stderr.split())
+
+
+def test_a_rebuild_from_wrong_folders_registers_nothing(golden: GoldenStream, tmp_path: Path) -> None:
+    new = ("--catalog", f"sqlite:///{tmp_path / 'new.db'}")
+    folders = ("--storage", str(tmp_path / "typo"), "--live-root", str(tmp_path / "typo"))
+    stderr = run(*new, *folders, "rebuild", STREAM, status=FAILED).stderr
+    assert f"no snapshot in file://{tmp_path / 'typo'}" in stderr
+    assert "--live-root" in stderr
+    assert "Check --storage and --live-root" in run(*new, *folders, "rebuild", status=FAILED).stdout
+    assert as_json(*new, "streams") == []
+
+
+def test_a_refusal_names_the_options_of_the_command_line(golden: GoldenStream, tmp_path: Path) -> None:
+    golden.snapshot()
+    new = ("--catalog", f"sqlite:///{tmp_path / 'new.db'}")
+    assert "--storage s3://" in run(*new, "rebuild", STREAM, status=FAILED).stderr
+    folders = ("--storage", str(tmp_path / "snapshots"), "--live-root", str(tmp_path / "live"))
+    of = golden.stream.catalog.deployment_id
+    assert f"rebuild --take-over-deployment {of}" in run(*new, *folders, "rebuild", STREAM, status=FAILED).stderr
+    stderr = run("restart", STREAM, "--from", "empty", "--new-query-id", "--preview", status=FAILED).stderr
+    assert "On the command line, start_from is --from, new_query_id is --new-query-id." in stderr
+
+
+def test_a_label_of_two_snapshots_is_refused_with_their_ids(golden: GoldenStream) -> None:
+    first, second = (as_json("savepoint", STREAM, "--label", "twice")["snapshot_id"] for _ in range(2))
+    third = run("savepoint", STREAM, "--label", "thrice").stderr + run("savepoint", STREAM, "--label", "thrice").stderr
+    assert third.startswith("2 snapshots have the label 'thrice'. To start from this one, name it by its id: ")
+    for command in (("restart", STREAM, "--preview", "--from", "twice"), ("snapshot", STREAM, "twice")):
+        stderr = run(*command, status=FAILED).stderr
+        assert "2 snapshots of stream 'golden' have the label 'twice'" in stderr
+        assert f"- {first}: savepoint twice at batch 4" in stderr
+        assert f"- {second}: " in stderr
+    assert as_json("restart", STREAM, "--preview", "--from", first)["plan"]["snapshot_id"] == first
+
+
+@pytest.mark.parametrize("report", [RetentionReport(failed=("chk-1: no permission",))])
+def test_a_deletion_that_failed_is_an_exit_status(
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch, report: RetentionReport
+) -> None:
+    for name in ("apply_retention", "sweep"):
+        monkeypatch.setattr(Client, name, lambda *_args, **_named: report)
+    assert "no permission" in run("retention", STREAM, "--yes", status=FAILED).stdout
+    assert as_json("sweep", STREAM, "--yes", status=FAILED)["failed"] == ["chk-1: no permission"]
 
 
 def test_a_wrong_path_of_a_catalog_is_refused_and_creates_nothing(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def _take_checkpoint_page(workspace: Workspace) -> None:
         served(client, token=None) as address,
         sync_playwright() as playwright,
     ):
+        # Until then some health checks know nothing.
+        _await(lambda: client.describe_stream(STREAM).summary.batch_id is not None, "a batch after the rewind")
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         for theme in ("light", "dark"):
             window = browser.new_page(color_scheme=theme, viewport={"width": 1280, "height": 860})

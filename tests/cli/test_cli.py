@@ -449,7 +449,7 @@ def test_each_command_is_documented() -> None:
 
 
 def test_long_work_shows_its_progress_on_a_terminal_and_nowhere_else(
-    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for _ in range(2):
         golden.snapshot()
@@ -458,6 +458,9 @@ def test_long_work_shows_its_progress_on_a_terminal_and_nowhere_else(
     shown = run("verify", STREAM, "all").stderr
     assert f"Verifying {STREAM}" in shown
     assert "2/2" in shown
+    shown = run("export", STREAM, "--to", str(tmp_path / "exported")).stderr
+    assert "Exporting latest" in shown
+    assert re.search(r"(\d+)/\1\b", shown)
 
 
 def test_the_shell_completes_commands(golden: GoldenStream) -> None:

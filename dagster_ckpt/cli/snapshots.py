@@ -108,7 +108,7 @@ def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json
 
 
 def note_same_label(client: Client, snapshot: SnapshotRecord) -> None:
-    """Say that a label does not name this snapshot alone, before somebody starts from it."""
+    """Say that a label does not name this snapshot alone, before you start from it."""
     if snapshot.label is None:
         return
     same = [each for each in client.list_snapshots(snapshot.stream_id) if each.label == snapshot.label]

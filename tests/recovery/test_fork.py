@@ -292,7 +292,10 @@ def test_a_rebuild_leaves_a_fork_that_was_killed_half_way_alone(
             except Killed:
                 step += 1
         stream = scratch(history)
-        if killed:
+        if killed and not stream.live_directories():
+            with pytest.raises(StreamNotFoundError, match="Nothing was registered"):
+                rebuild(stream, origin="a test")
+        elif killed:
             directories = [built.live.url for built in stream.live_directories() if not built.is_unfinished]
             report = rebuild(stream, origin="a test")
             assert report.live_directory is None, f"killed at step {step}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 import zipfile
@@ -15,14 +16,20 @@ import pyarrow
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.sinks.kafka import session, share
 from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
-from dagster_ckpt.sinks.kafka.writer import _interrupted_in_brief, division_of, hash_of_each_writer, record_columns
+from dagster_ckpt.sinks.kafka.writer import (
+    _interrupted_in_brief,
+    _workers_of_their_own,
+    division_of,
+    hash_of_each_writer,
+    record_columns,
+)
 from tests.support.small_spark import small_spark
 
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
@@ -248,6 +255,29 @@ def test_each_writer_has_a_hash(spark: SparkSession, writers: int) -> None:
 def test_a_column_that_kafka_does_not_take_is_named(spark: SparkSession, columns: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         record_columns(spark.sql(f"select {columns}"))
+
+
+@pytest.mark.spark
+def test_a_stream_with_one_writer_finds_its_python_worker_again_beside_those_of_others(spark: SparkSession) -> None:
+    def own_id(rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for _ in rows:
+            pass
+        yield pyarrow.RecordBatch.from_pydict({"id": [os.getpid()]})
+
+    def workers(partitions: int) -> DataFrame:
+        return spark.range(0, partitions, 1, partitions).mapInArrow(own_id, "id long")
+
+    target, before = Transactions({}, "t", "p", 1, "d", "s", "q", Epoch(1, 1), "me"), spark.sparkContext.environment
+    others = {row["id"] for row in workers(2).collect()}
+    own = set()
+    for _ in range(3):
+        with _workers_of_their_own(spark, target):
+            batch = workers(1)
+        own |= {row["id"] for row in batch.collect()}
+
+    assert len(own) == 1
+    assert not own & others
+    assert spark.sparkContext.environment is before
 
 
 @pytest.mark.spark

@@ -227,7 +227,9 @@ def _producer(target: Transactions, transactional_id: str) -> Producer:
     # Spark's own sink uses the partitioner of the Java client: a key stays in its partition.
     defaults = {
         "partitioner": "murmur2_random",
-        "linger.ms": "20",
+        # The broker takes the first records of a share while the others are queued.
+        "linger.ms": "5",
+        "batch.num.messages": "2000",
         # The largest record of the Java client, which is more than that of librdkafka.
         "message.max.bytes": "1048576",
         # The most that a broker allows by default: a backlog of many rows is one share.

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
@@ -40,6 +41,9 @@ _TYPES = {
 _INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 _HASH = "__hash"
+# Nothing reads this variable of a Python worker.
+_STREAM_OF_WORKER = "DAGSTER_CKPT_KAFKA_STREAM"
+_environment = Lock()
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,13 @@ class TransactionalBatches:
             target = self._transactions()
             claim(target, batch_id)
             self._target = target
-        with _interrupted_in_brief(), _planned_once(batch.sparkSession):
+        session, no_rows = batch.sparkSession, StructType().add("none", "integer")
+        with _interrupted_in_brief(), _planned_once(session):
             shares = self._division.of(batch)
-            no_rows = StructType().add("none", "integer")
-            shares.mapInArrow(share_writer(self._target, batch_id), no_rows).collect()
+            with _workers_of_their_own(session, self._target):
+                written = shares.mapInArrow(share_writer(self._target, batch_id), no_rows)
+            # `collect()` would be an SQL execution within that of the batch, with a description of its plan.
+            written._jdf.queryExecution().toRdd().count()
 
     def _transactions(self) -> Transactions:
         query_id = live_query_id(self._live)
@@ -167,6 +174,26 @@ def _planned_once(session: SparkSession) -> Iterator[None]:
         yield
     finally:
         session.conf.set(_ADAPTIVE, str(before))
+
+
+@contextmanager
+def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
+    """Let the functions that are mapped meanwhile run in Python workers that no other stream uses.
+
+    A producer is kept in its Python worker, and Spark gives a task the worker that has been idle for longest. With one
+    more worker than writers, whosesoever, a batch would rarely find its producer and begin another, in up to 0.5 s.
+    Spark keeps workers apart by their environment. Its value is the same after a restart, so that a session that
+    starts the stream again and again uses no more of them.
+    """
+    context = session.sparkContext
+    # Other streams of this process start their batches in threads of their own.
+    with _environment:
+        before = context.environment
+        context.environment = {**before, _STREAM_OF_WORKER: f"{target.prefix}.{target.stream}"}
+        try:
+            yield
+        finally:
+            context.environment = before
 
 
 def record_columns(batch: DataFrame) -> list[Column]:

@@ -68,6 +68,9 @@ class RecoveryPlan:
         rewound_ms: Time between the chosen point and the query's last sign of life: the maximum that is
             processed again. None if one of them is unknown.
         source_offsets: Where Kafka sources continue, for RESTORE and REWIND; None: where they stopped.
+        query_id: The id under which the sinks have the replayed batches, for REPLAY.
+        in_flight: The batch after `to_batch` if exactly its rows are processed first, for REPLAY; None if its plan was
+            not recorded.
     """
 
     kind: RecoveryKind
@@ -83,6 +86,8 @@ class RecoveryPlan:
     passed: tuple[PassedPoint, ...] = ()
     rewound_ms: int | None = None
     source_offsets: SourceOffsets | None = None
+    query_id: str | None = None
+    in_flight: int | None = None
 
     @property
     def rewound_batches(self) -> int:

@@ -19,8 +19,8 @@ from dagster_ckpt.errors import CkptError, RestoreError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
-from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
-from dagster_ckpt.spark.checkpoint_dir.planned import plan_again
+from dagster_ckpt.sinks.sink import OnRepeat, Sink, distinct, newest_batch
+from dagster_ckpt.spark.checkpoint_dir.planned import plan_again, planned_by
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.spark.query.trial_batch import run_trial
@@ -44,10 +44,12 @@ class LostBatches:
 
     Attributes:
         batches: The batches that the query had committed, or that a sink has; at least one.
+        query_id: The id of the query that wrote the last of them.
         in_flight: The batch after them, if it was planned: the query runs it first.
     """
 
     batches: tuple[PlannedBatch, ...]
+    query_id: str
     in_flight: PlannedBatch | None = None
 
     @property
@@ -70,6 +72,8 @@ class LostBatches:
             from_batch=max(self.last, plan.from_batch or 0),
             to_batch=self.last,
             directory=directory,
+            query_id=self.query_id,
+            in_flight=self.in_flight.batch_id if self.in_flight is not None else None,
         )
 
 
@@ -100,16 +104,22 @@ def lost_batches(
         # A new sink gets the batches after the snapshot.
         return None
     newest = planned[-1]
+    # Not that of the snapshot: if the stream went back to it before, the sinks have other batches of the same numbers
+    # under that id, which were undone.
+    query_id = planned_by(newest)
+    if query_id is None:
+        return None
     had = [
         newest.batch_id if newest.is_committed else newest.batch_id - 1,
-        *(_newest(sink, snapshot.query_id) for sink in sinks),
+        *(_newest_whole(sink, query_id) for sink in sinks),
     ]
     if facts.live_batch is not None:
         had.append(facts.live_batch)
     batches = tuple(batch for batch in planned if batch.batch_id <= max(had))
     if not batches or len(batches) > stream.options.max_replayed_batches:
         return None
-    return LostBatches(batches, next((batch for batch in planned if batch.batch_id == batches[-1].batch_id + 1), None))
+    in_flight = next((batch for batch in planned if batch.batch_id == batches[-1].batch_id + 1), None)
+    return LostBatches(batches, query_id, in_flight)
 
 
 def replay(
@@ -177,10 +187,16 @@ def replay(
     return lost.in_plan(plan, live.url)
 
 
-def _newest(sink: Sink, query_id: str | None) -> int:
+def _newest_whole(sink: Sink, query_id: str) -> int:
+    """The newest batch of which a sink certainly has all rows; -1 if there is none, or if that is unknown."""
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
         # The start reports that.
         return -1
-    return -1 if newest is None else newest
+    if newest is None:
+        return -1
+    # Of several writers into Kafka, some may have been killed before their share. The query runs the batch again, and
+    # the sink drops the rows that it has.
+    adds_the_rest = sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back
+    return newest - 1 if adds_the_rest else newest

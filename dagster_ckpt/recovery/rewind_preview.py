@@ -277,6 +277,8 @@ def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance |
 
 
 def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:
+    if plan.query_id is not None:
+        return plan.query_id
     if plan.snapshot is not None:
         return plan.snapshot.query_id
     return live_query_id(live) if live is not None else None
@@ -286,7 +288,9 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
     if plan.source_offsets is not None:
         # It is planned again, from other offsets.
         return None
-    if plan.kind in (RecoveryKind.REWIND, RecoveryKind.REPLAY):
+    if plan.kind is RecoveryKind.REPLAY:
+        return plan.in_flight
+    if plan.kind is RecoveryKind.REWIND:
         # Its planned offsets are retained, so exactly that batch is replayed.
         return to_batch + 1
     carried = plan.snapshot.properties.get("in_flight_batch") if plan.snapshot is not None else None

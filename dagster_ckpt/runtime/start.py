@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import (
     RequestRecord,
@@ -328,11 +328,15 @@ class Start:
             )
 
     def _note_output(self, output: NamedOutput | None, live: LiveDirectory) -> None:
-        """Record where the query will write: it may be killed before it reports that itself."""
+        """Record which query writes where: it may be killed before it reports that itself.
+
+        Without its id, its batches in a table would be another writer's, which no roll-back undoes.
+        """
         sink = described_sink(output)
+        noted: dict[str, Any] = {"query_id": live_query_id(live)}
         if sink is not None:
-            noted = {"sinks": [sink.name], "query_id": live_query_id(live)}
-            self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
+            noted["sinks"] = [sink.name]
+        self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
 
     def _note_damage(self, live: LiveDirectory, damage: Damage | None) -> None:
         """Note that the query cannot resume in a live directory, so that the next start chooses another point."""

@@ -32,6 +32,7 @@ class Noted:
             (self.folder / log).mkdir(parents=True, exist_ok=True)
             for batch in batches:
                 (self.folder / log / str(batch)).write_text(ENTRY % batch)
+        (self.folder / "metadata").write_text('{"id":"first"}')
 
     @property
     def calls(self) -> list[list[tuple[int, bool]]]:

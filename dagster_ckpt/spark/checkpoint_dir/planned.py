@@ -1,7 +1,9 @@
 """Read what Spark planned for a batch, and plan the same batch in another live directory.
 
 A batch reads from the offsets of the batch before to its own. A file source's offset is only the
-number of an entry in that source's log (`file_source.py`), so these entries belong to the plan.
+number of an entry in that source's log (`file_source.py`), so these entries belong to the plan. So does
+the id of the query: a sink that keeps queries apart has the batch under that id, and may have another batch
+of the same number under an earlier one.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.errors import RestoreError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, log_offset
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_log_lines, parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_log_lines, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
 # A file source rewrites the list of all its files every tenth entry. Above this size a batch is not
 # read, which would slow down the query's driver.
@@ -34,10 +37,22 @@ def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[Plan
         LiveDirectoryError: An entry cannot be parsed.
         StorageAccessError: The directory cannot be read.
     """
+    metadata: bytes | None = None
     for batch_id in batch_ids:
         # Spark purges the oldest entries.
         with suppress(FileNotFoundError):
-            yield _read(live, batch_id)
+            metadata = live.folder.read(METADATA) if metadata is None else metadata
+            yield _read(live, batch_id, metadata)
+
+
+def planned_by(batch: PlannedBatch) -> str | None:
+    """The id of the query that planned a batch; None if that was not recorded.
+
+    Raises:
+        LiveDirectoryError: It cannot be parsed.
+    """
+    data = batch.files.get(METADATA)
+    return parse_query_id(data, f"The journal of batch {batch.batch_id}") if data is not None else None
 
 
 def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
@@ -61,15 +76,19 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
         raise RestoreError(
             f"Batch {batch.batch_id} was planned after another batch {batch.batch_id - 1} than that in {live.url}."
         )
+    query_id = planned_by(batch)
+    if query_id is not None:
+        # Only the id: what rewrote the state of the other directory may not have rewritten this one's.
+        give_query_id(live, query_id)
     # The entry of the offset log last: with it, the batch is planned.
-    for path in sorted(batch.files, key=lambda path: path.startswith(f"{OFFSETS}/")):
+    for path in sorted({*batch.files} - {METADATA}, key=lambda path: path.startswith(f"{OFFSETS}/")):
         data = batch.files[path]
         if path.endswith(COMPACT):
             data = _with_earlier_files(folder, path, data)
         folder.write(path, [data])
 
 
-def _read(live: LiveDirectory, batch_id: int) -> PlannedBatch:
+def _read(live: LiveDirectory, batch_id: int, metadata: bytes) -> PlannedBatch:
     folder, name = live.folder, f"{OFFSETS}/{batch_id}"
     data = folder.read(name)
     entry = parse_offset_entry(data, f"{live.url}/{name}")
@@ -77,7 +96,7 @@ def _read(live: LiveDirectory, batch_id: int) -> PlannedBatch:
     if batch_id > 0:
         earlier = f"{OFFSETS}/{batch_id - 1}"
         before = parse_offset_entry(folder.read(earlier), f"{live.url}/{earlier}")
-    files = {name: data}
+    files = {METADATA: metadata, name: data}
     for source, offset in entry.sources.items():
         last = log_offset(offset)
         if last is not None:

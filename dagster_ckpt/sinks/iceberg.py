@@ -108,6 +108,10 @@ class IcebergTable(Sink):
                 "Make the snapshot of the batch the current one by hand, or start with new_query_id and accept "
                 "repeated rows.",
             )
+        if found.branch is not None and found.moves:
+            return self._told(
+                SinkEffect.IRREVERSIBLE, self._on_branch(found, replay.to_batch), self._branch_advice(found)
+            )
         if found.others:
             return self._with_others(found, replay)
         if not found.moves:
@@ -164,6 +168,8 @@ class IcebergTable(Sink):
             SinkRollbackError: It must not be done, or not from here.
         """
         found = history.plan_roll_back(to.query_ids, to.query_id, to.batch_id)
+        if found.branch is not None and found.moves:
+            raise SinkRollbackError(f"{self._on_branch(found, to.batch_id)} {self._branch_advice(found)}")
         if found.others and to.may_repeat:
             return None
         what = f"The Iceberg table {self.table} has to be rolled back to batch {to.batch_id}"
@@ -221,6 +227,21 @@ class IcebergTable(Sink):
             f"{advice}. To leave them and write the batches again, start with new_query_id.",
         )
 
+    def _on_branch(self, found: TableRollBack, batch_id: int) -> str:
+        return (
+            f"The stream writes to branch {found.branch} of the Iceberg table {self.table}, which has to go back to "
+            f"batch {batch_id}. Only the main branch is rolled back, and it is not changed."
+        )
+
+    def _branch_advice(self, found: TableRollBack) -> str:
+        catalog, table = self._quoted
+        if found.snapshot_id is None:
+            return f"Drop the branch and create it again, without the rows of this stream: {catalog}.{table}."
+        return (
+            f"Run: ALTER TABLE {catalog}.{table} CREATE OR REPLACE BRANCH `{found.branch}` AS OF VERSION "
+            f"{found.snapshot_id}. Then start again."
+        )
+
     def _without_session(self, to: RollBack) -> SinkRollbackError:
         return SinkRollbackError(
             f"The Iceberg table {self.table} has to be rolled back to batch {to.batch_id}, and this process has no "
@@ -235,12 +256,17 @@ class IcebergTable(Sink):
             return "All rows of the table are deleted"
         return f"Snapshot {found.snapshot_id} of the table becomes the current one"
 
-    def _command(self, found: TableRollBack) -> str:
+    @property
+    def _quoted(self) -> tuple[str, str]:
+        """Catalog and table, for a command."""
         if "/" in self.table:
             # Any catalog of Iceberg finds a table by its folder.
-            catalog, table = "<catalog>", f"`{self.table}`"
-        else:
-            catalog, _, table = self.table.partition(".")
+            return "<catalog>", f"`{self.table}`"
+        catalog, _, table = self.table.partition(".")
+        return catalog, table
+
+    def _command(self, found: TableRollBack) -> str:
+        catalog, table = self._quoted
         if found.snapshot_id is None:
             return f"DELETE FROM {catalog}.{table}"
         return f"CALL {catalog}.system.set_current_snapshot('{table}', {found.snapshot_id})"

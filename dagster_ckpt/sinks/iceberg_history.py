@@ -9,8 +9,8 @@ id and batch name one snapshot, also if the table has left its timeline.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, Field
 
@@ -21,6 +21,7 @@ from dagster_ckpt.untrusted import inflated, number_in, reading
 METADATA_FOLDER = "metadata"
 # In the summaries of the snapshots that this package writes itself.
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
+_MAIN = "main"
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
 # The zlib `wbits` value for a gzip header.
@@ -66,17 +67,34 @@ class TableRollBack:
         snapshot_id: The snapshot to make current; None if all rows are deleted.
         others: Snapshots written by others that this would undo too.
         reaches_back: Whether the snapshots that the table still has are sufficient to decide.
+        branch: The branch that the stream writes to, and that would have to go back; None for main.
     """
 
     moves: bool = False
     snapshot_id: int | None = None
     others: tuple[int, ...] = ()
     reaches_back: bool = True
+    branch: str | None = None
+
+
+class _Ref(BaseModel):
+    snapshot: int = Field(alias="snapshot-id")
+    kind: str = Field(default="", alias="type")
+
+
+class _LogEntry(BaseModel):
+    snapshot: int = Field(alias="snapshot-id")
 
 
 class _Metadata(BaseModel):
     current: int | None = Field(default=None, alias="current-snapshot-id")
     snapshots: list[IcebergSnapshot] = []
+    refs: dict[str, _Ref] = {}
+    log: list[_LogEntry] = Field(default=[], alias="snapshot-log")
+
+    def history(self) -> IcebergHistory:
+        heads = {name: ref.snapshot for name, ref in self.refs.items() if ref.kind == "branch" and name != _MAIN}
+        return IcebergHistory(self.current, self.snapshots, heads, [entry.snapshot for entry in self.log])
 
 
 class IcebergHistory:
@@ -85,9 +103,19 @@ class IcebergHistory:
     Args:
         current: Id of the current snapshot; None if the table has none.
         snapshots: All of them, on whichever timeline.
+        branches: Id of the newest snapshot of each branch but main.
+        of_main: Ids of the snapshots that were the current one at some time.
     """
 
-    def __init__(self, current: int | None, snapshots: Collection[IcebergSnapshot]) -> None:
+    def __init__(
+        self,
+        current: int | None,
+        snapshots: Collection[IcebergSnapshot],
+        branches: Mapping[str, int] | None = None,
+        of_main: Collection[int] = (),
+    ) -> None:
+        self._branches = dict(branches or {})
+        self._of_main = frozenset(of_main)
         self._snapshots = {snapshot.id: snapshot for snapshot in snapshots}
         # Java writes -1 where there is none.
         self._current = self._snapshots.get(current) if current is not None else None
@@ -111,10 +139,29 @@ class IcebergHistory:
             batch_id: The last batch that stays; -1 keeps none.
         """
         own = {*query_ids, *([query_id] if query_id is not None else [])}
+        branch = self._branch_of(own)
+        if branch is not None:
+            on_branch = IcebergHistory(self._branches[branch], self._snapshots.values())
+            return replace(on_branch.plan_roll_back(query_ids, query_id, batch_id), branch=branch)
         wanted = self._holding(own, query_id, batch_id)
-        if wanted is not None and wanted.id not in {each.id for each in self._from(self._current)}:
-            return self._to_another_timeline(wanted, own)
-        return self._back(wanted, own, batch_id)
+        if wanted is None or wanted.id in {each.id for each in self._from(self._current)}:
+            return self._back(wanted, own, batch_id)
+        if wanted.batch_of(own) != batch_id:
+            # A tag keeps an older batch, and the snapshot of this one has expired.
+            return TableRollBack(reaches_back=False)
+        return self._to_another_timeline(wanted, own)
+
+    def _branch_of(self, own: Collection[str]) -> str | None:
+        """The branch that the stream writes to, which alone has its newest batch; None for main."""
+
+        def newest(head: IcebergSnapshot | None, *, or_of_main: bool) -> int:
+            batches = (each for each in self._from(head) if each.batch_of(own) is not None)
+            return max((each.at_ms for each in batches if or_of_main or each.id not in self._of_main), default=-1)
+
+        # A branch may keep what was undone on main.
+        found = {name: newest(self._snapshots.get(head), or_of_main=False) for name, head in self._branches.items()}
+        name = max(found, key=found.__getitem__, default=None)
+        return name if name is not None and found[name] > newest(self._current, or_of_main=True) else None
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
         """The snapshot that holds the rows up to a batch; None if no snapshot of the stream does."""
@@ -169,6 +216,9 @@ class IcebergHistory:
                 break
             if each.changes_rows and each.batch_of(own) is None:
                 others.append(each.id)
+            if each.parent is not None and each.parent not in ahead and self._parent(each) is None:
+                # Expired snapshots, which a tag does not keep, may hold rows of others.
+                return TableRollBack(reaches_back=False)
         return TableRollBack(True, wanted.id, tuple(sorted(others)))
 
     def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
@@ -201,7 +251,7 @@ def history_in(text: str | bytes, where: str) -> IcebergHistory:
     """
     with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
         metadata = _Metadata.model_validate_json(text)
-        return IcebergHistory(metadata.current, metadata.snapshots)
+        return metadata.history()
 
 
 def history_in_folder(table: FileIO) -> IcebergHistory:

@@ -56,6 +56,8 @@ class IcebergShops(Shops):
         super().__init__(spark, folder)
         name = folder.name.replace("-", "_")
         self.catalog = catalog
+        # A name that SQL needs quotes for, and Iceberg reports without them.
+        name = f"`{name.replace('_', '-')}`" if catalog == REST else name
         self.table = f"{folder}/table" if catalog == FOLDER else f"{catalog}.db.{name}"
         self.sql = f"{HADOOP}.`{self.table}`" if catalog == FOLDER else self.table
         if catalog == FOLDER:

@@ -31,7 +31,11 @@ def history(case: dict[str, Any]) -> IcebergHistory:
         }
         snapshots.append({"snapshot-id": number, "parent-snapshot-id": parent, "timestamp-ms": at, "summary": summary})
     current = case.get("current", snapshots[-1]["snapshot-id"] if snapshots else -1)
-    return history_in(json.dumps({"current-snapshot-id": current, "snapshots": snapshots}), "the table")
+    refs = {name: {"snapshot-id": head, "type": "branch"} for name, head in case.get("branches", {}).items()}
+    refs |= {"main": {"snapshot-id": current, "type": "branch"}} if current != -1 else {}
+    log = [{"snapshot-id": number, "timestamp-ms": at} for at, number in enumerate(case.get("was_current", ()))]
+    metadata = {"current-snapshot-id": current, "snapshots": snapshots, "refs": refs, "snapshot-log": log}
+    return history_in(json.dumps(metadata), "the table")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
@@ -46,6 +50,7 @@ def test_a_table_goes_back_exactly_as_far_as_the_stream_has_written(case: dict[s
         snapshot_id=None if target == "nothing" else target,
         others=tuple(case.get("others", ())),
         reaches_back=case.get("reaches_back", True),
+        branch=case.get("branch"),
     )
 
 

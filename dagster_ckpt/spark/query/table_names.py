@@ -6,6 +6,7 @@ package asks for the table itself and records `IcebergTable[<name> at <location>
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import OptionTypeError
@@ -70,19 +71,56 @@ def load_table(session: SparkSession, name: str) -> Any | None:
 
     Args:
         session: A classic session.
-        name: The name, with its catalog and namespace or in the current ones.
+        name: The name, with its catalog and namespace or in the current ones, as SQL has it. Or Iceberg's name of
+            a table: catalog, namespace and table, without the quotes that SQL may need.
     """
-    jvm: Any = session._jvm
+    # Imported here, because reading live directories does not require Spark.
+    from pyspark.errors import ParseException  # noqa: PLC0415
+
     state: Any = session._jsparkSession.sessionState()
-    parsed = state.sqlParser().parseMultipartIdentifier(name)
-    parts = [str(parsed.apply(index)) for index in range(parsed.size())]
     catalogs = state.catalogManager()
-    if len(parts) > 1 and catalogs.isCatalogRegistered(parts[0]):
-        catalog, parts = catalogs.catalog(parts[0]), parts[1:]
-    else:
-        catalog = catalogs.currentCatalog()
-        if len(parts) == 1:
-            parts = [*(str(part) for part in catalogs.currentNamespace()), *parts]
+    wrong: ParseException | None = None
+    found = None
+    try:
+        parsed = state.sqlParser().parseMultipartIdentifier(name)
+        parts = [str(parsed.apply(index)) for index in range(parsed.size())]
+        if len(parts) > 1 and catalogs.isCatalogRegistered(parts[0]):
+            found = _table_in(session, catalogs.catalog(parts[0]), parts[1:])
+        else:
+            within = [str(part) for part in catalogs.currentNamespace()] if len(parts) == 1 else []
+            found = _table_in(session, catalogs.currentCatalog(), [*within, *parts])
+    except ParseException as error:
+        wrong = error
+    if found is not None or "`" in name:
+        return found
+    first = name.partition(".")[0]
+    if catalogs.isCatalogRegistered(first):
+        catalog = catalogs.catalog(first)
+        unquoted = (_table_in(session, catalog, parts) for parts in divisions(name.split(".")[1:]))
+        named = [table for table in unquoted if table is not None and str(table.name()) == name]
+        if len(named) == 1:
+            return named[0]
+    if wrong is not None:
+        raise wrong
+    return None
+
+
+def divisions(parts: Sequence[str]) -> list[list[str]]:
+    """The identifiers that a name may stand for whose parts may contain dots themselves.
+
+    Example:
+        >>> divisions(["sales", "eu", "orders"])
+        [['sales', 'eu', 'orders'], ['sales', 'eu.orders'], ['sales.eu', 'orders'], ['sales.eu.orders']]
+    """
+    if len(parts) < 2:
+        return [list(parts)]
+    rest = divisions(parts[1:])
+    apart = [[parts[0], *each] for each in rest]
+    return [*apart, *([f"{parts[0]}.{each[0]}", *each[1:]] for each in rest)]
+
+
+def _table_in(session: SparkSession, catalog: Any, parts: Sequence[str]) -> Any | None:
+    jvm: Any = session._jvm
     namespace = session.sparkContext._gateway.new_array(jvm.java.lang.String, len(parts) - 1)  # type: ignore[union-attr]
     for index, part in enumerate(parts[:-1]):
         namespace[index] = part

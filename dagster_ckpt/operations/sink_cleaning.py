@@ -2,12 +2,13 @@
 
 Two things may still need a file that the log does not name: a batch being written, and a snapshot
 whose copy of the log names it, since a start from there makes it visible again. A forked output has
-its own files.
+its own files. Files that a batch job has written to the same folder are not the stream's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import EventRecord, EventType
@@ -107,13 +108,16 @@ def clean_sinks(
     orphans: list[Orphan] = []
     for sink, leftovers in found:
         unlisted = [file for file in leftovers.files if file.name not in leftovers.log.names]
+        uuids = Counter(file.uuid for file in leftovers.files)
         theirs = [
             Orphan(
                 sink.place or sink.name,
                 file,
                 age_ms=_age_ms(file, leftovers.now_ms),
                 undone_by=_undone_by(file, rewinds),
-                kept_because=in_snapshots.get(file.name) or _too_young(file, leftovers, may_write, grace_ms),
+                kept_because=in_snapshots.get(file.name)
+                or _of_a_batch_job(file, leftovers, uuids)
+                or _too_young(file, leftovers, may_write, grace_ms),
             )
             for file in unlisted
         ]
@@ -131,6 +135,16 @@ def _may_be_writing(stream: StreamHandle) -> bool:
     """Whether a query may write batches: even after its lease expired, unless it is proven to have ended."""
     lease = stream.catalog.leases.current(stream.stream_id)
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
+
+
+def _of_a_batch_job(file: PartFile, leftovers: Leftovers, uuids: Mapping[str | None, int]) -> str | None:
+    if leftovers.has_batch_job:
+        return (
+            "a batch job has written to this folder, which has a file _SUCCESS, and its files have such names as well"
+        )
+    if uuids[file.uuid] > 1:
+        return "other files have the same uuid, so a batch job may have written it"
+    return None
 
 
 def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: int) -> str | None:

@@ -17,7 +17,9 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 
 # `ManifestFileCommitProtocol`: every file name contains a uuid, so the bare name identifies the
 # file.
-_PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}.*")
+_PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
+# Left by a batch job (`FileOutputCommitter`), and by no streaming query.
+_SUCCESS = "_SUCCESS"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ class PartFile:
     def name(self) -> str:
         """Its bare name, which is unique."""
         return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def uuid(self) -> str | None:
+        """The uuid in its name. A file sink makes one for each file, a batch job one for all of its files."""
+        match = _PART.fullmatch(self.name)
+        return match["uuid"] if match else None
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,13 @@ class Leftovers:
         files: All part files, listed before the log: a file committed in between is then in the log.
         log: Content of the log.
         now_ms: The current time by the clock that dates the files; None if it dates none.
+        has_batch_job: Whether a batch job has written there as well.
     """
 
     files: tuple[PartFile, ...]
     log: SinkLog
     now_ms: int | None
+    has_batch_job: bool = False
 
 
 def read_leftovers(path: str) -> Leftovers:
@@ -78,7 +88,8 @@ def read_leftovers(path: str) -> Leftovers:
         StorageAccessError: The folder cannot be read or written.
     """
     files = tuple(part_files(path))
-    return Leftovers(files, read_sink_log(path), storage_time_ms(path))
+    has_batch_job = open_file_io(path).size(_SUCCESS) is not None
+    return Leftovers(files, read_sink_log(path), storage_time_ms(path), has_batch_job)
 
 
 def part_files(path: str) -> list[PartFile]:

@@ -102,6 +102,28 @@ def test_the_files_of_undone_batches_are_listed_and_nothing_is_deleted(output: O
     assert output.left() == list(range(LAST + 1))
 
 
+@pytest.mark.parametrize("leaves_success", [True, False])
+def test_files_that_a_batch_job_has_appended_are_not_the_streams(output: Output, leaves_success: bool) -> None:
+    job = uuid.uuid4()
+    theirs = [
+        output.sink / f"part-0000{number}-{job}-c000.snappy.parquet" for number in range(1 if leaves_success else 2)
+    ]
+    for path in theirs:
+        path.write_bytes(b"rows of others")
+        output.written_at(path, 0)
+    if leaves_success:
+        (output.sink / "_SUCCESS").touch()
+
+    cleaning = output.clean(dry_run=False, grace_ms=0)
+
+    assert ([orphan.is_removable for orphan in cleaning.orphans], len(cleaning.orphans)) == (
+        [False] * len(theirs),
+        len(theirs),
+    )
+    assert all(path.exists() for path in theirs)
+    assert "batch job" in str(cleaning.orphans[0].kept_because)
+
+
 def test_asked_to_it_deletes_them_and_their_checksums_and_nothing_else(output: Output) -> None:
     output.history.start("batch-3")
 

@@ -18,6 +18,8 @@ _WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", 
 
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
+# How Hadoop writes a URL without an authority: `hdfs:/a`, `dbfs:/a`. One letter is a Windows drive.
+_ONE_SLASH = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 
 
 def local_path(url: str) -> Path | None:
@@ -25,7 +27,17 @@ def local_path(url: str) -> Path | None:
     for scheme in _LOCAL_SCHEMES:
         if url.startswith(scheme):
             return Path("/" + url.removeprefix(scheme).lstrip("/"))
-    return None if "://" in url else Path(url).absolute()
+    return None if "://" in url or _ONE_SLASH.match(url) else Path(url).absolute()
+
+
+def with_authority(url: str) -> str:
+    """A URL with `//`, also if Hadoop has left it out because there is no authority.
+
+    Example:
+        >>> with_authority("hdfs:/data/orders")
+        'hdfs:///data/orders'
+    """
+    return _ONE_SLASH.sub(r"\g<scheme>:///", url, count=1)
 
 
 def has_folders(url: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.config.storage_path import StoragePath, local_path
+from dagster_ckpt.config.storage_path import StoragePath, local_path, with_authority
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.fsspec import FsspecFileIO
@@ -35,7 +35,7 @@ def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, 
     path = local_path(url)
     if path is not None:
         return LocalFileIO(path, follow_links=follow_links)
-    return FsspecFileIO(url, storage_options or {})
+    return FsspecFileIO(with_authority(url), storage_options or {})
 
 
 def normalised(location: str) -> str:
@@ -79,7 +79,7 @@ def _plain(url: str) -> str:
     path = local_path(url)
     if path is not None:
         return _known_by_its_inode(path)
-    scheme, _, rest = url.partition("://")
+    scheme, _, rest = with_authority(url).partition("://")
     authority, _, below = rest.partition("/")
     # Normalised like Hadoop's `Path`.
     return f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"

@@ -6,7 +6,8 @@ one without running it (`DeltaSink.addBatch`). A restore brings back the files o
 in one commit (`delta_commit.py`), and does not touch the transactions: the table then still skips the
 undone batches of that query id, so the query continues under a new one.
 
-Checkpoints of the log are Parquet and are not read here.
+Checkpoints of the log are Parquet and are not read here. Where commits are only in them, Delta itself is asked which
+batch it knows, and a table is not rolled back beyond.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, SinkRollbackError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.delta_commit import (
     ROLL_BACK_ID,
     UnknownDeltaError,
     VersionTakenError,
+    newest_transaction,
     record_roll_back,
     restore_version,
 )
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
-from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.spark.query.session import active_session, default_file_system
 from dagster_ckpt.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
@@ -263,15 +265,26 @@ class DeltaTable(Sink):
 
     def last_batch(self, query_id: str | None) -> int | None:
         """See `Sink.last_batch`."""
+        if query_id is None:
+            return None
+        files = self._files()
         try:
-            return last_batch_in(open_file_io(self.folder), query_id) if query_id is not None else None
+            found = last_batch_in(files, query_id)
+            if found is not None or 0 in _versions(files):
+                return found
         except FileNotFoundError:
             return None
+        session = active_session()
+        if session is not None:
+            # Delta skips a batch that it knows from a checkpoint as well.
+            with suppress(UnknownDeltaError):
+                return newest_transaction(session, self.folder, query_id)
+        return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
         """See `Sink.forecast`."""
         try:
-            found = plan_table_roll_back(open_file_io(self.folder), replay.query_ids, replay.query_id, replay.to_batch)
+            found = plan_table_roll_back(self._files(), replay.query_ids, replay.query_id, replay.to_batch)
         except (CkptError, FileNotFoundError) as error:
             return cannot_look(self, "Delta", error)
         if not found.reaches_back:
@@ -331,6 +344,20 @@ class DeltaTable(Sink):
             f"during each of {_ATTEMPTS} attempts. Start again once they pause."
         )
 
+    def _files(self) -> FileIO:
+        """The table's folder.
+
+        Raises:
+            StorageAccessError: Spark and this package would look for it in different file systems.
+        """
+        default = default_file_system() if self.folder.startswith("/") else None
+        if default is not None:
+            raise StorageAccessError(
+                f"The Delta table {self.folder} is in {default} for Spark (fs.defaultFS), and a folder of this machine "
+                f"for this package. Let the query name it in full: {default}{self.folder}."
+            )
+        return open_file_io(self.folder)
+
     def _commit(self, found: TableRollBack, batch_id: int) -> None:
         session = active_session()
         if found.version is None:
@@ -357,7 +384,7 @@ class DeltaTable(Sink):
             SinkRollbackError: The table cannot be rolled back to that batch.
         """
         try:
-            found = plan_table_roll_back(open_file_io(self.folder), to.query_ids, to.query_id, to.batch_id)
+            found = plan_table_roll_back(self._files(), to.query_ids, to.query_id, to.batch_id)
         except FileNotFoundError:
             # Nothing was ever written.
             return None

@@ -23,6 +23,8 @@ ROLL_BACK_ID = "dagster_ckpt roll-back"
 _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
 _MISSING_SHOWN = 5
+# Later than any version: nothing is committed.
+_NEVER = 2**63 - 1
 
 
 class VersionTakenError(Exception):
@@ -79,6 +81,17 @@ def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> 
         table.commit(table.transaction(table.snapshot(decided_on)), [record], table.manual_update())
 
 
+def newest_transaction(session: SparkSession, folder: str, app_id: str) -> int | None:
+    """The newest version that a table remembers of an application, also if only a checkpoint of its log has it.
+
+    Raises:
+        UnknownDeltaError: This Delta has other interfaces.
+    """
+    with _Table.opened(session, folder, _NEVER) as table:
+        found = table.current().transactions().get(app_id)
+        return int(found.get()) if found.isDefined() else None
+
+
 class _Table:
     """A table through Delta's classes in the JVM. What it passes around are objects of the JVM."""
 
@@ -111,8 +124,11 @@ class _Table:
                 f"that a conditional commit needs ({error}). The table is unchanged."
             ) from error
 
+    def current(self) -> Any:
+        return _with_defaults(self._log, "update")
+
     def newest_version(self) -> int:
-        return int(_with_defaults(self._log, "update").version())
+        return int(self.current().version())
 
     def snapshot(self, version: int) -> Any:
         return _with_defaults(self._log, "getSnapshotAt", version)

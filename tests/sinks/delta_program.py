@@ -149,6 +149,21 @@ def paused_in_its_roll_back(shops: DeltaShops) -> list[str]:
     return [f"{holder.step}: {holder.roll_back()}" for holder in holders]
 
 
+def in_a_checkpoint(shops: DeltaShops) -> list[str]:
+    """The commits of the stream are only in a checkpoint of the log, and other writers have gone on."""
+    shops.feed(2)
+    shops.run()
+    (query_id,) = {str(action["appId"]) for action in shops.actions("txn")}
+    shops.spark.sql(f"ALTER TABLE delta.`{shops.table}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    shops.spark.sql(f"OPTIMIZE delta.`{shops.table}`")
+    for version in range(2):
+        Path(shops.table, "_delta_log", f"{version:020}.json").unlink()
+    jvm: Any = shops.spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    table = DeltaTable("", shops.table)
+    return [str(table.last_batch(each)) for each in (query_id, "another")]
+
+
 SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
     "lost directory": lost_directory,
     "replayed": replayed,
@@ -160,6 +175,7 @@ SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
     "others wrote": others_wrote,
     "optimized": optimized,
     "paused in its roll-back": paused_in_its_roll_back,
+    "in a checkpoint": in_a_checkpoint,
 }
 
 

@@ -60,6 +60,10 @@ def test_a_roll_back_that_was_paused_undoes_nothing_of_a_successor(told: dict[st
     assert "RESTORE" not in shown["operations"]
 
 
+def test_a_batch_that_only_a_checkpoint_of_the_log_names_is_known(told: dict[str, dict[str, Any]]) -> None:
+    assert told["in a checkpoint"]["ended"] == ["1", "None"]
+
+
 def test_a_restore_has_the_actions_of_sql(told: dict[str, dict[str, Any]]) -> None:
     compared = [line for name, line in told.items() if name.startswith("version")]
 

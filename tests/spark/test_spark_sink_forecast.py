@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
+from dagster_ckpt.sinks import delta
 from dagster_ckpt.sinks.registry import forecast, sink_of
-from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, roll_back
+from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 
 QUERY = "11111111-2222"
@@ -211,3 +212,14 @@ def test_a_file_sink_that_cannot_be_reached_is_told_apart_from_one_that_loses(tm
     told = forecast("FileSink[nowhere://bucket/out]", Replay(3, QUERY, log_entries=entries))
 
     assert told.effect is SinkEffect.UNREACHABLE
+
+
+def test_a_path_that_spark_looks_for_in_another_file_system_is_no_table_without_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fs.defaultFS is HDFS: this machine has no such folder, and the query must not skip the batch that the table has."""
+    monkeypatch.setattr(delta, "default_file_system", lambda: "hdfs://name-node")
+
+    with pytest.raises(StorageAccessError, match=rf"Let the query name it in full: hdfs://name-node{tmp_path}"):
+        newest_batch(sink_of(f"DeltaSink[{tmp_path}]"), QUERY)
+    assert newest_batch(sink_of(f"DeltaSink[file:{tmp_path}]"), QUERY) is None

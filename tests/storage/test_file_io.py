@@ -22,7 +22,7 @@ from dagster_ckpt.io.custom import CustomFileIO, FolderFileIO, StoredObject
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.fsspec import SINGLE_PUT_BYTES, FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.io.memory import MemoryFileIO
 
 NAME = "chk-1/_metadata"
@@ -473,3 +473,12 @@ def test_what_is_behind_a_link_is_read_by_name_and_listed_on_request(tmp_path: P
         files = LocalFileIO(tmp_path / "tree", follow_links=follows)
         assert files.read("link/a") == b"mine"
         assert [path for path, _ in files.find(hidden=True)] == (["link/a"] if follows else [])
+
+
+@pytest.mark.parametrize("url", ["nosuchfs:/a", "nosuchfs:///a"])
+def test_a_url_without_an_authority_is_no_folder_of_this_machine(url: str) -> None:
+    """Hadoop writes `hdfs:/a` and `dbfs:/a`."""
+    with pytest.raises(StorageAccessError, match="nosuchfs"):
+        open_file_io(url)
+    assert same_folder(url, "nosuchfs:///a/")
+    assert not same_folder(url, "/a")

@@ -33,6 +33,19 @@ def active_session() -> SparkSession | None:
     return ClassicSession.getActiveSession() or ClassicSession.builder.getOrCreate()
 
 
+def default_file_system() -> str | None:
+    """The file system in which the application of this process looks for a path without a scheme.
+
+    Returns:
+        None if that is this machine's, or no application runs in this process.
+    """
+    session = active_session()
+    if session is None:
+        return None
+    default = str(session._jsparkSession.sessionState().newHadoopConf().get("fs.defaultFS") or "")
+    return None if not default or default.startswith("file:") else default.rstrip("/")
+
+
 @contextmanager
 def active_in_thread(session: SparkSession) -> Iterator[None]:
     """Make a classic session the active one of this thread for a while.

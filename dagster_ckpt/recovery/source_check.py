@@ -17,8 +17,8 @@ from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, g
 from dagster_ckpt.spark.query.kafka_source import (
     KafkaSource,
     TopicOffsets,
-    earliest_offsets,
     kafka_sources,
+    kept_offsets,
     offsets_at,
 )
 from dagster_ckpt.stream.handle import StreamHandle
@@ -119,14 +119,20 @@ def resolved_offsets(
 
 def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets) -> Iterator[str]:
     partitions = [(topic, int(partition)) for topic, known in position.items() for partition in known]
-    for (topic, partition), earliest in earliest_offsets(writer, source, partitions).items():
+    for (topic, partition), kept in kept_offsets(writer, source, partitions).items():
         reads_from = position[topic][str(partition)]
-        if earliest is None:
+        if kept is None:
             yield f"Topic {topic} has no partition {partition} any more."
-        elif earliest > reads_from:
+        elif kept.start > reads_from:
             yield (
                 f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic begins at "
-                f"{earliest}; {earliest - reads_from} records were deleted."
+                f"{kept.start}; {kept.start - reads_from} records were deleted."
+            )
+        elif kept.stop < reads_from:
+            # Spark would plan a batch that ends before it begins, and fail there at every start.
+            yield (
+                f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic ends at "
+                f"{kept.stop}: it was deleted and created again, or lost records."
             )
 
 

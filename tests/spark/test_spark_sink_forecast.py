@@ -217,7 +217,7 @@ def test_a_file_sink_that_cannot_be_reached_is_told_apart_from_one_that_loses(tm
 def test_a_path_that_spark_looks_for_in_another_file_system_is_no_table_without_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fs.defaultFS is HDFS: this machine has no such folder, and the query must not skip the batch that the table has."""
+    """fs.defaultFS is HDFS, and this machine has no such folder: the query would skip the batch that the table has."""
     monkeypatch.setattr(delta, "default_file_system", lambda: "hdfs://name-node")
 
     with pytest.raises(StorageAccessError, match=rf"Let the query name it in full: hdfs://name-node{tmp_path}"):

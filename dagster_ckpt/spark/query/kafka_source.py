@@ -59,10 +59,10 @@ def _kafka_source(leaf: Any) -> KafkaSource | None:
     )
 
 
-def earliest_offsets(
+def kept_offsets(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]]
-) -> dict[tuple[str, int], int | None]:
-    """The earliest offset that each partition still has; None for a partition that no longer exists.
+) -> dict[tuple[str, int], range | None]:
+    """The offsets that each partition still has; None for a partition that no longer exists.
 
     Args:
         writer: The described query.
@@ -73,8 +73,13 @@ def earliest_offsets(
         StorageAccessError: Kafka does not answer.
     """
     with _admin(writer, source) as (jvm, client):
-        spec = jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
-        return {each: _offset(jvm, client, each, spec) for each in partitions}
+        specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
+        found: dict[tuple[str, int], range | None] = {}
+        for each in partitions:
+            first = _offset(jvm, client, each, specs.earliest())
+            end = _offset(jvm, client, each, specs.latest()) if first is not None else None
+            found[each] = range(first, end) if first is not None and end is not None else None
+        return found
 
 
 def offsets_at(

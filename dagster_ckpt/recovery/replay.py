@@ -43,8 +43,9 @@ class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
 
     Attributes:
-        batches: The batches that the query had committed, or that a sink has; at least one.
-        query_id: The id of the query that wrote the last of them.
+        batches: The batches that the query had committed, or that a sink has as a whole. None if only the one in
+            flight has to be planned again, because a sink may have it in part.
+        query_id: The id of the query that wrote the last batch.
         in_flight: The batch after them, if it was planned: the query runs it first.
     """
 
@@ -54,8 +55,10 @@ class LostBatches:
 
     @property
     def last(self) -> int:
-        """The last of the batches."""
-        return self.batches[-1].batch_id
+        """The batch after which the query continues."""
+        if self.batches:
+            return self.batches[-1].batch_id
+        return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
     def in_plan(self, plan: RecoveryPlan, directory: str | None = None) -> RecoveryPlan:
         """A plan to restore a snapshot, with the replay.
@@ -64,11 +67,16 @@ class LostBatches:
             plan: The plan without the replay.
             directory: The directory in which the batches were replayed; None if that is still to be done.
         """
-        what = f"batch {self.last}" if len(self.batches) == 1 else f"batches {self.batches[0].batch_id} to {self.last}"
+        if not self.batches:
+            what = f"run batch {self.last + 1} as planned before"
+        elif len(self.batches) == 1:
+            what = f"replay batch {self.last} as planned before, without output"
+        else:
+            what = f"replay batches {self.batches[0].batch_id} to {self.last} as planned before, without output"
         return replace(
             plan,
             kind=RecoveryKind.REPLAY,
-            reason=f"{plan.reason}; replay {what} as planned before, without output",
+            reason=f"{plan.reason}; {what}",
             from_batch=max(self.last, plan.from_batch or 0),
             to_batch=self.last,
             directory=directory,
@@ -116,9 +124,12 @@ def lost_batches(
     if facts.live_batch is not None:
         had.append(facts.live_batch)
     batches = tuple(batch for batch in planned if batch.batch_id <= max(had))
-    if not batches or len(batches) > stream.options.max_replayed_batches:
+    in_flight = next((batch for batch in planned[len(batches) :]), None)
+    is_in_part = in_flight is not None and any(
+        _adds_the_rest(sink) and _newest_whole(sink, query_id) == in_flight.batch_id - 1 for sink in sinks
+    )
+    if not (batches or is_in_part) or len(batches) > stream.options.max_replayed_batches:
         return None
-    in_flight = next((batch for batch in planned if batch.batch_id == batches[-1].batch_id + 1), None)
     return LostBatches(batches, query_id, in_flight)
 
 
@@ -196,7 +207,12 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
         return -1
     if newest is None:
         return -1
-    # Of several writers into Kafka, some may have been killed before their share. The query runs the batch again, and
-    # the sink drops the rows that it has.
-    adds_the_rest = sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back
-    return newest - 1 if adds_the_rest else newest
+    return newest - 1 if _adds_the_rest(sink) else newest
+
+
+def _adds_the_rest(sink: Sink) -> bool:
+    """Whether a sink may have a batch in part, and drops that part when the query runs the batch again.
+
+    Of several writers into Kafka, some may have been killed before their share.
+    """
+    return sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back

@@ -84,10 +84,11 @@ def test_batches_that_a_table_has_undone_are_not_those_of_the_same_numbers(lost:
     [
         (planned(3, 4), 4, [3], 4),
         (planned(3, 4), 3, [3], 4),
+        (planned(3), 3, [], 3),
         # Its plan was not recorded: the preview must not say that exactly these rows come again.
         (planned(3), 4, [3], None),
     ],
-    ids=["the newest batch may be there in part", "it is not there", "the journal is behind"],
+    ids=["the newest batch may be there in part", "it is not there", "it is the only one", "the journal is behind"],
 )
 def test_a_batch_of_which_some_writers_may_be_missing_is_run_again(
     lost: Lost, journal: list[PlannedBatch], newest: int, without_output: list[int], first_run: int | None
@@ -97,7 +98,13 @@ def test_a_batch_of_which_some_writers_may_be_missing_is_run_again(
     assert found is not None
     plan = found.in_plan(RecoveryPlan(RecoveryKind.RESTORE, "lost", to_batch=2))
     assert [each.batch_id for each in found.batches] == without_output
-    assert (plan.to_batch, plan.in_flight, plan.query_id) == (without_output[-1], first_run, "second")
+    last = without_output[-1] if without_output else 2
+    assert (plan.to_batch, plan.in_flight, plan.query_id) == (last, first_run, "second")
+
+
+def test_a_batch_that_no_sink_has_is_planned_anew(lost: Lost) -> None:
+    assert lost(planned(3), AddsTheRest, second=2) is None
+    assert lost(planned(3), AddsTheRest) is None
 
 
 def test_a_journal_that_does_not_name_the_query_is_not_replayed(lost: Lost) -> None:

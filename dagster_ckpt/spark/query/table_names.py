@@ -91,10 +91,10 @@ def load_table(session: SparkSession, name: str) -> Any | None:
             found = _table_in(session, catalogs.currentCatalog(), [*within, *parts])
     except ParseException as error:
         wrong = error
-    if found is not None or "`" in name:
+    if found is not None:
         return found
     first = name.partition(".")[0]
-    if catalogs.isCatalogRegistered(first):
+    if "`" not in name and catalogs.isCatalogRegistered(first):
         catalog = catalogs.catalog(first)
         unquoted = (_table_in(session, catalog, parts) for parts in divisions(name.split(".")[1:]))
         named = [table for table in unquoted if table is not None and str(table.name()) == name]

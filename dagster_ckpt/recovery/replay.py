@@ -190,11 +190,12 @@ def replay(
     except BaseException:
         live.delete()
         raise
-    log_message(
-        stream.stream_id,
-        f"replayed {len(lost.batches)} batches after batch {plan.to_batch}, up to {lost.last}, as they were planned "
-        f"before, in {(monotonic_ms() - started_ms) / 1000:,.1f} s: the sinks keep the rows that they have",
-    )
+    if lost.batches:
+        log_message(
+            stream.stream_id,
+            f"replayed {len(lost.batches)} batches after batch {plan.to_batch}, up to {lost.last}, as they were "
+            f"planned before, in {(monotonic_ms() - started_ms) / 1000:,.1f} s: the sinks keep the rows that they have",
+        )
     return lost.in_plan(plan, live.url)
 
 

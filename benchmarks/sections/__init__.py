@@ -5,6 +5,7 @@ from benchmarks.sections.flink import FLINK_SECTION
 from benchmarks.sections.kafka import KAFKA
 from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
+from benchmarks.sections.replay import REPLAY
 from benchmarks.sections.rewrites import REWRITES
 from benchmarks.sections.running import RUNNING
 from benchmarks.sections.s3 import S3
@@ -24,6 +25,7 @@ SECTIONS: tuple[Section, ...] = (
     SENSORS,
     SCALE,
     KAFKA,
+    REPLAY,
     REWRITES,
 )
 

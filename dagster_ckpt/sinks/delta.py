@@ -325,6 +325,7 @@ class DeltaTable(Sink):
         at, and this commit fails. A table with nothing to undo gets a commit as well, so that the
         roll-back of a former holder that was decided before fails.
         """
+        taken: VersionTakenError | None = None
         for _ in range(_ATTEMPTS):
             found = self._found(to)
             if found is None or (found.version is None and not to.roll_back_tables):
@@ -333,8 +334,9 @@ class DeltaTable(Sink):
                 pass
             try:
                 self._commit(found, to.batch_id)
-            except VersionTakenError:
+            except VersionTakenError as error:
                 # Ours no more, or another writer's commit, such as OPTIMIZE: look again.
+                taken = error
                 continue
             with still_mine():
                 pass
@@ -342,7 +344,7 @@ class DeltaTable(Sink):
         raise SinkRollbackError(
             f"The Delta table {self.folder} could not be rolled back to batch {to.batch_id}: others committed to it "
             f"during each of {_ATTEMPTS} attempts. Start again once they pause."
-        )
+        ) from taken
 
     def _files(self) -> FileIO:
         """The table's folder.

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.spark.query.session import active_in_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,18 +112,20 @@ class _Table:
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         table = None
-        try:
-            table = cls(session, folder)
-            yield table
-        except (Py4JJavaError, PySparkException) as error:
-            if table is not None and table.newest_version() > decided_on:
-                raise VersionTakenError(folder) from error
-            raise
-        except (Py4JError, TypeError, AttributeError) as error:
-            raise UnknownDeltaError(
-                f"The Delta table {folder} cannot be rolled back: the Delta library of this session lacks an interface "
-                f"that a conditional commit needs ({error}). The table is unchanged."
-            ) from error
+        # Delta reads the table with it, also after a commit has written the new version.
+        with active_in_thread(session):
+            try:
+                table = cls(session, folder)
+                yield table
+            except (Py4JJavaError, PySparkException) as error:
+                if table is not None and table.newest_version() > decided_on:
+                    raise VersionTakenError(folder) from error
+                raise
+            except (Py4JError, TypeError, AttributeError) as error:
+                raise UnknownDeltaError(
+                    f"The Delta table {folder} cannot be rolled back: the Delta library of this session lacks an "
+                    f"interface that a conditional commit needs ({error}). The table is unchanged."
+                ) from error
 
     def current(self) -> Any:
         return _with_defaults(self._log, "update")

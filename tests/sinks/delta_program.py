@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ def killed_after_the_restore(shops: DeltaShops) -> None:
         pass
     finally:
         DeltaTable.roll_back = rolls_back  # type: ignore[method-assign]
-    shops.run(files_per_batch=2)
+    # As in another process: it has not opened the table yet, and its thread has no active session.
+    jvm: Any = shops.spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(shops.run, files_per_batch=2).result()
 
 
 def others_wrote(shops: DeltaShops) -> None:

@@ -100,7 +100,7 @@ class IcebergShops(Shops):
     @property
     def sink(self) -> IcebergTable:
         with Client(**self.places) as client:
-            (name,) = client._catalog.executions.last_sinks("shops")
+            (name,) = client._catalog.executions.last_sinks(self.stream)
         sink = IcebergTable.of(name)
         assert sink is not None
         return sink
@@ -111,7 +111,7 @@ class IcebergShops(Shops):
         assert found is not None
         metadata = json.loads(found.metadata)
         with Client(**self.places) as client:
-            snapshots = client._catalog.snapshots.of_stream("shops")
+            snapshots = client._catalog.snapshots.of_stream(self.stream)
         return {
             "rows": sorted(row.shop for row in self.spark.read.format("iceberg").load(self.table).collect()),
             "operations": [each["summary"]["operation"] for each in metadata["snapshots"]],
@@ -215,7 +215,7 @@ def paused(shops: IcebergShops, *, successor: Callable[[IcebergShops], None]) ->
     shops.run()
     shops.savepoint("three")
     with Client(**shops.places) as client:
-        ids = [str(each.query_id) for each in client._catalog.snapshots.of_stream("shops")]
+        ids = [str(each.query_id) for each in client._catalog.snapshots.of_stream(shops.stream)]
     with patched(OpenIcebergTable, "make_current", stopped):
         try:
             shops.sink.roll_back(RollBack(0, query_id=ids[0], query_ids=ids), mine)

@@ -25,8 +25,10 @@ class Shops:
     """Each file names a new shop and the one before: the table gets each shop once, if the state is whole."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark, self.folder, self.fed = spark, folder, 0
-        (folder / "landing").mkdir(parents=True)
+        self.spark, self.folder, self.stream = spark, folder, "shops"
+        (folder / "landing").mkdir(parents=True, exist_ok=True)
+        # Those of another process too.
+        self.fed = len(list((folder / "landing").glob("[0-9]*.json")))
         self.places = {
             "catalog": f"sqlite:///{folder}/catalog.db",
             "storage": f"file://{folder}/snapshots",
@@ -55,7 +57,7 @@ class Shops:
         max_replayed_batches: int = 100,
     ) -> None:
         run_stream(
-            "shops",
+            self.stream,
             lambda spark: self.writer(spark, files_per_batch),
             **self.places,
             spark=self.spark,
@@ -68,15 +70,15 @@ class Shops:
 
     def savepoint(self, label: str) -> None:
         with Client(**self.places) as client:
-            client.trigger_savepoint("shops", label=label)
+            client.trigger_savepoint(self.stream, label=label)
 
     def lose_the_directory(self) -> None:
-        for live in (self.folder / "live/shops").glob("live-*"):
+        for live in (self.folder / "live" / self.stream).glob("live-*"):
             shutil.rmtree(live)
 
     def lose_the_last_commit(self, *, state_too: bool) -> None:
         """As if the query had been killed after the table had the batch, and before its commit."""
-        (live,) = (self.folder / "live/shops").glob("live-*")
+        (live,) = (self.folder / "live" / self.stream).glob("live-*")
         newest = max(int(path.name) for path in (live / "commits").iterdir() if path.name.isdecimal())
         for path in (live / "commits" / str(newest), live / "commits" / f".{newest}.crc"):
             path.unlink(missing_ok=True)
@@ -134,7 +136,7 @@ def tell(found: Mapping[str, Any]) -> None:
     print(_MARK + json.dumps(found), flush=True)
 
 
-def play(program: str, folder: Path, jars: Path, *only: str) -> dict[str, dict[str, Any]]:
+def play(program: str, folder: Path, jars: Path, *only: str, timeout_s: float = 600) -> dict[str, dict[str, Any]]:
     """Run scenarios of a program, by default all, in a process with the jars of a folder: what each told, by name."""
     listed = ",".join(sorted(str(path) for path in jars.glob("*.jar")))
     done = subprocess.run(
@@ -143,7 +145,7 @@ def play(program: str, folder: Path, jars: Path, *only: str) -> dict[str, dict[s
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -43,6 +43,7 @@ class Run:
         source: A topic to read in place of the input's files.
         source_offsets: Where to continue there.
         jars: Spark's connector for Kafka.
+        distinct: Whether a line that was there before is dropped, for which the query keeps state.
     """
 
     folder: str
@@ -54,6 +55,7 @@ class Run:
     source: str = ""
     source_offsets: str = ""
     jars: str = ""
+    distinct: bool = False
 
     @property
     def catalog(self) -> str:
@@ -92,6 +94,7 @@ def described(spark: SparkSession, run: Run) -> DataStreamWriter:
         )
     else:
         lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(f"{run.folder}/input")
+    lines = lines.dropDuplicates(["value"]) if run.distinct else lines
     delivery = kafka_delivery(Semantic.EXACTLY_ONCE, transactional_id=run.topic, writers=run.writers)
     writer = lines.selectExpr("value as key", "value").writeStream.format("kafka").options(**delivery.writer_options)
     writer = writer.option("kafka.bootstrap.servers", run.servers).option("topic", run.topic)
@@ -101,6 +104,7 @@ def described(spark: SparkSession, run: Run) -> DataStreamWriter:
 def main(run: Run) -> None:
     """Copy all there is, and end."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
     spark = (builder.config("spark.jars", run.jars) if run.jars else builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     deployment = Deployment(run.live_root, run.catalog, FileSystemCheckpointStorage(run.snapshots))

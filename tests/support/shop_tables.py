@@ -136,7 +136,7 @@ def tell(found: Mapping[str, Any]) -> None:
     print(_MARK + json.dumps(found), flush=True)
 
 
-def play(program: str, folder: Path, jars: Path, *only: str, timeout_s: float = 600) -> dict[str, dict[str, Any]]:
+def play(program: str, folder: Path, jars: Path, *only: str, timeout_s: float = 1500) -> dict[str, dict[str, Any]]:
     """Run scenarios of a program, by default all, in a process with the jars of a folder: what each told, by name."""
     listed = ",".join(sorted(str(path) for path in jars.glob("*.jar")))
     done = subprocess.run(

@@ -149,7 +149,7 @@ def _watched(note: Callable[..., None], lost: Lost, found: Measured) -> Callable
         found.notes_s.append(time.perf_counter() - began)
         now = time.time()
         for batch in batches:
-            # Not that of a later run, which plans none of them anew.
+            # Not that of a later run, which plans none of them again.
             if batch.batch_id not in known:
                 known.add(batch.batch_id)
                 found.lags_s.append(now - lost.planned_at_s(batch.batch_id))

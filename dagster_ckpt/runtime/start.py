@@ -379,5 +379,6 @@ def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: Liv
         OptionError: An option of the Kafka sink is missing or wrong.
         UnsupportedSparkError: See `start_query`.
     """
-    owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id)
+    executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
+    owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
     return start_query(with_transactions(writer, owner, live), stream.name, live)

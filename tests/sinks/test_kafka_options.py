@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from dagster_ckpt.config.modes import Semantic, kafka_delivery
 from dagster_ckpt.errors import LeaseLostError, OptionError, RowsAtRiskError
-from dagster_ckpt.sinks.kafka import claim
-from dagster_ckpt.sinks.kafka.client import client_properties
-from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions, refuse_others
+from dagster_ckpt.sinks.kafka import claim, session
+from dagster_ckpt.sinks.kafka.client import client_properties, may_hold_marker
+from dagster_ckpt.sinks.kafka.marker import (
+    MOST_EARLIER,
+    Epoch,
+    Marker,
+    Transactions,
+    earlier_queries,
+    fields_of,
+    refuse_others,
+)
+from dagster_ckpt.sinks.kafka.past import Past, past_of
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
 from dagster_ckpt.sinks.registry import sink_of
+from dagster_ckpt.sinks.sink import Replay, SinkEffect
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import plan_digest
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
 
 OPTIONS = {
@@ -148,11 +165,163 @@ def test_where_the_markers_stand_when_the_query_continues_with_batch_7(
         (3, [marker(7), marker(6), None], r"Writers \[0\] .* start it once with the same number"),
         (1, [marker(6), marker(7)], r"Writers \[1\] .* start it once with the same number"),
         (2, [marker(7), None], "offsets.retention.minutes"),
+        (2, [marker(7, entry="another"), marker(6)], "planned another time .* may have other rows"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(writers: int, found: list[Marker | None], message: str) -> None:
     with pytest.raises(RowsAtRiskError, match=message):
         claim._position(transactions(writers=writers), found, 7)
+
+
+@pytest.mark.parametrize(
+    ("writers", "found", "lost"),
+    [
+        (2, [None, None], "0, 1"),
+        (1, [None], "0"),
+        (2, [marker(6), None], "1"),
+        (1, [marker(6, writers=3), None, marker(6, writers=3)], "1"),
+        (2, [marker(6, query="query-0")] * 2, "0, 1"),
+    ],
+)
+def test_markers_that_a_query_must_have_and_kafka_has_deleted_are_not_those_of_a_new_sink(
+    writers: int, found: list[Marker | None], lost: str
+) -> None:
+    with pytest.raises(RowsAtRiskError, match=rf"writers \[{lost}\] .* whether the topic has batch 7.*retention"):
+        claim._position(transactions(writers=writers), found, 7, must_exist=True)
+
+
+def test_a_query_that_was_left_for_another_is_never_continued() -> None:
+    # The new one may have written the same rows in fewer batches.
+    left = marker(6, query="query-2", earlier={"query-1": 9})
+    with pytest.raises(RowsAtRiskError, match=r"up to 9 of query query-1, .* of query query-2.*new_query_id"):
+        claim._refuse_a_left_query(transactions(), [marker(6), left])
+    claim._refuse_a_left_query(transactions(query_id="query-2"), [marker(6), left])
+    claim._refuse_a_left_query(transactions(query_id="query-3"), [marker(6), left])
+
+
+def test_a_marker_keeps_the_newest_earlier_queries_and_fits_into_an_offset() -> None:
+    kept = marker(7, deployment="d" * 40, stream="s" * 128, owner="o" * 32, entry="e" * 16)
+    for number in range(50):
+        query_id = f"{number:036}"
+        kept = replace(kept, query=query_id, earlier=earlier_queries([kept, kept], query_id))
+
+    assert list(kept.earlier) == [f"{number:036}" for number in range(49 - MOST_EARLIER, 49)]
+    assert Marker.of("group", 8, kept.as_metadata()) == kept
+    assert len(kept.as_metadata()) < 4096
+
+
+def test_an_earlier_query_has_its_newest_batch_of_any_writer() -> None:
+    found = [marker(7, query="query-2", earlier={"query-0": 3, "query-1": 9}), marker(8, query="query-1")]
+
+    assert earlier_queries(found, "query-2") == {"query-0": 3, "query-1": 9}
+    assert earlier_queries(found, "query-3") == {"query-0": 3, "query-1": 9, "query-2": 7}
+
+
+HERE = "ForeachBatchSink[kafka://a:1/alerts?id=prod]"
+THERE = "ForeachBatchSink[kafka://a:1/alerts?id=test]"
+LIVE, OTHER_LIVE = "live", "other"
+
+
+def execution(sink: str, batch: int | None, live: str = LIVE, query: str = "query-1") -> dict[str, Any]:
+    return {"live": live, "progress": {"sinks": [sink], "batch_id": batch, "query_id": query}}
+
+
+@pytest.mark.parametrize(
+    ("says", "executions", "planned", "past"),
+    [
+        ("never started", [], 7, Past()),
+        ("not yet at its first batch", [execution(HERE, None)], 7, Past()),
+        ("ended between two batches", [execution(HERE, None), execution(HERE, 6)], 6, Past()),
+        ("killed within a batch", [execution(HERE, None), execution(HERE, 6)], 7, Past(has_written=True)),
+        ("goes on in another directory", [execution(HERE, 8, OTHER_LIVE)], 6, Past(has_written=True)),
+        ("with a new query id", [execution(HERE, 8, OTHER_LIVE, "query-0")], 6, Past()),
+        ("renamed", [execution(HERE, None), execution(THERE, 6)], 7, Past((("alerts", "test"),), has_written=True)),
+        ("renamed, and no batch yet", [execution(HERE, None), execution(THERE, None)], 6, Past((("alerts", "test"),))),
+        ("renamed long ago", [execution(HERE, 6), execution(THERE, 5)], 6, Past()),
+        ("wrote files before", [execution("FileSink[/out]", 6)], 7, Past()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_catalog_knows_of_a_query(
+    says: str, executions: list[dict[str, Any]], planned: int, past: Past, tmp_path: Path
+) -> None:
+    for name in (f"offsets/{planned}", "offsets/6", "commits/6"):
+        (tmp_path / LIVE / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / LIVE / name).write_text("v1\n{}")
+    (tmp_path / LIVE / "metadata").write_text('{"id":"query-1"}')
+    known = [
+        SimpleNamespace(live_directory=str(tmp_path / each["live"]), progress=each["progress"]) for each in executions
+    ]
+    place = kafka_place({**OPTIONS, "kafka.bootstrap.servers": "b:1"})
+    assert place is not None
+
+    assert past_of(place, cast("Any", known), LiveDirectory(str(tmp_path / LIVE))) == past, says
+
+
+def test_a_plan_is_told_from_another_of_its_number_by_its_times_and_offsets() -> None:
+    def digest(time_ms: int, partitions: int, offset: str) -> str:
+        metadata = {
+            "batchWatermarkMs": 0,
+            "batchTimestampMs": time_ms,
+            "conf": {"spark.sql.shuffle.partitions": str(partitions)},
+        }
+        return plan_digest(f"v1\n{json.dumps(metadata)}\n{offset}".encode(), "offsets/7")
+
+    assert digest(1, 4, '{"logOffset":2}') == digest(1, 8, '{"logOffset":2}')
+    assert len({digest(1, 4, '{"logOffset":2}'), digest(2, 4, '{"logOffset":2}'), digest(1, 4, '{"logOffset":3}')}) == 3
+
+
+@pytest.mark.parametrize(
+    ("glance", "is_believed"),
+    [
+        (None, False),
+        (marker(6), False),
+        (marker(5, owner="second"), False),
+        (marker(6, owner="second"), True),
+        (marker(7, owner="second"), True),
+        (marker(6, token=6), True),
+    ],
+    ids=["none yet", "of the run before", "of two batches before", "of the batch before", "done", "of a later run"],
+)
+def test_a_glance_that_may_be_older_than_the_claim_is_not_believed(
+    glance: Marker | None, is_believed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"read_uncommitted": glance, "read_committed": marker(6, owner="second")}
+    monkeypatch.setattr(session, "_looked_up", lambda target, writer, isolation: answers[isolation])
+
+    found = session.marker_before_share(transactions(), 0, 7)
+    assert found == answers["read_uncommitted" if is_believed else "read_committed"]
+
+
+@pytest.mark.parametrize(
+    ("query", "keeps_query_id", "effect"),
+    [
+        ("query-1", True, SinkEffect.IRREVERSIBLE),
+        ("query-1", False, SinkEffect.DUPLICATE),
+        ("query-2", True, SinkEffect.EXACT),
+        ("query-3", True, SinkEffect.UNKNOWN),
+    ],
+)
+def test_the_forecast_of_a_topic_knows_the_queries_before(
+    query: str, keeps_query_id: bool, effect: SinkEffect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [marker(6, query="query-2", earlier={"query-1": 5})] * 2
+    monkeypatch.setattr(TransactionalKafkaSink, "_markers", lambda _: found)
+    sink = sink_of(HERE)
+
+    assert sink.forecast(Replay(8, query, keeps_query_id=keeps_query_id)).effect is effect
+    assert [sink.last_batch(each) for each in ("query-1", "query-2", "query-3")] == [5, 6, None]
+
+
+def test_only_the_groups_of_the_sink_are_asked_for_markers() -> None:
+    place = KafkaPlace.parse("kafka://a:1/alerts?id=prod")
+    assert place is not None
+
+    assert may_hold_marker(place, transactions().id_of(11))
+    assert may_hold_marker(place, transactions(stream="eu.orders").id_of(0))
+    for group in ("prod.dashboards", "prod.orders:alerts-staging:0", "prod.orders:alerts:x", "prod.:alerts:0"):
+        assert not may_hold_marker(place, group)
+    assert fields_of("") is None
 
 
 def test_whose_marker_may_be_claimed() -> None:
@@ -164,8 +333,10 @@ def test_whose_marker_may_be_claimed() -> None:
     refuse_others(target, 0, marker(6, deployment="before"))
     with pytest.raises(LeaseLostError, match="belongs to a later run"):
         refuse_others(target, 0, marker(6, token=6))
-    with pytest.raises(LeaseLostError, match="belongs to a later run"):
+    with pytest.raises(LeaseLostError, match=r"later run.* live-3-5, .* live-2-5\..* prod.orders:alerts:\*"):
         refuse_others(target, 0, marker(6, token=5, generation=3))
+    # It counts from 1 again.
+    refuse_others(target, 0, marker(6, deployment="before", token=40))
     with pytest.raises(OptionError, match="belong to deployment theirs"):
         refuse_others(target, 0, marker(6, deployment="theirs", query="query-9"))
     # Prefix "prod.eu" with stream "orders" has the ids of prefix "prod" with stream "eu.orders".
@@ -176,8 +347,10 @@ def test_whose_marker_may_be_claimed() -> None:
 def test_a_group_of_another_application_is_not_taken_for_a_marker() -> None:
     kept = marker(6)
 
-    assert Marker.of("prod.orders.0", 7, kept.as_metadata()) == kept
-    assert Marker.of("prod.orders.0", -1001, None) is None
-    for metadata in (None, "", "{}", "[1]", '{"query": "q"}'):
+    assert Marker.of("prod.orders:alerts:0", 7, kept.as_metadata()) == kept
+    assert Marker.of("prod.orders:alerts:0", -1001, None) is None
+    for metadata in (None, "", "{}", "[1]", '{"query": "q"}', '{"format": 2, "query": "q"}'):
         with pytest.raises(OptionError, match=r"which this sink did not write"):
-            Marker.of("prod.orders.0", 7, metadata)
+            Marker.of("prod.orders:alerts:0", 7, metadata)
+    with pytest.raises(OptionError, match=r"has format 3, and this version .* reads format 2.*new_query_id"):
+        Marker.of("prod.orders:alerts:0", 7, '{"format": 3}')

@@ -82,7 +82,7 @@ class Share:
     def send(self, records: Iterable[Record]) -> int:
         return len(list(records))
 
-    def commit(self, batch: int) -> None:
+    def commit(self, batch: int, entry: str) -> None:
         self.ended.append(f"committed {batch}")
         self.last = batch
 
@@ -110,7 +110,7 @@ def test_a_share_whose_rows_end_early_is_not_committed(
 ) -> None:
     of_share = Share()
     monkeypatch.setattr(share, "Session", lambda *_: of_share)
-    monkeypatch.setattr(share, "marker_at_a_glance", lambda *_: of_share.marker())
+    monkeypatch.setattr(share, "marker_before_share", lambda *_: of_share.marker())
     monkeypatch.setattr(share, "sessions", {})
     target = Transactions({}, "t", "p", 1, "d", "s", "q", Epoch(1, 1), "me")
     rows = [rows_of(places, value=[b"a"] * len(places)) for places in arrived]

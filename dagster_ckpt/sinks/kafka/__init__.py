@@ -7,12 +7,16 @@ together or not at all, so a share that runs again finds its batch in the marker
 
 Two mechanisms fence a process that was replaced and does not know it yet:
 
-- `transactional.id` names stream and writer. A successor's `init_transactions` aborts what its
+- `transactional.id` names stream, topic and writer. A successor's `init_transactions` aborts what its
   predecessor has not committed, and the predecessor's producer can commit nothing any more.
 - The marker names its *owner*. Every start of a query first claims all markers (`claim`). A share
   whose marker has another owner is refused, also if its process opens a new producer. A claim is
   refused if the marker belongs to a later live directory: a predecessor that may still live never
   shares a live directory with its successor.
+
+A batch is taken for written only if the marker has the digest of its plan, and a query that the stream
+left for another one (`new_query_id`) is not continued. A claim includes the markers of other topics and
+ids with which the stream wrote before, which the catalog knows (`past.py`).
 
 `sink.py` says what the sinks do with a batch, `writer.py` connects the transactional one to a query,
 `claim.py` is the driver's part of the protocol and `share.py` the executors'. `marker.py` and

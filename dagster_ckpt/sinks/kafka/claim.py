@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import zip_longest
 
 from dagster_ckpt.errors import RowsAtRiskError
-from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, refuse_others
+from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, earlier_queries, refuse_others
+from dagster_ckpt.sinks.kafka.past import Past
 from dagster_ckpt.sinks.kafka.session import (
     Session,
     await_topic,
@@ -17,14 +21,19 @@ from dagster_ckpt.sinks.kafka.session import (
 
 # A claim that another one has fenced is repeated: the one with the later live directory wins.
 _CLAIMS = 3
+_NO_PAST = Past()
 
 
-def claim(target: Transactions, first: int) -> None:
+def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
     """Make this start of the query the owner of every marker, before its first batch. Run on the driver.
 
+    Where the stream wrote before, to another topic or with another prefix, the markers are claimed too: a predecessor
+    that still runs is fenced, and its newest batch is not written again.
+
     Args:
-        target: The sink and the run.
+        target: The sink and the run, with the plan of the first batch.
         first: The first batch that the run writes; some of the writers may have written it before.
+        past: What the catalog knows of earlier starts.
 
     Raises:
         LeaseLostError: A later live directory of the stream owns a marker: this process was replaced.
@@ -35,46 +44,99 @@ def claim(target: Transactions, first: int) -> None:
     """
     await_topic(target)
     for attempt in range(1, _CLAIMS + 1):
-        sessions: list[Session] = []
         try:
-            _claim(target, first, sessions)
+            _claim(target, first, past)
         except kafka_errors() as error:
             if attempt == _CLAIMS or not is_fenced(error):
-                raise unavailable(target, len(sessions) - 1, error) from error
+                raise unavailable(target, None, error) from error
         else:
             return
-        finally:
-            for session in sessions:
-                session.close()
 
 
-def _claim(target: Transactions, first: int, sessions: list[Session]) -> None:
-    found: list[Marker | None] = []
+def _claim(target: Transactions, first: int, past: Past) -> None:
+    with ExitStack() as stack:
+        here = _fenced(target, stack)
+        former = [replace(target, topic=topic, prefix=prefix) for topic, prefix in past.places]
+        places = [here, *(_fenced(place, stack, is_former=True) for place in former)]
+        every = [marker for place in places for _, marker in place if marker is not None]
+        _refuse_a_left_query(target, every)
+        found = [_newest(target, held) for held in zip_longest(*places)]
+        position = _position(target, found, first, must_exist=past.has_written)
+        own = [each for each in every if each.query == target.query_id and each.entry]
+        entries = {each.batch: each.entry for each in own} | {first: target.entry}
+        earlier = earlier_queries(every, target.query_id)
+        # The former places last: until then, a claim that dies on the way is repeated. And from the last writer: the
+        # markers of the number of writers before it stay together.
+        for place in places:
+            for (session, _), marker in reversed([*zip(place, found, strict=False)]):
+                if session is None:
+                    continue
+                batch = position if position is not None else marker.batch if marker is not None else first - 1
+                session.earlier = earlier
+                session.commit(batch, entries.get(batch, ""))
+
+
+_Held = list[tuple[Session | None, Marker | None]]
+
+
+def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) -> _Held:
+    """Fence the writers of a place; of a former place, those that have a marker of this stream: no other can write."""
+    held: _Held = []
     writers = target.writers
-    while len(sessions) < writers:
-        writer = len(sessions)
+    while len(held) < writers:
+        writer = len(held)
         # Looked at before, so that a process that was replaced does not disturb its successor.
-        refuse_others(target, writer, marker_at_a_glance(target, writer))
+        marker = marker_at_a_glance(target, writer)
+        if is_former and (marker is None or marker.is_anothers(target)):
+            held.append((None, None))
+            continue
+        refuse_others(target, writer, marker)
         session = Session(target, writer)
-        sessions.append(session)
+        stack.callback(session.close)
         session.begin_epoch()
         marker = session.marker()
         refuse_others(target, writer, marker)
-        found.append(marker)
+        held.append((session, marker))
         # Earlier runs may have had more writers.
         writers = max(writers, marker.writers if marker is not None else 0)
-    position = _position(target, found, first)
-    # From the last: a claim that dies on the way leaves the markers of the number of writers before it together.
-    for session, marker in reversed([*zip(sessions, found, strict=True)]):
-        keeps = position is None and marker is not None
-        session.commit(marker.batch if keeps and marker is not None else first - 1 if position is None else position)
+    return held
 
 
-def _position(target: Transactions, found: Sequence[Marker | None], first: int) -> int | None:
+def _newest(target: Transactions, held: Sequence[tuple[Session | None, Marker | None] | None]) -> Marker | None:
+    """What is known of one writer of a query that may have written to several places."""
+    markers = [each[1] for each in held if each is not None and each[1] is not None]
+    return max(markers, key=lambda marker: (marker.query == target.query_id, marker.batch), default=None)
+
+
+def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> None:
+    """Refuse a query in whose place the stream has begun another, which may have written any of the same rows."""
+    for marker in markers:
+        last = marker.earlier.get(target.query_id)
+        if last is not None:
+            raise RowsAtRiskError(
+                f"Topic {target.topic} has batches up to {last} of query {target.query_id}, and then some of query "
+                f"{marker.query}, with which the stream was started in its place. The query is about to continue, and "
+                f"would write rows again. Nothing was written. {_WRITE_AGAIN}"
+            )
+
+
+def _position(
+    target: Transactions, found: Sequence[Marker | None], first: int, *, must_exist: bool = False
+) -> int | None:
     """The batch that all markers get; None if the shares of the batch in flight differ, so that each marker stays."""
     known = {
         writer: marker for writer, marker in enumerate(found) if marker is not None and marker.query == target.query_id
     }
+    if must_exist:
+        writers = max((marker.writers for marker in known.values()), default=target.writers)
+        lost = sorted({*range(writers)} - {*known})
+        if lost:
+            raise RowsAtRiskError(
+                f"Query {target.query_id} has written to topic {target.topic}, and the markers of its writers {lost} "
+                f"(consumer groups {', '.join(map(target.id_of, lost[:3]))}{', ...' if len(lost) > 3 else ''}) are "
+                f"missing, so it is unknown whether the topic has batch {first}. Nothing was written. {_DELETED} "
+                f"Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
+            )
     ahead = max((marker.batch for marker in known.values()), default=-1)
     if ahead > first:
         raise RowsAtRiskError(
@@ -84,6 +146,12 @@ def _position(target: Transactions, found: Sequence[Marker | None], first: int) 
     if ahead < first:
         return first - 1
     done = [writer for writer, marker in known.items() if marker.batch == first]
+    if any(known[writer].entry != target.entry for writer in done):
+        raise RowsAtRiskError(
+            f"The markers of topic {target.topic} are at batch {first} of query {target.query_id}, but that batch was "
+            "planned another time than the one that the query is about to write, and may have other rows. Nothing was "
+            f"written. Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
+        )
     # Where a claim with another number died on the way, the batch is one that all writers of either number have.
     writers = min(known[writer].writers for writer in done)
     if {*range(writers)} <= {*done}:
@@ -98,10 +166,13 @@ def _position(target: Transactions, found: Sequence[Marker | None], first: int) 
             f"The stream ran with {writers} writers: start it once with the same number, as {target.writers} would "
             "divide the rows differently."
             if writers != target.writers
-            else "Kafka deletes the offsets of a group that is unused for offsets.retention.minutes. Compare the topic "
-            f"with the rows of the batch. {_WRITE_AGAIN}"
+            else f"{_DELETED} Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
         )
     )
 
 
+_DELETED = (
+    "Kafka deletes the offsets of a group that is unused for offsets.retention.minutes, and those on a topic that is "
+    "deleted."
+)
 _WRITE_AGAIN = "To write these rows a second time, start from a snapshot or batch-<n> with new_query_id."

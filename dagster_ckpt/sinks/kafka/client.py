@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka.marker import Marker
+from dagster_ckpt.sinks.kafka.marker import Marker, fields_of
 from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
@@ -71,17 +71,13 @@ def _login(jaas: str) -> dict[str, str]:
     return {f"sasl.{name}": value for name, value in found.items()}
 
 
-def newest_batch_in_kafka(place: KafkaPlace, query_id: str) -> int | None:
-    """The newest batch of a query of which a topic has at least a part.
+def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
+    """The markers of all streams that write to a topic with the same prefix.
 
     Raises:
         StorageAccessError: Kafka does not answer, or extra `kafka` is not installed.
+        OptionError: Another version of this sink has written one.
     """
-    found = [marker.batch for marker in _markers(place) if marker.query == query_id]
-    return max(found, default=None)
-
-
-def _markers(place: KafkaPlace) -> list[Marker]:
     try:
         from confluent_kafka import (  # noqa: PLC0415 - an extra
             ConsumerGroupTopicPartitions,
@@ -106,20 +102,29 @@ def _markers(place: KafkaPlace) -> list[Marker]:
             admin.poll(_POLL_S)
         if down and not listing.done():
             raise StorageAccessError(f"No broker of {place.servers} answers: {down[0]}.")
-        groups = [each.group_id for each in listing.result().valid if each.group_id.startswith(f"{place.prefix}.")]
+        groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
         markers = []
-        for group in groups:
-            asked = ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)])
-            (answer,) = admin.list_consumer_group_offsets([asked], request_timeout=_LOOK_S).values()
+        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)]) for group in groups]
+        # The client takes one group a call: all are sent before the first answer is awaited.
+        sent = [admin.list_consumer_group_offsets([each], request_timeout=_LOOK_S) for each in asked]
+        for group, answers in zip(groups, sent, strict=True):
+            (answer,) = answers.values()
             (committed,) = answer.result().topic_partitions
-            marker = Marker.of(group, committed.offset, committed.metadata)
-            markers += [marker] if marker is not None else []
+            # This look changes nothing, so the group of another application is passed over.
+            if fields_of(committed.metadata) is not None:
+                marker = Marker.of(group, committed.offset, committed.metadata)
+                markers += [marker] if marker is not None else []
     except KafkaException as error:
         raise StorageAccessError(
             f"Kafka at {place.servers} did not return the offsets of the sink's markers: {error}. "
             "Start again when it answers."
         ) from error
     return markers
+
+
+def may_hold_marker(place: KafkaPlace, group: str) -> bool:
+    """Whether a consumer group has the name of one that holds a marker (`Transactions.id_of`)."""
+    return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
 
 
 def _from_file() -> dict[str, str]:

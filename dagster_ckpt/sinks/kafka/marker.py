@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from dagster_ckpt.errors import LeaseLostError, OptionError
+
+# Of the metadata of a marker.
+FORMAT = 2
+# Ids of earlier queries that a marker keeps: with a stream's and a deployment's id, two thirds of the 4,096 bytes that
+# the metadata of an offset may have (`offset.metadata.max.bytes`).
+MOST_EARLIER = 40
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +43,7 @@ class Transactions:
         query_id: Id of the query.
         epoch: The live directory that it runs in.
         owner: Identifies this start of the query.
+        entry: Digest of the plan of the batch to write: another batch of the same number has another.
     """
 
     client: Mapping[str, str] = field(repr=False)
@@ -47,10 +55,14 @@ class Transactions:
     query_id: str
     epoch: Epoch
     owner: str
+    entry: str = ""
 
     def id_of(self, writer: int) -> str:
-        """The `transactional.id` of a writer, and the name of the consumer group that holds its marker."""
-        return f"{self.prefix}.{self.stream}.{writer}"
+        """The `transactional.id` of a writer, and the name of the consumer group that holds its marker.
+
+        The topic is part of it, so that a writer to another topic fences none of this one.
+        """
+        return f"{self.prefix}.{self.stream}:{self.topic}:{writer}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ class Marker:
     """What a writer has committed together with its newest share.
 
     Attributes:
-        batch: The newest batch whose share it has written.
+        batch: The newest batch whose share it has written, or that a claim takes for written.
         query: Id of the query.
         deployment: Id of the deployment.
         stream: Id of the stream.
@@ -66,6 +78,8 @@ class Marker:
         generation: See `Epoch`.
         owner: The start of the query that may write.
         writers: Number of writers.
+        entry: Digest of the plan of that batch; empty if no share of it was written.
+        earlier: The queries of the stream that wrote before this one, the newest last, each with its newest batch.
     """
 
     batch: int
@@ -76,27 +90,55 @@ class Marker:
     generation: int
     owner: str
     writers: int
+    entry: str = ""
+    earlier: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def epoch(self) -> Epoch:
         """The live directory of its owner."""
         return Epoch(self.token, self.generation)
 
+    def newest(self, query_id: str) -> int | None:
+        """The newest batch of a query; None if the writer has written none."""
+        return self.batch if self.query == query_id else self.earlier.get(query_id)
+
+    def is_later(self, target: Transactions) -> bool:
+        """Whether its owner has replaced a run.
+
+        Tokens are compared within a deployment: a catalog that was lost and rebuilt as another one counts from 1 again.
+        """
+        return self.deployment == target.deployment and self.epoch > target.epoch
+
+    def is_anothers(self, target: Transactions) -> bool:
+        """Whether another deployment or stream has written it."""
+        owner = (self.deployment, self.stream)
+        # A catalog that was lost and rebuilt may be another deployment; the query is the same.
+        return owner != (target.deployment, target.stream) and self.newest(target.query_id) is None
+
     def as_metadata(self) -> str:
         """The metadata of the committed offset."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "batch"})
+        told = {name: value for name, value in asdict(self).items() if name != "batch"}
+        return json.dumps({"format": FORMAT, **told}, separators=(",", ":"))
 
     @staticmethod
     def of(group: str, offset: int, metadata: str | None) -> Marker | None:
         """Parse a committed offset; None if the group has none.
 
         Raises:
-            OptionError: The group is not one of this sink.
+            OptionError: The group is not one of this sink, or another version of it has written the marker.
         """
         if offset < 0:
             return None
+        told = fields_of(metadata)
+        if told is not None and told["format"] != FORMAT:
+            raise OptionError(
+                f"The marker in consumer group {group!r} has format {told['format']!r}, and this version of "
+                f"dagster_ckpt reads format {FORMAT}. Nothing was written. Run the version that wrote it, or give the "
+                "sink another kafka.transactional.id and start from a snapshot with new_query_id, which may write "
+                "rows a second time."
+            )
         try:
-            told = json.loads(metadata or "")
+            told = told or {}
             return Marker(
                 offset - 1,
                 str(told["query"]),
@@ -106,13 +148,34 @@ class Marker:
                 int(told["generation"]),
                 str(told["owner"]),
                 int(told["writers"]),
+                str(told["entry"]),
+                {str(query): int(batch) for query, batch in told["earlier"].items()},
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OptionError(
                 f"Consumer group {group!r} has committed offset {offset} with metadata {metadata!r}, which this sink "
                 "did not write. The names of its groups begin with kafka.transactional.id: give the sink one that "
                 "no other application uses."
             ) from error
+
+
+def fields_of(metadata: str | None) -> dict[str, Any] | None:
+    """The fields of a marker, of whichever version; None for an offset that another application has committed."""
+    try:
+        told = json.loads(metadata or "")
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) and "format" in told else None
+
+
+def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
+    """The queries before one, as several markers name them: the newest last, each with its newest batch."""
+    found: dict[str, int] = {}
+    for marker in markers:
+        for query, batch in (*marker.earlier.items(), (marker.query, marker.batch)):
+            if query != query_id:
+                found[query] = max(batch, found.get(query, batch))
+    return dict([*found.items()][-MOST_EARLIER:])
 
 
 def refuse_others(target: Transactions, writer: int, marker: Marker | None) -> None:
@@ -125,21 +188,29 @@ def refuse_others(target: Transactions, writer: int, marker: Marker | None) -> N
     """
     if marker is None:
         return
-    is_anothers = (marker.deployment, marker.stream) != (target.deployment, target.stream)
-    # A catalog that was lost and rebuilt may be another deployment; the query is the same.
-    if marker.query != target.query_id and is_anothers:
+    if marker.is_anothers(target):
         raise OptionError(
             f"Transactions {target.id_of(writer)} on topic {target.topic} belong to deployment {marker.deployment}, "
             f"stream {marker.stream!r}, and this is deployment {target.deployment}, stream {target.stream!r}. Nothing "
             "was written. Give the sink another kafka.transactional.id."
         )
-    if marker.epoch > target.epoch:
-        raise replaced(target, writer)
+    if marker.is_later(target):
+        raise replaced(target, writer, marker)
 
 
-def replaced(target: Transactions, writer: int) -> LeaseLostError:
+def replaced(target: Transactions, writer: int, marker: Marker) -> LeaseLostError:
     """The error of a run whose marker belongs to a later one."""
-    return LeaseLostError(
+    said = (
         f"Writer {writer} of topic {target.topic} belongs to a later run of stream {target.stream!r}: this process was "
         "replaced. Nothing was written."
     )
+    if marker.is_later(target):
+        theirs, ours = (f"live-{each.generation}-{each.token}" for each in (marker.epoch, target.epoch))
+        groups = f"{target.id_of(0).removesuffix('0')}*"
+        said += (
+            f" The later one has live directory {theirs}, and this one {ours}. If there is no later run, because the "
+            "catalog was lost and its rebuilt one counts from 1 again: make sure that no other process of the stream "
+            f"runs, delete the consumer groups {groups} with kafka-consumer-groups.sh, and start from a snapshot with "
+            "new_query_id, which writes the rows after it a second time."
+        )
+    return LeaseLostError(said)

@@ -6,7 +6,7 @@ Needs `confluent-kafka`, which is imported when it is used.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -58,6 +58,8 @@ class Session:
         self._target = target
         self._id = target.id_of(writer)
         self.last: int | None = None
+        # Commits carry on what the marker says of them.
+        self.earlier: Mapping[str, int] = {}
         self._is_open = False
         self._markers = _marker_consumer(target, self._id)
         self._producer: Producer = _producer(target, self._id)
@@ -70,7 +72,9 @@ class Session:
 
     def marker(self) -> Marker | None:
         """The marker, which no other producer can change any more."""
-        return _committed(self._markers, self._target.topic, self._id)
+        found = _committed(self._markers, self._target.topic, self._id)
+        self.earlier = found.earlier if found is not None else {}
+        return found
 
     def send(self, records: Iterable[Record]) -> int:
         """Begin a transaction and send records."""
@@ -85,8 +89,13 @@ class Session:
                 producer.poll(0)
         return sent
 
-    def commit(self, batch: int) -> None:
-        """Commit the open transaction together with the marker; without an open one, the marker alone."""
+    def commit(self, batch: int, entry: str) -> None:
+        """Commit the open transaction together with the marker; without an open one, the marker alone.
+
+        Args:
+            batch: The batch.
+            entry: Digest of its plan.
+        """
         from confluent_kafka import TopicPartition  # noqa: PLC0415 - an extra
 
         producer, target = self._producer, self._target
@@ -102,6 +111,8 @@ class Session:
             target.epoch.generation,
             target.owner,
             target.writers,
+            entry,
+            self.earlier,
         )
         offset = TopicPartition(target.topic, 0, batch + 1, marker.as_metadata())
         group = self._markers.consumer_group_metadata()
@@ -195,8 +206,25 @@ def _flush(producer: Producer) -> None:
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
     """The newest marker that is committed; an open transaction, which may be a dead process's, is not waited for."""
+    return _looked_up(target, writer, "read_uncommitted")
+
+
+def marker_before_share(target: Transactions, writer: int, batch: int) -> Marker | None:
+    """The marker that a share of a batch finds after the claim of its run.
+
+    A glance is believed if it shows the batch or the one before, of this run, or a later run. Anything else may be what
+    was there before: `commit_transaction` returns before the marker that it commits is seen.
+    """
+    seen = marker_at_a_glance(target, writer)
+    if seen is not None and (seen.is_later(target) or (seen.owner == target.owner and seen.batch >= batch - 1)):
+        return seen
+    # The claim has ended the transactions of dead processes, so that a pending one is brief.
+    return _looked_up(target, writer, "read_committed")
+
+
+def _looked_up(target: Transactions, writer: int, isolation: str) -> Marker | None:
     group = target.id_of(writer)
-    consumer = _marker_consumer(target, group, isolation="read_uncommitted")
+    consumer = _marker_consumer(target, group, isolation=isolation)
     try:
         return _committed(consumer, target.topic, group)
     finally:
@@ -335,8 +363,8 @@ def is_fenced(error: Exception) -> bool:
     return reason is not None and reason.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_FATAL")
 
 
-def unavailable(target: Transactions, writer: int, error: Exception) -> StorageAccessError:
-    """The error of a writer whose calls failed."""
+def unavailable(target: Transactions, writer: int | None, error: Exception) -> StorageAccessError:
+    """The error of a writer whose calls failed; None: of a claim of all of them."""
     if is_fenced(error):
         what = (
             "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "
@@ -345,8 +373,8 @@ def unavailable(target: Transactions, writer: int, error: Exception) -> StorageA
     else:
         what = "Kafka did not answer, or refused"
     return StorageAccessError(
-        f"Writer {writer} of topic {target.topic}: {what}: {error}. Its transaction was aborted, or the next attempt "
-        "finds it committed."
+        f"{'A claim' if writer is None else f'Writer {writer}'} of topic {target.topic}: {what}: {error}. Its "
+        "transaction was aborted, or the next attempt finds it committed."
     )
 
 

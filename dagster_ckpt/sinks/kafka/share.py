@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import RowsAtRiskError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, replaced
-from dagster_ckpt.sinks.kafka.session import Record, Session, kafka_errors, marker_at_a_glance, unavailable
+from dagster_ckpt.sinks.kafka.session import Record, Session, kafka_errors, marker_before_share, unavailable
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -62,7 +62,7 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
         session = None
     try:
         if session is None:
-            if _checked(target, writer, batch, marker_at_a_glance(target, writer)):
+            if _checked(target, writer, batch, marker_before_share(target, writer, batch)):
                 return Written(0, was_done=True)
             session = Session(target, writer)
             session.begin_epoch()
@@ -71,7 +71,7 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
                 session.close()
                 return Written(0, was_done=True)
         sent = session.send(records)
-        session.commit(batch)
+        session.commit(batch, target.entry)
     except kafka_errors() as error:
         if session is not None:
             session.abandon()
@@ -92,7 +92,7 @@ def _checked(target: Transactions, writer: int, batch: int, marker: Marker | Non
             "deleted. Nothing was written. Start the stream again."
         )
     if marker.owner != target.owner:
-        raise replaced(target, writer)
+        raise replaced(target, writer, marker)
     if marker.batch not in (batch, batch - 1):
         raise RowsAtRiskError(
             f"Writer {writer} of topic {target.topic} is at batch {marker.batch}, but batch {batch} is due. "

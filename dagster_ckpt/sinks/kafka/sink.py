@@ -9,13 +9,15 @@ import re
 from typing import Self
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.sinks.kafka.client import newest_batch_in_kafka
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast, newest_batch
+from dagster_ckpt.sinks.kafka.client import markers_in_kafka
+from dagster_ckpt.sinks.kafka.marker import Marker
+from dagster_ckpt.sinks.kafka.past import place_in
+from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
 # Spark's name for its own sink contains the class of the table, and no topic.
 _NAME = re.compile(r".*Kafka(Table|Sink|SourceProvider).*")
-_TRANSACTIONAL = re.compile(r"ForeachBatchSink\[(?P<place>kafka://.+)\]")
+_WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
 
 class KafkaSink(Sink):
@@ -42,8 +44,8 @@ class TransactionalKafkaSink(Sink):
     @classmethod
     def of(cls, name: str) -> Self | None:
         """See `Sink.of`."""
-        match = _TRANSACTIONAL.fullmatch(name)
-        return cls(name, match["place"]) if match and KafkaPlace.parse(match["place"]) else None
+        place = place_in(name)
+        return cls(name, str(place)) if place is not None else None
 
     def is_same(self, other: Sink) -> bool:
         """Whether both are one topic with the same ids, even if other brokers of the cluster are named."""
@@ -52,18 +54,40 @@ class TransactionalKafkaSink(Sink):
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """See `Sink.last_batch`."""
-        return newest_batch_in_kafka(self._topic, query_id) if query_id is not None else None
+        """The newest batch of which the topic has at least the share of one writer; others may be missing."""
+        if query_id is None:
+            return None
+        return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
 
     def forecast(self, replay: Replay) -> SinkForecast:
         """See `Sink.forecast`."""
         try:
-            last = newest_batch(self, replay.query_id)
+            markers = self._markers()
         except CkptError as error:
             return SinkForecast(
                 self.name, SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}"
             )
-        if last is None or last <= replay.to_batch:
+        query_id = replay.query_id or ""
+        known = [each for each in markers if each.newest(query_id) is not None]
+        last = max((each.batch for each in known), default=None)
+        if last is None:
+            return SinkForecast(
+                self.name,
+                SinkEffect.UNKNOWN,
+                "The topic has no marker of this query: it was never written, or Kafka has deleted the consumer "
+                "groups of its writers. A start that could repeat rows is refused.",
+                "If it is refused, start from a snapshot or batch-<n> with new_query_id.",
+            )
+        left = next((each for each in known if query_id in each.earlier), None)
+        if left is not None and replay.keeps_query_id:
+            return SinkForecast(
+                self.name,
+                SinkEffect.IRREVERSIBLE,
+                f"The topic has batches up to {left.newest(query_id)} of this query, and then up to {left.batch} of "
+                f"query {left.query}, with which the stream was started in its place.",
+                _WRITE_AGAIN,
+            )
+        if left is None and last <= replay.to_batch:
             return SinkForecast(
                 self.name, SinkEffect.EXACT, f"The topic has no batch of this query after {replay.to_batch}."
             )
@@ -71,7 +95,10 @@ class TransactionalKafkaSink(Sink):
             return SinkForecast(
                 self.name,
                 SinkEffect.DUPLICATE,
-                f"The topic keeps batches {replay.to_batch + 1} to {last}, and receives their rows again.",
+                f"The topic keeps batches {replay.to_batch + 1} to {last}, and receives their rows again."
+                if left is None
+                else f"The topic keeps what it has, up to batch {left.batch} of query {left.query}, and may receive "
+                "the same rows again.",
                 "Let consumers drop repeated keys, or give the stream a new topic.",
             )
         if last == replay.in_flight:
@@ -83,8 +110,11 @@ class TransactionalKafkaSink(Sink):
             SinkEffect.IRREVERSIBLE,
             f"The topic has batches {replay.to_batch + 1} to {last}, which cannot be removed, and the same rows would "
             "be divided into other batches.",
-            "To write them a second time, start from a snapshot or batch-<n> with new_query_id.",
+            _WRITE_AGAIN,
         )
+
+    def _markers(self) -> list[Marker]:
+        return markers_in_kafka(self._topic)
 
     @property
     def _topic(self) -> KafkaPlace:

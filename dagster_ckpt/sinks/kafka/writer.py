@@ -8,10 +8,11 @@ finished, so its tasks could not commit it.
 from __future__ import annotations
 
 import re
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,19 @@ from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.client import client_properties
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
+from dagster_ckpt.sinks.kafka.past import Past, past_of
 from dagster_ckpt.sinks.kafka.share import END, PLACE, share_writer
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.planned import read_plan_digest
 from dagster_ckpt.spark.query.description import FOREACH_BATCH, described_field, described_options, is_described_query
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from dagster_ckpt.catalog.records import ExecutionRecord
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 # The columns of a row that goes to Kafka, as Spark's own sink names them. There, too, option `topic` overrides a column
@@ -44,6 +49,8 @@ _HASH = "__hash"
 # Nothing reads this variable of a Python worker.
 _STREAM_OF_WORKER = "DAGSTER_CKPT_KAFKA_STREAM"
 _environment = Lock()
+# Kafka deletes the markers of a stream without batches after `offsets.retention.minutes`, 7 days by default.
+_RENEWED_AFTER_S = 6 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,12 @@ class StreamOwner:
     Attributes:
         deployment: Id of the deployment.
         stream: Id of the stream.
+        executions: Returns the executions of the stream, the newest first.
     """
 
     deployment: str
     stream: str
+    executions: Callable[[], Sequence[ExecutionRecord]] = tuple
 
 
 def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDirectory) -> DataStreamWriter:
@@ -84,7 +93,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
         import confluent_kafka  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
         raise OptionError("Transactions need confluent-kafka. Run: pip install 'dagster-ckpt[kafka]'.") from error
-    return writer.foreachBatch(TransactionalBatches(place, owner, live))
+    return writer.foreachBatch(TransactionalBatches(place, owner, live, past_of(place, owner.executions(), live)))
 
 
 class TransactionalBatches:
@@ -94,12 +103,15 @@ class TransactionalBatches:
         place: Where it writes.
         owner: Whose query it is.
         live: Its live directory.
+        past: What the catalog knows of earlier starts.
     """
 
-    def __init__(self, place: KafkaPlace, owner: StreamOwner, live: LiveDirectory) -> None:
+    def __init__(self, place: KafkaPlace, owner: StreamOwner, live: LiveDirectory, past: Past) -> None:
         self._place = place
         self._owner = owner
         self._live = live
+        self._past = past
+        self._renews_at_s = 0.0
         self._client = client_properties(place.client)
         self._target: Transactions | None = None
         # Of the first batch: the columns of a started query stay as they are.
@@ -111,9 +123,9 @@ class TransactionalBatches:
 
         if self._target is None or self._division is None:
             self._division = division_of(batch, self._place.writers)
-            target = self._transactions()
-            claim(target, batch_id)
-            self._target = target
+            self._target = self._transactions()
+        self._target = replace(self._target, entry=read_plan_digest(self._live, batch_id))
+        self._claim(self._target, batch_id)
         session, no_rows = batch.sparkSession, StructType().add("none", "integer")
         with _interrupted_in_brief(), _planned_once(session):
             shares = self._division.of(batch)
@@ -121,6 +133,15 @@ class TransactionalBatches:
                 written = shares.mapInArrow(share_writer(self._target, batch_id), no_rows)
             # `collect()` would be an SQL execution within that of the batch, with a description of its plan.
             written._jdf.queryExecution().toRdd().count()
+
+    def _claim(self, target: Transactions, batch_id: int) -> None:
+        """Claim the markers before the first batch, and again after a pause in which Kafka may have deleted them."""
+        now_s = time.monotonic()
+        if now_s > self._renews_at_s:
+            claim(target, batch_id, self._past)
+            # A later batch was planned by this start, so that no topic has it.
+            self._past = Past()
+        self._renews_at_s = now_s + _RENEWED_AFTER_S
 
     def _transactions(self) -> Transactions:
         query_id = live_query_id(self._live)

@@ -6,6 +6,7 @@ entry is one file: a line with the version, then JSON lines.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,9 @@ class CommitEntry:
     sinks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+_WATERMARK = "batchWatermarkMs"
+
+
 class _QueryMetadata(BaseModel):
     id: str = Field(min_length=1)
     rewrite_id: str | None = Field(default=None, alias=REWRITE_ID)
@@ -103,7 +107,7 @@ class _QueryMetadata(BaseModel):
 class _OffsetMetadata(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
-    watermark_ms: _Long = Field(default=0, alias="batchWatermarkMs")
+    watermark_ms: _Long = Field(default=0, alias=_WATERMARK)
     conf: dict[str, str] = {}
 
 
@@ -190,6 +194,22 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
     return entry
 
 
+def plan_digest(data: bytes, where: str) -> str:
+    """A digest of the times and offsets in an entry of the offset log; its settings do not count.
+
+    Args:
+        data: Content of the file.
+        where: Its path.
+
+    Raises:
+        LiveDirectoryError: It cannot be parsed.
+    """
+    entry = parse_offset_entry(data, where)
+    _, metadata, *offsets = data.decode().split("\n")
+    times = [] if entry.continuous else [from_json(metadata).get(name) for name in ("batchTimestampMs", _WATERMARK)]
+    return hashlib.sha256(json.dumps([times, [each for each in offsets if each]]).encode()).hexdigest()[:16]
+
+
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
     """An entry of the offset log with other offsets for some sources.
 
@@ -252,7 +272,7 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
         )
     version, metadata, *sources = data.decode().split("\n")
     planned = from_json(metadata)
-    planned["batchWatermarkMs"] = max(entry.watermark_ms, commit.next_watermark_ms)
+    planned[_WATERMARK] = max(entry.watermark_ms, commit.next_watermark_ms)
     planned["batchTimestampMs"] = now_ms
     return "\n".join([version, json.dumps(planned, separators=(",", ":")), *sources]).encode()
 

@@ -14,11 +14,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from dagster_ckpt.catalog.journal import PlannedBatch
-from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.errors import LiveDirectoryError, RestoreError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_log_lines, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.logs import (
+    OffsetEntry,
+    parse_log_lines,
+    parse_offset_entry,
+    parse_query_id,
+    plan_digest,
+)
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
 # A file source rewrites the list of all its files every tenth entry. Above this size a batch is not
@@ -53,6 +59,24 @@ def planned_by(batch: PlannedBatch) -> str | None:
     """
     data = batch.files.get(METADATA)
     return parse_query_id(data, f"The journal of batch {batch.batch_id}") if data is not None else None
+
+
+def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
+    """What tells a planned batch from any other of its number: its times and offsets.
+
+    Not the settings that are pinned in the same entry: a start may change them, and the rows stay the same.
+
+    Raises:
+        LiveDirectoryError: The entry is missing or cannot be parsed.
+        StorageAccessError: It cannot be read.
+    """
+    where = f"{live.url}/{OFFSETS}/{batch_id}"
+    try:
+        return plan_digest(live.folder.read(f"{OFFSETS}/{batch_id}"), where)
+    except FileNotFoundError as error:
+        raise LiveDirectoryError(
+            f"{where} is missing, although Spark runs the batch. Start the stream again."
+        ) from error
 
 
 def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:

@@ -59,7 +59,8 @@ def test_markers_that_kafka_has_deleted_do_not_let_a_batch_be_written_again(life
     claim(first, 0)
     write(first, 0)
     # As the broker does with a group that commits nothing for offsets.retention.minutes.
-    (deleted,) = AdminClient({"bootstrap.servers": life.servers}).delete_consumer_groups([first.id_of(0)]).values()
+    admin = AdminClient({"bootstrap.servers": life.servers})
+    (deleted,) = admin.delete_consumer_groups([first.id_of(0)]).values()
     deleted.result(30)
 
     with pytest.raises(RowsAtRiskError, match="unknown whether the topic has batch 0"):

@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from benchmarks.bench import Bench
-from benchmarks.machine import describe_machine
 from benchmarks.page import render, target_table
 from benchmarks.results import SectionResult, Table
 from benchmarks.sections import SECTIONS
 from dagster_ckpt.errors import UnsupportedSparkError
 
 PAGE = Path("docs/performance.md")
+# In the repository, so that a section alone can be measured again on another machine.
+MEASURED = Path(__file__).with_name("measured")
 SLOW_AFTER_DELETING_S = 300
 
 
@@ -28,7 +29,7 @@ SLOW_AFTER_DELETING_S = 300
 def main(only: tuple[str, ...], folder: Path, repeat: int) -> None:
     """Measure some sections, or all of them."""
     folder = folder.absolute()
-    results, scratch, deleted = folder / "results", folder / "scratch", folder / "deleted"
+    scratch, deleted = folder / "scratch", folder / "deleted"
     console = Console()
     failed: list[str] = []
     places: list[Path] = []
@@ -50,17 +51,17 @@ def main(only: tuple[str, ...], folder: Path, repeat: int) -> None:
                 console.print_exception()
                 failed.append(section.name)
                 continue
-            result.keep(results)
+            result.keep(MEASURED)
             for table in (*result.tables, target_table(result.targets)):
                 _print(table, console)
     finally:
         for place in places:
             shutil.rmtree(place, ignore_errors=True)
         deleted.touch()
-    kept = {path.stem: SectionResult.model_validate_json(path.read_text()) for path in results.glob("*.json")}
+    kept = {path.stem: SectionResult.model_validate_json(path.read_text()) for path in MEASURED.glob("*.json")}
     shown = [kept[section.name] for section in SECTIONS if section.name in kept]
     missing = [section.name for section in SECTIONS if section.name not in kept]
-    PAGE.write_text(render(shown, describe_machine(folder), missing))
+    PAGE.write_text(render(shown, missing))
     console.print(f"Wrote {PAGE}.")
     if failed:
         raise click.ClickException(

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.live_directories import KeptDirectory, Shape, kept_directory
+from benchmarks.machine import describe_machine
 from benchmarks.results import SectionResult, Table, Target
 
 MILLION = 1_000_000
@@ -89,6 +90,7 @@ class Section:
             measured_at=datetime.now(UTC).isoformat(timespec="minutes"),
             took_s=time.monotonic() - began,
             load=(load, os.getloadavg()[0]),
+            machine=describe_machine(bench.folder),
             versions=found.versions,
             tables=found.tables,
             targets=found.targets,

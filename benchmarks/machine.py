@@ -10,6 +10,9 @@ from pathlib import Path
 
 import psutil
 
+# What needs no name beside its value; the others are versions.
+HARDWARE = frozenset({"processor", "memory", "file system", "system"})
+
 
 def describe_machine(folder: Path) -> dict[str, str]:
     """Processor, memory, file system and versions.

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from benchmarks.machine import HARDWARE
 from benchmarks.results import SectionResult, Table, Target
 
 HEAD = """# Performance
 
-`make bench` writes this page. It measures `dagster_ckpt` and its peers in turn in one run, so that the
-ratios hold on another machine although the seconds differ. `x ours` is how many times longer a peer took:
+`make bench` writes this page from `benchmarks/measured`, where each section keeps what it found last and on
+which machine. A section measures `dagster_ckpt` and its peers in turn in one run, so that the ratios hold on
+another machine although the seconds differ. `x ours` is how many times longer a peer took:
 the median of the ratios within one repetition, and the ratio of the minima. CPU s is the user and system
 time of the measured call, or of the peer's process tree.
 """
 
 
-def render(results: Sequence[SectionResult], machine: Mapping[str, str], missing: Sequence[str]) -> str:
+def render(results: Sequence[SectionResult], missing: Sequence[str]) -> str:
     """The page.
 
     Args:
         results: What the sections found, in their order.
-        machine: What the machine is.
         missing: Names of sections without a result.
     """
-    parts = [HEAD, _machine(machine), _summary(results)]
+    parts = [HEAD, _summary(results)]
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.\n")
     parts += [_section(result) for result in results]
@@ -46,10 +47,6 @@ def target_table(targets: Sequence[Target]) -> Table:
     )
 
 
-def _machine(machine: Mapping[str, str]) -> str:
-    return "".join(f"- {name}: {value}\n" for name, value in machine.items())
-
-
 def _summary(results: Sequence[SectionResult]) -> str:
     targets = [target for result in results for target in result.targets]
     met = sum(target.met is True for target in targets)
@@ -58,6 +55,7 @@ def _summary(results: Sequence[SectionResult]) -> str:
 
 def _section(result: SectionResult) -> str:
     versions = ", ".join(f"{name}: {version}" for name, version in result.versions.items())
+    machine = ", ".join(value if name in HARDWARE else f"{name} {value}" for name, value in result.machine.items())
     lines = [
         f"## {result.title}",
         "",
@@ -65,6 +63,8 @@ def _section(result: SectionResult) -> str:
         "",
         f"`make bench ONLY={result.name}`, {result.measured_at}, {result.took_s:.0f} s, load average "
         f"{result.load[0]:.1f} before and {result.load[1]:.1f} after. {versions}".rstrip(),
+        "",
+        f"On {machine}.",
         "",
     ]
     for table in result.tables:

@@ -86,6 +86,7 @@ class SectionResult(BaseModel):
         measured_at: UTC time of its end, ISO 8601.
         took_s: Seconds the section took.
         load: Load averages of one minute before and after.
+        machine: What it ran on, and with which versions.
         versions: Versions of the peers.
         tables: Its tables.
         targets: Its targets.
@@ -99,6 +100,7 @@ class SectionResult(BaseModel):
     measured_at: str
     took_s: float
     load: tuple[float, float]
+    machine: dict[str, str]
     versions: dict[str, str]
     tables: tuple[Table, ...]
     targets: tuple[Target, ...]
@@ -106,7 +108,7 @@ class SectionResult(BaseModel):
     def keep(self, folder: Path) -> None:
         """Write it to the folder of results."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.json").write_text(self.model_dump_json(indent=1))
+        (folder / f"{self.name}.json").write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 Cells = Annotated[dict[str, tuple[str, ...]], Field(description="Name of a competitor to further cells of its row.")]

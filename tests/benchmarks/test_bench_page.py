@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import MEASURED, PAGE
 from benchmarks.machine import describe_machine
 from benchmarks.measuring import Sample, Series, run, tree_size
 from benchmarks.page import render
 from benchmarks.results import SectionResult, Target, at_least, at_most, timing_table
+from benchmarks.sections import SECTIONS
 from benchmarks.sections.flink import FLINK_STREAM
 
 
@@ -62,18 +64,27 @@ def test_the_page_shows_targets_that_were_not_met_and_sections_that_were_not_run
         measured_at="2026-01-01T00:00+00:00",
         took_s=1,
         load=(0.1, 0.2),
+        machine={"memory": "8 GiB", "Java": "17.0.1"},
         versions={"rsync": "3.5"},
         tables=(timing_table("Full", series(snapshot=[1.0], cp=[3.0]), ours="snapshot"),),
         targets=(at_least("fast", 4, 3.0), at_least("by far", 9, None, reason="no peer")),
     )
     result.keep(tmp_path)
     kept = SectionResult.model_validate_json((tmp_path / "local.json").read_text())
-    page = render([kept], {"memory": "8 GiB"}, ["flink"])
+    page = render([kept], ["flink"])
     assert "| fast | at least 4 | 3 | **not met** |" in page
     assert "| by far | at least 9 | not measured: no peer |  |" in page
     assert "| cp | 3.00 | 3.00 | 3.00 | 3.00 | 3.00 |" in page
     assert "0 of 2 are met" in page
+    assert "On 8 GiB, Java 17.0.1." in page
     assert "Not measured yet: flink." in page
+
+
+def test_the_page_of_the_repository_is_that_of_the_kept_results() -> None:
+    kept = {path.stem: SectionResult.model_validate_json(path.read_text()) for path in MEASURED.glob("*.json")}
+    names = [section.name for section in SECTIONS]
+    page = render([kept[name] for name in names if name in kept], [name for name in names if name not in kept])
+    assert page == (MEASURED.parent.parent / PAGE).read_text()
 
 
 def test_the_machine_is_described_without_its_name_and_paths(tmp_path: Path) -> None:

@@ -123,6 +123,9 @@ def command(
                 with suppress(OSError):
                     for note in getattr(error, "__notes__", ()):
                         progress(note)
+                if isinstance(error, KeyboardInterrupt):
+                    # Click would exit with 1, as if the command had failed.
+                    _end(signal.SIGINT, None)
                 raise
             sys.exit(status or 0)
 

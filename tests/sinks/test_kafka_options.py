@@ -190,6 +190,21 @@ def test_markers_that_a_query_must_have_and_kafka_has_deleted_are_not_those_of_a
         claim._position(transactions(writers=writers), found, 7, must_exist=True)
 
 
+@pytest.mark.parametrize(
+    ("says", "writers", "found"),
+    [
+        ("to more", 4, [marker(6), marker(6), None, marker(6, writers=4)]),
+        ("to more, and then back", 2, [marker(6), marker(6), None, marker(6, writers=4)]),
+        ("to fewer", 2, [marker(6, writers=3), marker(6, writers=3), marker(6)]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_claim_with_another_number_of_writers_that_died_has_lost_no_marker(
+    says: str, writers: int, found: list[Marker | None]
+) -> None:
+    assert claim._position(transactions(writers=writers), found, 7, must_exist=True) == 6, says
+
+
 def test_a_query_that_was_left_for_another_is_never_continued() -> None:
     # The new one may have written the same rows in fewer batches.
     left = marker(6, query="query-2", earlier={"query-1": 9})

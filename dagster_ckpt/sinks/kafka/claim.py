@@ -128,7 +128,7 @@ def _position(
         writer: marker for writer, marker in enumerate(found) if marker is not None and marker.query == target.query_id
     }
     if must_exist:
-        # A claim changes marker 0 last. Where one with another number died on the way, that marker has the number before.
+        # A claim changes marker 0 last: where one with another number died on the way, that marker has the former.
         told = [known[0]] if 0 in known else known.values()
         writers = max((marker.writers for marker in told), default=target.writers)
         lost = sorted({*range(writers)} - {*known})

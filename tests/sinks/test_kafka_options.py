@@ -273,6 +273,15 @@ def test_what_the_catalog_knows_of_a_query(
     assert past_of(place, cast("Any", known), LiveDirectory(str(tmp_path / LIVE))) == past, says
 
 
+def test_an_execution_of_an_unknown_query_is_none_of_a_query_that_begins(tmp_path: Path) -> None:
+    # As a rebuild of the catalog notes it; a live directory before its first start has no query id either.
+    rebuilt = SimpleNamespace(live_directory="lost", progress={"sinks": [HERE], "batch_id": 6})
+    place = kafka_place({**OPTIONS, "kafka.bootstrap.servers": "b:1"})
+    assert place is not None
+
+    assert past_of(place, cast("Any", [rebuilt]), LiveDirectory(str(tmp_path / LIVE))) == Past()
+
+
 def test_a_plan_is_told_from_another_of_its_number_by_its_times_and_offsets() -> None:
     def digest(time_ms: int, partitions: int, offset: str) -> str:
         metadata = {

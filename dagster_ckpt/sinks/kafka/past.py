@@ -58,7 +58,7 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
             places += [each for each in sorted(seen - {here}) if each not in places]
         # Before its first batch here, that start has claimed the other places.
         has_moved_here |= bool(has_batch) and here in seen
-        if has_batch and told.get("query_id") == query_id:
+        if has_batch and query_id is not None and told.get("query_id") == query_id:
             wrote = True
             wrote_from_here |= execution.live_directory == live.url
     positions = live.positions()

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 def active_session() -> SparkSession | None:
     """The session of the application in this process, if any; does not start one."""
-    # Imported here, because reading live directories does not require Spark.
-    from pyspark import SparkContext  # noqa: PLC0415
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
-
+    try:
+        from pyspark import SparkContext  # noqa: PLC0415 - Spark is optional
+        from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+    except ImportError:
+        # Not installed, or only the client of Spark Connect. Sinks are examined without it.
+        return None
     if SparkContext._active_spark_context is None:
         return None
     # No session is active in threads other than the one that created it.

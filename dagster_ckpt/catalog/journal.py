@@ -80,6 +80,15 @@ class JournalRecords:
                 ],
             )
 
+    def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
+        """Forget the batches after one, because they are about to be undone in a sink.
+
+        Raises:
+            LeaseLostError: The lease is no longer held.
+        """
+        with self._database.writing_under(lease) as connection:
+            forget_after(connection, lease.stream_id, batch_id)
+
     def after(self, stream_id: str, batch_id: int) -> list[PlannedBatch]:
         """The batches that were planned right after a batch, up to a gap or an entry that cannot be read."""
         wanted = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id > batch_id)

@@ -16,6 +16,7 @@ import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
@@ -222,8 +223,14 @@ def _resume(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: Lea
 
 
 def _settle(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> list[Sink]:
-    allowed = stream.options.roll_back_tables
-    return settle_in_flight(live, sinks.to_settle, still_mine=lease.step, roll_back_tables=allowed)
+    return settle_in_flight(
+        live,
+        sinks.to_settle,
+        still_mine=lease.step,
+        roll_back_tables=stream.options.roll_back_tables,
+        # A table keeps the number of an undone batch: a replay would take the batch for one whose rows are there.
+        before_roll_back=partial(stream.catalog.journal.forget_after, lease.record),
+    )
 
 
 def _begin_logs(sinks: Survey, still_mine: StillMine) -> None:

@@ -13,7 +13,7 @@ possible.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -168,7 +168,12 @@ def forecast_in_flight(
 
 
 def settle_in_flight(
-    live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine, roll_back_tables: bool = True
+    live: LiveDirectory,
+    sinks: Sequence[str],
+    *,
+    still_mine: StillMine,
+    roll_back_tables: bool = True,
+    before_roll_back: Callable[[int], None] = lambda _batch_id: None,
 ) -> list[Sink]:
     """Before a query starts in a directory, roll back the sinks that would skip a batch whose state is missing.
 
@@ -179,6 +184,7 @@ def settle_in_flight(
         sinks: The query's sinks, all owned by it.
         still_mine: Entered around each change; raises if this process is no longer the writer.
         roll_back_tables: Whether this process may roll a table back.
+        before_roll_back: Called before a sink is rolled back, with the batch to which it goes back.
 
     Returns:
         The sinks that were rolled back.
@@ -193,6 +199,7 @@ def settle_in_flight(
     rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]
     for sink, at in rolled_back:
         query_id = live_query_id(live)
+        before_roll_back(at)
         roll_back(sink, RollBack(at, query_id=query_id), still_mine)
         if sink.remembers_undone:
             with still_mine():

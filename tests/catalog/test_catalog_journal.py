@@ -77,6 +77,22 @@ def test_a_stream_that_goes_back_forgets_the_batches_after(catalog: Catalog, lea
     assert catalog.journal.after("orders", 3) == []
 
 
+def test_batches_that_a_start_is_about_to_undo_are_forgotten_by_the_writer_alone(
+    catalog: Catalog, lease: LeaseRecord
+) -> None:
+    catalog.journal.note(lease, planned(4, 5, 6))
+
+    catalog.journal.forget_after(lease, 5)
+
+    assert catalog.journal.after("orders", 3) == planned(4, 5)
+
+    catalog.leases.release("orders", lease.token)
+    with pytest.raises(LeaseLostError):
+        catalog.journal.forget_after(lease, 3)
+
+    assert catalog.journal.after("orders", 3) == planned(4, 5)
+
+
 def test_a_stream_that_continues_in_another_directory_forgets_nothing(catalog: Catalog, lease: LeaseRecord) -> None:
     catalog.journal.note(lease, planned(4, 5))
 

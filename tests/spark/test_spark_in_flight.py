@@ -137,8 +137,10 @@ def test_in_place(killed: Killed, expected: list[str]) -> None:
     assert (Code.SINK_HAS_BATCH_IN_FLIGHT in found) is in_v2
     told = [(each.effect, "skipped" in each.reason) for each in forecast_in_flight(killed.live, killed.sinks)]
 
-    rolled_back = settle_in_flight(killed.live, killed.sinks, still_mine=nullcontext)
+    undone: list[int] = []
+    rolled_back = settle_in_flight(killed.live, killed.sinks, still_mine=nullcontext, before_roll_back=undone.append)
 
+    assert undone == ([killed.cut_off - 1] if in_v2 else [])
     # Spark itself resumes where the state is there, but not in format v2: "CheckpointInfo length: 0".
     assert told == [(SinkEffect.EXACT, False) if in_v2 else (SinkEffect.SKIP, True)]
     assert bool(rolled_back) is in_v2

@@ -70,8 +70,9 @@ def refuse_gone_records(
             gone += gone_from(writer, folder, offset)
     if gone and not accept_loss:
         raise RowsAtRiskError(
-            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source has deleted "
-            f"records that its next batch would read. {' '.join(gone)} Start from a later snapshot. To continue "
+            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "
+            f"not have the records that its next batch would read. {' '.join(gone)} Start from a snapshot whose "
+            "offsets the source still has, or choose others of a Kafka source with source_offsets. To continue "
             "without these records, start with accept_loss, and set the source option failOnDataLoss to false."
         )
     return gone

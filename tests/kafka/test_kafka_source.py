@@ -185,7 +185,7 @@ def test_a_killed_query_whose_live_directory_is_lost_goes_on_from_its_snapshot(t
 
 
 def test_a_start_whose_next_records_are_gone_is_refused_before_anything_changes(trial: Trial) -> None:
-    assert "the source has deleted records that its next batch would read" in trial.refusal
+    assert "the source does not have the records that its next batch would read" in trial.refusal
     assert "5 records were deleted" in trial.refusal
 
 

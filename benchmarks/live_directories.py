@@ -99,6 +99,8 @@ def kept_directory(shape: Shape, bench: Path) -> KeptDirectory:
 
 def session(name: str, partitions: int, conf: Mapping[str, str] = QUICKLY_MADE, cores: int = 2) -> SparkSession:
     """A local Spark session with RocksDB and changelogs."""
+    # Python workers need the packages that this process has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
     settings = {
         **ROCKSDB_WITH_CHANGELOG,

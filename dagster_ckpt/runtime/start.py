@@ -50,7 +50,6 @@ from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
-from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
@@ -257,7 +256,7 @@ class Start:
 
     def _widen_schemas(self, live: LiveDirectory) -> None:
         batch_id = live.positions().commit
-        if batch_id is None or not installed_release().has(Feature.OPERATOR_METADATA):
+        if batch_id is None:
             return
         changed = widen_schemas(live.folder, batch_id, self._lease.step)
         if changed:

@@ -31,6 +31,7 @@ Join state v1 is not in it: Spark 4.3 refuses to start such a query.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +53,7 @@ from spark_scenarios import (
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.versions import Feature
 from tests.support.local_files import HADOOPS_OWN
 from tests.support.needs import needs
@@ -175,6 +177,8 @@ def test_a_query_resumed_from_any_snapshot_gives_the_rows_of_the_uninterrupted_r
     for number, snapshot in enumerate(_last_middle_first(snapshots)):
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
         made = snapshot.restore(target)
+        # As a start does: Spark 3.5 refuses a join's state if the first batch has rows of one side alone.
+        widen_schemas(target.folder, snapshot.batch_id, nullcontext)
         work.back_to(snapshot.batch_id)
         assert made.batch_id == snapshot.batch_id
         # A sink that still knew later batches would pass over them, and their rows would be there from before.

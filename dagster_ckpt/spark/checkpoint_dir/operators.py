@@ -256,11 +256,12 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
 
 
 def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
-    """Let the state schemas that Spark 3.5 wrote allow nulls, so that a later Spark continues the query.
+    """Let the state schemas that Spark 3.5 wrote allow nulls, so that it or a later Spark continues the query.
 
     Spark refuses state if a column may be null in the query and not in the stored schema. From a join's
-    condition, 3.5 infers that columns are never null; 4.0 and later do not. A row is stored in the same
-    way in either case, and Spark 4.3 itself stores only schemas with columns that may be null.
+    condition, 3.5 infers that columns are never null, but not in a batch in which one side has no rows: if that
+    is the first batch of a start, it fails at every start. 4.0 and later do not infer it. A row is stored in the
+    same way in either case, and Spark 4.3 itself stores only schemas with columns that may be null.
 
     Args:
         folder: The live directory; no query is running in it.

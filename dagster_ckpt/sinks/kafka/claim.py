@@ -129,8 +129,8 @@ def _position(
     }
     if must_exist:
         # A claim changes marker 0 last: where one with another number died on the way, that marker has the former.
-        told = [known[0]] if 0 in known else known.values()
-        writers = max((marker.writers for marker in told), default=target.writers)
+        counted = [known[0]] if 0 in known else known.values()
+        writers = max((marker.writers for marker in counted), default=target.writers)
         lost = sorted({*range(writers)} - {*known})
         if lost:
             raise RowsAtRiskError(

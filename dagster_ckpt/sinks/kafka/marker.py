@@ -117,8 +117,8 @@ class Marker:
 
     def as_metadata(self) -> str:
         """The metadata of the committed offset."""
-        told = {name: value for name, value in asdict(self).items() if name != "batch"}
-        return json.dumps({"format": FORMAT, **told}, separators=(",", ":"))
+        fields = {name: value for name, value in asdict(self).items() if name != "batch"}
+        return json.dumps({"format": FORMAT, **fields}, separators=(",", ":"))
 
     @staticmethod
     def of(group: str, offset: int, metadata: str | None) -> Marker | None:
@@ -129,27 +129,27 @@ class Marker:
         """
         if offset < 0:
             return None
-        told = fields_of(metadata)
-        if told is not None and told["format"] != FORMAT:
+        fields = fields_of(metadata)
+        if fields is not None and fields["format"] != FORMAT:
             raise OptionError(
-                f"The marker in consumer group {group!r} has format {told['format']!r}, and this version of "
+                f"The marker in consumer group {group!r} has format {fields['format']!r}, and this version of "
                 f"dagster_ckpt reads format {FORMAT}. Nothing was written. Run the version that wrote it, or give the "
                 "sink another kafka.transactional.id and start from a snapshot with new_query_id, which may write "
                 "rows a second time."
             )
         try:
-            told = told or {}
+            fields = fields or {}
             return Marker(
                 offset - 1,
-                str(told["query"]),
-                str(told["deployment"]),
-                str(told["stream"]),
-                int(told["token"]),
-                int(told["generation"]),
-                str(told["owner"]),
-                int(told["writers"]),
-                str(told["entry"]),
-                {str(query): int(batch) for query, batch in told["earlier"].items()},
+                str(fields["query"]),
+                str(fields["deployment"]),
+                str(fields["stream"]),
+                int(fields["token"]),
+                int(fields["generation"]),
+                str(fields["owner"]),
+                int(fields["writers"]),
+                str(fields["entry"]),
+                {str(query): int(batch) for query, batch in fields["earlier"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OptionError(
@@ -162,10 +162,10 @@ class Marker:
 def fields_of(metadata: str | None) -> dict[str, Any] | None:
     """The fields of a marker, of whichever version; None for an offset that another application has committed."""
     try:
-        told = json.loads(metadata or "")
+        fields = json.loads(metadata or "")
     except ValueError:
         return None
-    return told if isinstance(told, dict) and "format" in told else None
+    return fields if isinstance(fields, dict) and "format" in fields else None
 
 
 def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:

@@ -51,14 +51,14 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
     has_moved_here = False
     wrote, wrote_from_here = False, False
     for execution in executions:
-        told = execution.progress or {}
-        seen = {(each.topic, each.prefix) for name in told.get("sinks") or () if (each := place_in(str(name)))}
-        has_batch = seen and told.get("batch_id") is not None
+        progress = execution.progress or {}
+        seen = {(each.topic, each.prefix) for name in progress.get("sinks") or () if (each := place_in(str(name)))}
+        has_batch = seen and progress.get("batch_id") is not None
         if not has_moved_here:
             places += [each for each in sorted(seen - {here}) if each not in places]
         # Before its first batch here, that start has claimed the other places.
         has_moved_here |= bool(has_batch) and here in seen
-        if has_batch and query_id is not None and told.get("query_id") == query_id:
+        if has_batch and query_id is not None and progress.get("query_id") == query_id:
             wrote = True
             wrote_from_here |= execution.live_directory == live.url
     positions = live.positions()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.support.jvm_stacks import stacks_of_own_jvms
 from tests.support.local_files import use_local_files
 from tests.support.needs import select
 from tests.support.postgres_server import started_server
@@ -32,6 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers inherit the environment; `make mutants` has neither cache nor Spark.
     if not hasattr(config, "workerinput") and config.pluginmanager.hasplugin("cacheprovider"):
         use_local_files(config.cache.mkdir("local-files"), os.environ)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # What pytest-timeout shows ends at the socket on which Python waits for the JVM.
+    if call.excinfo is not None and str(call.excinfo.value).startswith("Timeout (>"):
+        report.sections.append(("Stacks of the JVMs", stacks_of_own_jvms()))
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

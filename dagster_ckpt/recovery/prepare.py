@@ -14,27 +14,28 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.new_directory import Building, StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.sink_roll_backs import (
+    allowed_sinks,
+    begin_logs,
+    is_skipped_under,
+    places_of,
+    roll_back_pending,
+    roll_back_point,
+    settle_batch_in_flight,
+    undo_facts,
+)
+from dagster_ckpt.recovery.sink_survey import Survey, survey_sinks
 from dagster_ckpt.recovery.source_positions import move_sources
-from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
-from dagster_ckpt.sinks.guard import Verdict
-from dagster_ckpt.sinks.in_flight import settle_in_flight
 from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import (
@@ -49,7 +50,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import (
 )
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.spark.state.rewriting import Rewritten
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, query_ids_of, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot
@@ -218,26 +219,8 @@ def restore_into(
 def _resume(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
     """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
     live.note_in_use()
-    _begin_logs(sinks, lease.step)
-    return PreparedStart(live, _places(_settle(stream, live, sinks, lease)))
-
-
-def _settle(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> list[Sink]:
-    return settle_in_flight(
-        live,
-        sinks.to_settle,
-        still_mine=lease.step,
-        roll_back_tables=stream.options.roll_back_tables,
-        # A table keeps the number of an undone batch: a replay would take the batch for one whose rows are there.
-        before_roll_back=partial(stream.catalog.journal.forget_after, lease.record),
-    )
-
-
-def _begin_logs(sinks: Survey, still_mine: StillMine) -> None:
-    batch_id = sinks.aim.batch_id
-    for sink in sinks.of(Verdict.BEGIN):
-        if isinstance(sink, FileSink):
-            begin_log(sink.folder, batch_id, empty_log(batch_id, sinks.log_names), still_mine=still_mine)
+    begin_logs(sinks, lease.step)
+    return PreparedStart(live, places_of(settle_batch_in_flight(stream, live, sinks, lease)))
 
 
 def _restore(
@@ -252,8 +235,8 @@ def _restore(
     live = building.live
     location, started_ms = snapshot_location(snapshot), monotonic_ms()
     before = stream.catalog.streams.get(stream.stream_id)
-    undo = _undo(stream, snapshot.query_id, may_repeat=plan.new_query_id)
-    is_new = plan.new_query_id or _is_skipped_under(snapshot.query_id, snapshot.batch_id, sinks)
+    undo = undo_facts(stream, snapshot.query_id, may_repeat=plan.new_query_id)
+    is_new = plan.new_query_id or is_skipped_under(snapshot.query_id, snapshot.batch_id, sinks)
     query_id = str(uuid.uuid4()) if is_new else None
 
     def fill(new: LiveDirectory) -> None:
@@ -307,10 +290,10 @@ def _rewind(
             "names them."
         )
     query_id = live_query_id(old)
-    undo = _undo(stream, query_id, may_repeat=fork)
+    undo = undo_facts(stream, query_id, may_repeat=fork)
     # Raises before anything is changed if a sink cannot be rolled back.
-    for sink in _allowed(sinks_of(wrote_to), sinks):
-        sink.check_roll_back(_point(stream, batch_id, undo))
+    for sink in allowed_sinks(sinks_of(wrote_to), sinks):
+        sink.check_roll_back(roll_back_point(stream, batch_id, undo))
     started_ms = monotonic_ms()
     # For a sink that already has the next batch and cannot be rolled back.
     has_others = any(not sink.rolls_back for sink in sinks_of(wrote_to))
@@ -318,7 +301,7 @@ def _rewind(
     building.fill(lambda new: _clone(old, new, building.watch, at_batch=batch_id, carry_state=carry_state))
     if plan.source_offsets is not None:
         move_sources(live, plan.source_offsets)
-    if fork or _is_skipped_under(query_id, batch_id, sinks):
+    if fork or is_skipped_under(query_id, batch_id, sinks):
         give_query_id(live, str(uuid.uuid4()))
     others = [sink.name for sink in sinks_of(wrote_to) if not sink.rolls_back]
     building.check_in_flight(others, roll_back_tables=stream.options.roll_back_tables)
@@ -339,41 +322,6 @@ def _rewind(
     return _finish_restore(stream, record, sinks, lease)
 
 
-def _undo(stream: StreamHandle, query_id: str | None, *, may_repeat: bool = False) -> dict[str, Any]:
-    """What the roll-back of the sinks has to know, also if it is finished by another start."""
-    return {"query_id": query_id, "query_ids": query_ids_of(stream), "may_repeat": may_repeat}
-
-
-def _point(
-    stream: StreamHandle, batch_id: int, undo: Mapping[str, Any], entries: Sequence[SinkEntry] | None = None
-) -> RollBack:
-    return RollBack(
-        batch_id,
-        entries,
-        undo.get("query_id"),
-        undo.get("query_ids", ()),
-        may_repeat=bool(undo.get("may_repeat")),
-        roll_back_tables=stream.options.roll_back_tables,
-    )
-
-
-def _is_skipped_under(query_id: str | None, batch_id: int | None, sinks: Survey) -> bool:
-    """Whether a sink would skip the next batches of this query although they are undone."""
-    after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
-    remembering = [sink for sink in sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
-    newest = (newest_batch(sink, query_id) for sink in remembering)
-    return any(batch is not None and batch > after for batch in newest)
-
-
-def _allowed(sinks: Sequence[Sink], survey: Survey) -> list[Sink]:
-    """Those of a stream's previous sinks that may be rolled back."""
-    return [sink for sink in sinks if sink.rolls_back and survey.allows(sink)]
-
-
-def _places(sinks: Iterable[Sink]) -> tuple[str, ...]:
-    return tuple(sink.place or sink.name for sink in sinks)
-
-
 def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
     pending = record.pending_restore or {}
     if record.live_directory is None:
@@ -385,15 +333,15 @@ def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, l
         # After the switch, and before the sinks follow. If the catalog is lost before this, a rebuild passes over this
         # directory, and the one before still fits the sinks.
         LiveDirectory(record.live_directory).note_in_use()
-    rolled_back, may_repeat = _roll_back_pending(stream, pending, sinks, lease.step)
-    _begin_logs(sinks, lease.step)
+    rolled_back, may_repeat = roll_back_pending(stream, pending, sinks, lease.step)
+    begin_logs(sinks, lease.step)
     if "fork_of" not in pending:
         # A fork is finished only when its query has started: before that, where it writes is
         # unknown.
         stream.catalog.streams.restore_finished(lease.record)
     else:
         # It may have been killed in its first batch.
-        _settle(stream, LiveDirectory(record.live_directory), sinks, lease)
+        settle_batch_in_flight(stream, LiveDirectory(record.live_directory), sinks, lease)
     return PreparedStart(LiveDirectory(record.live_directory), rolled_back, may_repeat)
 
 
@@ -446,37 +394,11 @@ def _start_empty(
         lease.record,
         live.url,
         origin=StateOrigin.empty(before.live_directory),
-        pending_restore={"sinks": wrote_to, **_undo(stream, None)},
+        pending_restore={"sinks": wrote_to, **undo_facts(stream, None)},
         plan={},
         state_edits=(),
     )
     return _finish_restore(stream, record, sinks, lease)
-
-
-def _roll_back_pending(
-    stream: StreamHandle, pending: Mapping[str, Any], survey: Survey, still_mine: StillMine
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Roll back what the start may roll back; returns the places, and the names of the sinks that it cannot."""
-    logs: dict[str, list[SinkEntry]] = {}
-    if "location" in pending:
-        location = str(pending["location"])
-        header = stream.store.manifest(location).header
-        if captured_sinks(header.properties) is None:
-            raise SnapshotCorruptError(
-                f"{location} does not record which sinks its query wrote to. Restore another snapshot."
-            )
-        logs = logs_in_snapshot(stream.store, location)
-        sinks, batch_id = sinks_in(header.properties), header.batch_id
-        # What the stream wrote to since then.
-        sinks += [sink for sink in survey.of(Verdict.ROLL_BACK) if not sink.is_among(sinks)]
-    else:
-        sinks = sinks_of([str(sink) for sink in pending.get("sinks", ())])
-        batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
-    allowed = _allowed(sinks, survey)
-    for sink in allowed:
-        entries = logs.get(sink.place) if sink.place is not None else None
-        roll_back(sink, _point(stream, batch_id, pending, entries), still_mine)
-    return _places(allowed), tuple(sink.name for sink in sinks if not sink.rolls_back)
 
 
 def snapshot_location(snapshot: SnapshotRecord) -> str:

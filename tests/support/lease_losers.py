@@ -32,7 +32,7 @@ from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackErr
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.recovery import new_directory, prepare
+from dagster_ckpt.recovery import new_directory, prepare, sink_roll_backs
 from dagster_ckpt.recovery.adopt import adopt
 from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.prepare import PreparedStart
@@ -81,7 +81,7 @@ def with_unfinished_restore(scene: Scene) -> None:
         raise SinkRollbackError("the process died here")
 
     with pytest.MonkeyPatch.context() as patch, suppress(SinkRollbackError):
-        patch.setattr(prepare, "roll_back", die)
+        patch.setattr(sink_roll_backs, "roll_back", die)
         scene.history.start("sp")
 
 

@@ -38,7 +38,7 @@ def sessions(left: DataFrame, right: DataFrame) -> DataFrame:
 
 
 def first_of_each(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.selectExpr("v % 37 AS seen").dropDuplicates(["seen"])
+    return left.selectExpr("v % 53 AS seen").dropDuplicates(["seen"])
 
 
 def first_of_each_event(left: DataFrame, right: DataFrame) -> DataFrame:

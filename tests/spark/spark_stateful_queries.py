@@ -47,7 +47,7 @@ def first_of_each_event(left: DataFrame, right: DataFrame) -> DataFrame:
 
 
 def first_within_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.selectExpr("v % 11 AS seen", "t").dropDuplicatesWithinWatermark(["seen"]).select("seen")
+    return left.selectExpr("v % 53 AS seen", "t").dropDuplicatesWithinWatermark(["seen"]).select("seen")
 
 
 def inner_join(left: DataFrame, right: DataFrame) -> DataFrame:

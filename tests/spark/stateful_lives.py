@@ -165,6 +165,7 @@ def live(spark: SparkSession, folder: Path, name: str, backend: str) -> Life:
             work.feed(number)
         run_to_the_end(spark, work, directory, files_per_batch=FILES // 4)
         if half == 0:
-            shutil.copytree(folder / "live", folder / "early")
+            # The maintenance of a state store may still write a file under a temporary name.
+            shutil.copytree(folder / "live", folder / "early", ignore=shutil.ignore_patterns("*.tmp", "*.tmp.crc"))
             shutil.copytree(work.output, folder / "early-output")
     return Life(query, work, LiveDirectory(str(folder / "early")), directory, folder / "early-output")

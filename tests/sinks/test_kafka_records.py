@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow
 import pytest
@@ -20,16 +23,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka import session, share
+from dagster_ckpt.sinks.kafka import batch_job, session, share
+from dagster_ckpt.sinks.kafka.batch_job import _workers_of_their_own
+from dagster_ckpt.sinks.kafka.division import division_of, hash_of_each_writer, record_columns
 from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
-from dagster_ckpt.sinks.kafka.writer import (
-    _interrupted_in_brief,
-    _workers_of_their_own,
-    division_of,
-    hash_of_each_writer,
-    record_columns,
-)
+from dagster_ckpt.sinks.kafka.writer import _interrupted_in_brief
 from tests.support.small_spark import small_spark
 
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
@@ -220,6 +219,56 @@ def test_each_share_has_its_rows_in_order_and_one_end(
     assert all(each == sorted(each) for each in numbers)
     assert sorted(number for each in numbers for number in each) == list(range(rows))
     assert len({(bytes(row["key"]), row["writer"]) for row in arrived if row["key"]}) == min(rows, 5) * ("%" in columns)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("writers", [1, 2])
+def test_a_job_that_was_planned_once_writes_the_rows_of_each_batch(
+    spark: SparkSession, writers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Transactions({}, "t", "p", writers, "d", "s", "q", Epoch(1, 1), "me")
+    name, _ = share.batch_property(target.owner, 0, "")
+
+    def noted(_: Transactions) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+        def write(rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            from pyspark import TaskContext
+
+            context: Any = TaskContext.get()
+            arrived = [row for batch in rows for row in batch.select(["key", "value", share.PLACE]).to_pylist()]
+            file = tmp_path / f"{context.getLocalProperty(name)} {context.partitionId()}"
+            file.write_text(repr([(row["key"], row["value"]) for row in arrived]))
+            assert [row[share.PLACE] for row in arrived].index(share.END) == len(arrived) - 1
+            return iter(())
+
+        return write
+
+    def batch_of(rows: DataFrame) -> DataFrame:
+        return rows.selectExpr("1 unused", "cast(id as string) key", "concat('v', id) value")
+
+    def written(batch: int) -> list[Any]:
+        shares = [tmp_path / f"{batch} digest-{batch} {writer}" for writer in range(writers)]
+        return [row for file in shares for row in ast.literal_eval(file.read_text())[:-1]]
+
+    monkeypatch.setattr(batch_job, "share_writer", noted)
+    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
+    first = batch_of(spark.range(0, 3, 1, 2))
+    job = batch_job.BatchJob(first, target)
+    nothing = DataFrame(spark._jsparkSession.emptyDataFrame(), spark).selectExpr("1L id")
+    batches = [first, batch_of(spark.range(3, 7, 1, 3)), batch_of(nothing), batch_of(spark.sql("select null id"))]
+    for number, batch in enumerate(batches):
+        job.run(batch, number, f"digest-{number}")
+
+    numbers = [sorted(int(key) for key, _ in written(batch)) for batch in (0, 1)]
+    assert numbers == [[0, 1, 2], [3, 4, 5, 6]]
+    assert written(2) == []
+    assert written(3) == [(None, None)]
+    assert spark.conf.get("spark.sql.adaptive.enabled") == adaptive
+
+
+def test_a_driver_whose_threads_share_those_of_the_jvm_is_refused() -> None:
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=object()))
+    with pytest.raises(OptionError, match="PYSPARK_PIN_THREAD is false"):
+        batch_job.refuse_shared_threads(session)
 
 
 @pytest.mark.spark

@@ -19,6 +19,7 @@ left for another one (`new_query_id`) is not continued. A claim includes the mar
 ids with which the stream wrote before, which the catalog knows (`past.py`).
 
 `sink.py` says what the sinks do with a batch, `writer.py` connects the transactional one to a query,
-`claim.py` is the driver's part of the protocol and `share.py` the executors'. `marker.py` and
-`session.py` are below them, and need nothing of Spark.
+`claim.py` is the driver's part of the protocol and `share.py` the executors'. In between, `batch_job.py`
+runs Spark's job and `division.py` divides its rows. `marker.py` and `session.py` are below them, and need
+nothing of Spark.
 """

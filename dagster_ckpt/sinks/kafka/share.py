@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_ckpt.errors import RowsAtRiskError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, replaced
-from dagster_ckpt.sinks.kafka.session import Record, Session, kafka_errors, marker_before_share, unavailable
+from dagster_ckpt.sinks.kafka.session import (
+    Header,
+    Record,
+    RecordFields,
+    Session,
+    kafka_errors,
+    marker_before_share,
+    unavailable,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -40,7 +48,7 @@ class Written:
     was_done: bool
 
 
-def write_share(target: Transactions, writer: int, batch: int, records: Iterable[Record]) -> Written:
+def write_share(target: Transactions, writer: int, batch: int, records: Iterable[RecordFields]) -> Written:
     """Send the share of one writer in one transaction. Run by an executor.
 
     Args:
@@ -110,20 +118,31 @@ def _keep(name: str, session: Session) -> None:
     sessions[name] = session
 
 
-def share_writer(target: Transactions, batch_id: int) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
+def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
+    """The property by which the tasks of a job learn which batch they write: its name and value.
+
+    Args:
+        owner: The start of the query; no other's property is taken for one of its own.
+        batch: The batch.
+        entry: Digest of its plan.
+    """
+    return f"dagster_ckpt.kafka.{owner}", f"{batch} {entry}"
+
+
+def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
     """The function that Spark maps over the partitions of a batch, one for each writer; it returns no rows.
 
     Args:
         target: The sink and the run.
-        batch_id: The batch.
     """
+    name, _ = batch_property(target.owner, 0, "")
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415 - on executors
 
-        context = TaskContext.get()
-        writer = context.partitionId() if context is not None else 0
-        write_share(target, writer, batch_id, records_of(rows))
+        context = cast("TaskContext", TaskContext.get())
+        batch, _, entry = str(context.getLocalProperty(name)).partition(" ")
+        write_share(replace(target, entry=entry), context.partitionId(), int(batch), records_of(rows))
         _forget_archives_of_spark()
         return iter(())
 
@@ -142,7 +161,7 @@ def _forget_archives_of_spark() -> None:
             del sys.path_importer_cache[path]
 
 
-def records_of(rows: Iterable[RecordBatch]) -> Iterator[Record]:
+def records_of(rows: Iterable[RecordBatch]) -> Iterator[RecordFields]:
     """The records of a share.
 
     Args:
@@ -158,15 +177,18 @@ def records_of(rows: Iterable[RecordBatch]) -> Iterator[Record]:
         is_whole = batch.column(PLACE)[-1].as_py() == END
         records = batch.slice(0, batch.num_rows - is_whole)
         given = {*records.schema.names}
-        columns: list[Iterable[Any]] = [
+        value, key, headers, partition = (
             records.column(name).to_pylist() if name in given else repeat(None, records.num_rows)
             for name in Record._fields
-        ]
-        for value, key, headers, partition in zip(*columns, strict=True):
-            sent = [(each["key"], each["value"]) for each in headers] if headers else None
-            yield Record(value, key, sent, partition)
+        )
+        # No `Record` for each row: that alone takes as long as it takes the client to queue it.
+        yield from zip(value, key, map(_headers_of, headers), partition, strict=True)
     if not is_whole:
         raise StorageAccessError(
             "Spark has ended this task before its last row. Its transaction is aborted; the next attempt writes the "
             "rows again."
         )
+
+
+def _headers_of(given: Sequence[Mapping[str, Any]] | None) -> list[Header] | None:
+    return [(each["key"], each["value"]) for each in given] if given else None

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import FAILED, command
+from dagster_ckpt.cli.main import FAILED, command, progress
 from dagster_ckpt.cli.output import moment, print_json, print_table
+from dagster_ckpt.errors import CatalogError
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
@@ -37,10 +38,17 @@ def requests(client: Client, *, stream: str | None, as_json: bool) -> None:
 @command("withdraw", epilog="\b\nExample:\n  dagster-ckpt withdraw 3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10")
 @click.argument("request_ids", metavar="REQUEST...", nargs=-1, required=True)
 def withdraw(client: Client, *, request_ids: tuple[str, ...], as_json: bool) -> int:
-    """Withdraw requests, so that nothing carries them out later. Exit status 1: one was answered before."""
-    found = [client.withdraw_request(each) for each in request_ids]
+    """Withdraw requests, so that nothing carries them out later. Exit status 1: one is unknown or was answered."""
+    found, failed = [], []
+    for each in request_ids:
+        try:
+            found.append(client.withdraw_request(each))
+        except CatalogError as error:
+            failed.append(error)
     if as_json:
         print_json(found)
-    for each in () if as_json else found:
-        click.echo(f"{each.kind.value} of {each.stream_id} is {each.status.value}")
-    return 0 if all(each.status == "WITHDRAWN" for each in found) else FAILED
+    for request in () if as_json else found:
+        click.echo(f"{request.kind.value} of {request.stream_id} is {request.status.value}")
+    for error in failed:
+        progress(f"Error: {error}")
+    return 0 if not failed and all(request.status == "WITHDRAWN" for request in found) else FAILED

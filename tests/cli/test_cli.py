@@ -224,6 +224,10 @@ def test_requests_that_nobody_waits_for_are_listed_and_withdrawn(golden: GoldenS
     assert "no request 'unknown'" in run("withdraw", "unknown", status=FAILED).stderr
     requests.fail_start(answered := requests.submit(STREAM, RequestKind.START, origin="x").request_id, "no")
     assert "is FAILED" in run("withdraw", answered, status=FAILED).stdout
+    left = requests.submit(STREAM, RequestKind.START, origin="x").request_id
+    withdrawn = run("withdraw", "unknown", left, "unheard-of", status=FAILED)
+    assert withdrawn.stdout == f"START of {STREAM} is WITHDRAWN\n"
+    assert all(f"no request {each!r}" in withdrawn.stderr for each in ("unknown", "unheard-of"))
 
 
 def test_the_deployment_is_found_in_a_file_above(

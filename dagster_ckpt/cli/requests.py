@@ -39,16 +39,16 @@ def requests(client: Client, *, stream: str | None, as_json: bool) -> None:
 @click.argument("request_ids", metavar="REQUEST...", nargs=-1, required=True)
 def withdraw(client: Client, *, request_ids: tuple[str, ...], as_json: bool) -> int:
     """Withdraw requests, so that nothing carries them out later. Exit status 1: one is unknown or was answered."""
-    found, failed = [], []
+    found, errors = [], []
     for each in request_ids:
         try:
             found.append(client.withdraw_request(each))
         except CatalogError as error:
-            failed.append(error)
+            errors.append(str(error))
     if as_json:
         print_json(found)
     for request in () if as_json else found:
         click.echo(f"{request.kind.value} of {request.stream_id} is {request.status.value}")
-    for error in failed:
-        progress(f"Error: {error}")
-    return 0 if not failed and all(request.status == "WITHDRAWN" for request in found) else FAILED
+    for message in errors:
+        progress(f"Error: {message}")
+    return 0 if not errors and all(request.status == "WITHDRAWN" for request in found) else FAILED

@@ -63,7 +63,7 @@ class BatchJob:
             batch_id: Its number.
             entry: Digest of its plan.
         """
-        node = self._scan.copy(self._output, batch._jdf.queryExecution().toRdd(), *self._others)
+        node = self._scan.copy(self._output, _rows_of(batch), *self._others)
         for parent, siblings in reversed(self._above):
             # Scala's name of `::`.
             node = parent.withNewChildren(getattr(siblings, "$colon$colon")(node))
@@ -99,6 +99,13 @@ def _without_rows(batch: DataFrame) -> DataFrame:
     no_rows = jvm_session.emptyDataFrame().queryExecution().toRdd()
     columns = batch._jdf.schema().asNullable()
     return DataFrame(jvm_session.internalCreateDataFrame(no_rows, columns, False), batch.sparkSession)
+
+
+def _rows_of(batch: DataFrame) -> Any:
+    """The rows of a batch. The batches of `foreachBatch` are nothing but rows, which need not be planned as a scan."""
+    execution: Any = batch._jdf.queryExecution()
+    plan = execution.analyzed()
+    return plan.rdd() if plan.nodeName() == "LogicalRDD" else execution.toRdd()
 
 
 @contextmanager

@@ -226,7 +226,8 @@ def test_each_share_has_its_rows_in_order_and_one_end(
 def test_a_job_that_was_planned_once_writes_the_rows_of_each_batch(
     spark: SparkSession, writers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Transactions({}, "t", "p", writers, "d", "s", "q", Epoch(1, 1), "me")
+    # Another stream than that of the tests of its Python workers.
+    target = Transactions({}, "t", "p", writers, "d", "planned", "q", Epoch(1, 1), "me")
     name, _ = share.batch_property(target.owner, 0, "")
 
     def noted(_: Transactions) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic_core import ValidationError
-
 from dagster_ckpt.errors import CkptError
 
 # What parsers raise on unexpected input. OSError is not included: a storage that does not respond
@@ -65,6 +63,9 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
 
 def parser_message(error: Exception) -> str:
     """The message of a parser's exception, shortened and printable: it may quote the unreadable bytes."""
+    # Slow to import: a command that lists streams has nothing to parse that fails.
+    from pydantic_core import ValidationError  # noqa: PLC0415
+
     text = str(error) or type(error).__name__
     if isinstance(error, ValidationError):
         text = error.errors(include_input=False)[0]["msg"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-import tomllib
 import traceback
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -126,6 +125,8 @@ def _refuse_missing(url: str) -> None:
 
 
 def _read(file: Path) -> Deployment:
+    import tomllib
+
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
 import socket
 from contextlib import suppress
@@ -62,6 +61,8 @@ def ui(
         raise click.UsageError(
             f"The page needs the extra 'ui' ({error}). Install it: pip install 'dagster-ckpt[ui]'"
         ) from error
+    import secrets
+
     secret = (token or secrets.token_urlsafe(24)) if actions else None
     reached_at = _names_of_this_machine() if host in _EVERYWHERE else [host]
     hosts = {_in_address(each) for each in (*_LOCAL, *reached_at, *allowed_hosts)}

@@ -17,7 +17,8 @@ from dagster_ckpt.client.state import StateMethods
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
-    from dagster_ckpt.operations.overview import SnapshotDescription, StreamDescription, StreamSummary
+    from dagster_ckpt.operations.description import SnapshotDescription, StreamDescription
+    from dagster_ckpt.operations.overview import StreamSummary
     from dagster_ckpt.snapshot.manifest import SnapshotKind
 
 
@@ -62,9 +63,9 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
             stream: The stream.
             limit: Maximum number of executions and of snapshots.
         """
-        from dagster_ckpt.operations import overview
+        from dagster_ckpt.operations import description
 
-        return overview.describe_stream(self._catalog, self._id_of(stream), limit=limit)
+        return description.describe_stream(self._catalog, self._id_of(stream), limit=limit)
 
     def list_snapshots(
         self,
@@ -88,9 +89,9 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
 
     def describe_snapshot(self, stream: str, snapshot: str = "latest") -> SnapshotDescription:
         """A snapshot in full: what its metadata says, and what protects it from deletion."""
-        from dagster_ckpt.operations import overview
+        from dagster_ckpt.operations import description
 
-        return overview.describe_snapshot_of(self._open(stream), snapshot)
+        return description.describe_snapshot_of(self._open(stream), snapshot)
 
 
 def _kind(kind: SnapshotKind | str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.io.location import folders_overlap, same_folder
-from dagster_ckpt.operations.overview import find_snapshot
+from dagster_ckpt.operations.description import find_snapshot
 from dagster_ckpt.recovery.fork import give_outputs
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import FileSink

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.config.modes import RecoveryClaimMode
@@ -175,7 +173,7 @@ def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:
 def _start_ticks(pid: int) -> int | None:
     try:
         return ProcessIdentity.of(pid).start_ticks
-    except psutil.NoSuchProcess:
+    except ProcessLookupError:
         # It has already ended: no process will ever match this.
         return 0
 

@@ -17,8 +17,8 @@ from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_st
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
+from dagster_ckpt.operations.description import find_snapshot
 from dagster_ckpt.operations.lifecycle import listed_snapshot, preview_start
-from dagster_ckpt.operations.overview import find_snapshot
 from dagster_ckpt.operations.requests import await_process, is_running, require_running, snapshot_of
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind

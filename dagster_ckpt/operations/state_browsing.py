@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dagster_ckpt.errors import NothingCommittedError, OptionError, SparkNotFoundError
-from dagster_ckpt.operations.overview import find_snapshot
+from dagster_ckpt.operations.description import find_snapshot
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

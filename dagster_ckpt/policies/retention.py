@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
-from typing import Protocol, runtime_checkable
-
-import pendulum
-from pendulum.tz.exceptions import InvalidTimezone
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.config.validation import Milliseconds, WholeNumber, policy_name
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.calendar import checked_timezone, local_time
+
+if TYPE_CHECKING:
+    import pendulum
 
 
 class RetainedKind(Enum):
@@ -229,10 +230,7 @@ class NewestPer(_Combinable):
             raise OptionError(f"period is {self.period!r}, but must be one of {', '.join(Period)}.")
         object.__setattr__(self, "period", Period(self.period))
         COUNT.checked(self.count)
-        try:
-            pendulum.timezone(self.timezone)
-        except (InvalidTimezone, ValueError) as error:
-            raise OptionError(f"timezone is {self.timezone!r}, but must be a name such as Europe/Berlin.") from error
+        checked_timezone("timezone", self.timezone)
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
         """Keep the last one of each period, for the newest periods."""
@@ -241,7 +239,7 @@ class NewestPer(_Combinable):
         return [newest[begin] for begin in sorted(newest)[-self.count :]]
 
     def _begin(self, snapshot: RetainedSnapshot) -> pendulum.DateTime:
-        taken = pendulum.from_timestamp(snapshot.taken_at_ms / 1000, tz=self.timezone)
+        taken = local_time(snapshot.taken_at_ms, self.timezone)
         return taken.start_of(Period(self.period).value)
 
 

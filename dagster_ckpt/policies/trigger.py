@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, runtime_checkable
-
-import pendulum
-from pendulum.tz.exceptions import InvalidTimezone
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_ckpt.config.validation import Milliseconds, WholeNumber, policy_name
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.calendar import checked_timezone, local_time
+
+if TYPE_CHECKING:
+    import pendulum
 
 
 @dataclass(frozen=True)
@@ -229,16 +230,11 @@ class Blackout:
         unknown = [day for day in self.days if day not in DAYS]
         if unknown:
             raise OptionError(f"days of a blackout are {unknown!r}, but must be of {', '.join(DAYS)}.")
-        try:
-            pendulum.timezone(self.timezone)
-        except (InvalidTimezone, ValueError) as error:
-            raise OptionError(
-                f"timezone of a blackout is {self.timezone!r}, but must be a name such as Europe/Berlin."
-            ) from error
+        checked_timezone("timezone of a blackout", self.timezone)
 
     def ends_at_ms(self, at_ms: int) -> int | None:
         """End of the window that contains a moment, or None if none does; ms since the epoch."""
-        moment = pendulum.from_timestamp(at_ms / 1000, tz=self.timezone)
+        moment = local_time(at_ms, self.timezone)
         today = moment.start_of("day")
         # A window that began yesterday may extend into today.
         for day in (today.subtract(days=1), today):

@@ -16,8 +16,6 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, Holder, LaunchRecord, LeaseRecord
 from dagster_ckpt.stream.pods import pod_has_ended, this_pod
@@ -82,7 +80,7 @@ class ProcessIdentity:
         """Identity of a process that runs on this machine.
 
         Raises:
-            psutil.NoSuchProcess: There is no such process.
+            ProcessLookupError: There is no such process.
         """
         seen = _seen(pid)
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
@@ -95,7 +93,7 @@ class ProcessIdentity:
             return Liveness.ENDED if pod_has_ended(self.boot_id) else Liveness.UNKNOWN
         try:
             seen = _seen(self.pid)
-        except psutil.NoSuchProcess:
+        except ProcessLookupError:
             return Liveness.ENDED
         if seen is None:
             return Liveness.UNKNOWN
@@ -244,7 +242,7 @@ def _seen(pid: int) -> _Seen | None:
     """A process as the system shows it; None if it exists but is hidden from this user.
 
     Raises:
-        psutil.NoSuchProcess: There is none.
+        ProcessLookupError: There is none.
     """
     if _HAS_PROC:
         try:
@@ -255,14 +253,19 @@ def _seen(pid: int) -> _Seen | None:
             # With the mount option `hidepid`, /proc has no entries for other users' processes.
             if _is_there(pid):
                 return None
-            raise psutil.NoSuchProcess(pid) from error
+            raise ProcessLookupError(f"no process {pid}") from error
         fields = stat[stat.rindex(b")") + 1 :].split()
         return _Seen(int(fields[_START_TICKS]), fields[_STATE] not in (b"Z", b"X", b"x"))
-    process = psutil.Process(pid)
-    # The start time the kernel recorded, in seconds. `create_time()` would shift with the wall
-    # clock.
-    started_s: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
-    return _Seen(round(started_s * 1_000_000), process.status() != psutil.STATUS_ZOMBIE)
+    import psutil  # noqa: PLC0415 - see _may_run_since
+
+    try:
+        process = psutil.Process(pid)
+        # The start time the kernel recorded, in seconds. `create_time()` would shift with the wall
+        # clock.
+        started_s: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
+        return _Seen(round(started_s * 1_000_000), process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(f"no process {pid}") from error
 
 
 def _is_there(pid: int) -> bool:
@@ -288,9 +291,11 @@ def _boot_session() -> str:
 
 def _may_run_since(pid: int, at_ms: int) -> bool:
     # Not a proof, since it compares two clocks. It only keeps a run from being reported as dead.
+    import psutil  # noqa: PLC0415 - what /proc does not say; a command that lists streams starts without it
+
     try:
         started_at_ms = psutil.Process(pid).create_time() * 1000
         seen = _seen(pid)
         return started_at_ms <= at_ms + _CLOCK_SLACK_MS and seen is not None and seen.runs
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+    except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
         return False

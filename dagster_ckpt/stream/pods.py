@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+    import urllib.error
 
 POD_NAMESPACE, POD_NAME, POD_UID = "DAGSTER_CKPT_POD_NAMESPACE", "DAGSTER_CKPT_POD_NAME", "DAGSTER_CKPT_POD_UID"
 
@@ -110,6 +112,10 @@ class KubernetesApi:
         url = self._url or _address(os.environ)
         if url is None:
             return PodState.UNKNOWN
+        # Slow to import, and outside Kubernetes nobody asks.
+        import urllib.error  # noqa: PLC0415
+        import urllib.request  # noqa: PLC0415
+
         try:
             # The token is renewed by the kubelet, so it is read each time.
             token = (self._account / "token").read_text(encoding="utf-8").strip()
@@ -126,6 +132,8 @@ class KubernetesApi:
     def _trust(self, url: str) -> ssl.SSLContext | None:
         if not url.startswith("https:"):
             return None
+        import ssl  # noqa: PLC0415 - loaded by then
+
         return ssl.create_default_context(cafile=str(self._account / "ca.crt"))
 
 

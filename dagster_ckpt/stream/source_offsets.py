@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import pendulum
-
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.untrusted import from_json
 
@@ -47,6 +45,8 @@ class SourceOffsets:
 
     def __str__(self) -> str:
         """The option, with times in UTC."""
+        import pendulum  # noqa: PLC0415 - see _time_ms
+
         times = {topic: pendulum.from_timestamp(ms / 1000).to_iso8601_string() for topic, ms in self.times.items()}
         return json.dumps({**self.partitions, **times}, sort_keys=True)
 
@@ -65,6 +65,9 @@ def _offsets(value: dict[str, object]) -> dict[str, int]:
 def _time_ms(value: object) -> int:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is neither partitions nor a time")
+    # Slow to import, and few starts choose offsets.
+    import pendulum  # noqa: PLC0415
+
     moment = pendulum.parse(value, strict=True) if _MOMENT.match(value) else None
     if not isinstance(moment, pendulum.DateTime):
         raise TypeError(f"{value!r} has no date and time")

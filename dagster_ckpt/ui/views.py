@@ -20,8 +20,9 @@ from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.config.validation import OptionDescription
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
+from dagster_ckpt.operations.description import StreamDescription
 from dagster_ckpt.operations.health import StreamHealth
-from dagster_ckpt.operations.overview import StreamDescription, StreamSummary
+from dagster_ckpt.operations.overview import StreamSummary
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Row, func, or_, select
 
-from dagster_ckpt.catalog.database import Database, optional_dict
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, lags_in
+from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.snapshot_queries import WAS_COMPLETED
 from dagster_ckpt.catalog.snapshots import read_snapshot
 from dagster_ckpt.catalog.tables import snapshots, timelines
@@ -168,7 +168,7 @@ class HistoryRecords:
             limit: Maximum number of snapshots.
         """
         query = (
-            select(*(snapshots.c[name] for name in _STORED), snapshots.c.properties, snapshots.c.watermark)
+            select(*(snapshots.c[name] for name in _STORED), snapshots.c.watermark)
             .where(
                 snapshots.c.stream_id == stream_id,
                 snapshots.c.completed_at_ms.is_not(None),
@@ -229,11 +229,9 @@ class HistoryRecords:
 
 def _figures(row: Row[Any]) -> SnapshotFigures:
     stored = {name: getattr(row, name) for name in _STORED}
-    lags = lags_in(optional_dict(row.properties) or {})
     watermark_ms = _epoch_ms(row.watermark)
     return SnapshotFigures(
         **stored,
-        records_behind=sum(lags.values()) if lags else None,
         watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None,
     )
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from dagster_ckpt.catalog.state_origin import StateOrigin
+from dagster_ckpt.untrusted import LARGEST_LONG
 
 
 class StartCause(StrEnum):
@@ -336,6 +337,12 @@ def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(lags, dict):
         return {}
     return {str(name): behind for name, behind in lags.items() if type(behind) is int}
+
+
+def records_behind_in(properties: Mapping[str, Any]) -> int | None:
+    """Records that waited in all Kafka sources together; None if they reported none."""
+    lags = lags_in(properties)
+    return min(sum(lags.values()), LARGEST_LONG) if lags else None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotStatus,
     SnapshotTrigger,
+    records_behind_in,
 )
 from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
@@ -357,6 +358,7 @@ class SnapshotRecords:
             )
             .values(
                 **values | {"properties": as_text(dict(facts.properties))},
+                records_behind=records_behind_in(facts.properties),
                 status=SnapshotStatus.COMPLETED.value,
                 completed_at_ms=self._database.now_ms(connection),
             )

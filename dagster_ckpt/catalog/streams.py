@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.journal import forget_after
-from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord, StreamRecord
+from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord, StreamRecord, records_behind_in
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
@@ -415,4 +415,5 @@ def _columns(snapshot: SnapshotRecord) -> dict[str, Any]:
         "status": snapshot.status.value,
         "trigger": snapshot.trigger.value,
         "properties": as_text(dict(snapshot.properties)),
+        "records_behind": records_behind_in(snapshot.properties),
     }

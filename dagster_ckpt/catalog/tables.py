@@ -153,6 +153,8 @@ snapshots = Table(
     Column("file_count", Integer),
     Column("rows", BigInteger),
     Column("state_rows", BigInteger),
+    # The sum of those in the properties: charts read a thousand rows, whose properties have megabytes.
+    Column("records_behind", BigInteger),
     Column("watermark", Text),
     Column("duration_ms", BigInteger),
     Column("label", Text),

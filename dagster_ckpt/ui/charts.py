@@ -14,8 +14,8 @@ from dagster_ckpt.config.durations import utc_time
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
-# More points than pixels show nothing more.
-_MOST_POINTS = 300
+# More dots than fit side by side only cover each other.
+_MOST_POINTS = 200
 _SAVEPOINT = 2.0
 
 
@@ -88,7 +88,7 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
 
     newest, highest = text(round(shown[-1].value)), text(round(top))
     path = " ".join(f"{x},{y}" for x, y in map(place, shown))
-    # A dot for each of 300 points in each chart: `Markup.format` would take half the time of the page.
+    # A dot for each point of each chart: `Markup.format` would take half the time of the page.
     dots = Markup("".join(map(_dot, shown, map(place, shown), repeat(text))))
     summary = f"{title}: newest {newest}, highest {highest}, {len(values)} snapshots"
     return Markup(

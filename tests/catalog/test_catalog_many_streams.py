@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotTrigger, StartCause
 from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
+from dagster_ckpt.untrusted import LARGEST_LONG
 from tests.catalog.conftest import ManualClock, holder
-from tests.support.as_writer import as_writer
+from tests.support.as_writer import as_writer, holding
 
 STREAMS = ("orders", "payments", "quiet")
 
@@ -150,3 +153,17 @@ def test_the_last_events_of_each_stream(catalog: Catalog, each: int, of_orders: 
         "payments": ["payments-1"],
         "quiet": [],
     }
+
+
+def test_the_backlog_that_charts_draw_is_the_sum_over_all_partitions(catalog: Catalog) -> None:
+    lags = {"records_behind": {"orders-0": 3, "orders-1": 4, "odd": "many"}}
+    measured = as_writer(catalog).complete(begin_snapshot(catalog, "orders", 1), properties=lags)
+    as_writer(catalog).complete(begin_snapshot(catalog, "orders", 2), properties={})
+    # As a rebuild registers it, which reads the properties from the storage.
+    found = replace(measured, snapshot_id="found", number=3, properties={"records_behind": {"orders-0": 2**70}})
+    with holding(catalog) as lease:
+        catalog.rebuilding.add_snapshots(lease, [found], next_number=4)
+
+    drawn = {each.number: each.records_behind for each in catalog.history.figures("orders", limit=10)}
+
+    assert drawn == {1: 7, 2: None, 3: LARGEST_LONG}

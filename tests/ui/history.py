@@ -43,6 +43,7 @@ def lengthen(
                 "incremental_bytes": None if failed else 1_000,
                 "label": label,
                 "properties": json.dumps({"records_behind": {"orders-0": behind}} if behind is not None else {}),
+                "records_behind": behind,
                 "watermark": f"2023-11-14T22:13:{number % 60:02}.000Z" if behind is not None else None,
                 "failure_reason": "the disk is full" if failed else None,
                 "created_at_ms": at_ms,

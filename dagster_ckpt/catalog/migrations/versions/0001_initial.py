@@ -203,6 +203,7 @@ def upgrade() -> None:
         sa.Column("file_count", sa.Integer(), nullable=True),
         sa.Column("rows", sa.BigInteger(), nullable=True),
         sa.Column("state_rows", sa.BigInteger(), nullable=True),
+        sa.Column("records_behind", sa.BigInteger(), nullable=True),
         sa.Column("watermark", sa.Text(), nullable=True),
         sa.Column("duration_ms", sa.BigInteger(), nullable=True),
         sa.Column("label", sa.Text(), nullable=True),

@@ -277,7 +277,7 @@ def _restart() -> list[str]:
     rows = []
     for name, strategy in STRATEGIES.items():
         signature = inspect.signature(getattr(options.RestartStrategies, name))
-        rows.append((f"`{name}{_plain(signature)}`", _summary(type(strategy)), strategy.get_description()))
+        rows.append((f"`{name}{_plain(signature)}`", _summary(type(strategy)), strategy.described()))
     return [
         "## Restart strategies",
         "",

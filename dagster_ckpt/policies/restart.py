@@ -162,8 +162,8 @@ class AllOf(Combinable):
 
 
 def restart_description(policy: object) -> str:
-    """Describe a policy: in Flink's words if it is one of Flink's, otherwise by its name."""
-    describe = getattr(policy, "get_description", None)
+    """Describe a policy to a person: in Flink's words if it is one of Flink's, otherwise by its name."""
+    describe = getattr(policy, "described", None) or getattr(policy, "get_description", None)
     return str(describe()) if callable(describe) else policy_name(policy)
 
 

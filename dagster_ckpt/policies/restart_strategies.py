@@ -7,12 +7,13 @@ history.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from random import Random
 
-from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.durations import iso_duration, rounded_duration
 from dagster_ckpt.config.validation import INT_MAX, LONG_MAX, TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.restart import (
@@ -31,6 +32,11 @@ class RestartStrategyConfiguration(ABC):
     @abstractmethod
     def get_description(self) -> str:
         """Return a description of the strategy in Flink's words."""
+
+    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
+        """The same with durations as a person reads them, or as `duration` formats them."""
+        del duration
+        return self.get_description()
 
 
 class DecidingRestartStrategy(Combinable, RestartStrategyConfiguration):
@@ -97,8 +103,11 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
-        delay = iso_duration(self.delay_ms)
-        return f"Restart with fixed delay ({delay}). #{self.restart_attempts} restart attempts."
+        return self.described(iso_duration)
+
+    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
+        """The same with durations as a person reads them."""
+        return f"Restart with fixed delay ({duration(self.delay_ms)}). #{self.restart_attempts} restart attempts."
 
     def get_restart_attempts(self) -> int:
         """Return the number of restarts."""
@@ -153,10 +162,13 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
-        interval, delay = iso_duration(self.failure_interval_ms), iso_duration(self.delay_ms)
+        return self.described(iso_duration)
+
+    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
+        """The same with durations as a person reads them."""
         return (
             f"Failure rate restart with maximum of {self.failure_rate} failures "
-            f"within interval {interval} and fixed delay {delay}."
+            f"within interval {duration(self.failure_interval_ms)} and fixed delay {duration(self.delay_ms)}."
         )
 
     def get_max_failure_rate(self) -> int:
@@ -186,7 +198,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         self.validate()
         window_start_ms = failures.last_ms - self.failure_interval_ms
         recent = sum(at_ms >= window_start_ms for at_ms in failures.failed_at_ms)
-        within = f"within {iso_duration(self.failure_interval_ms)}, {self.failure_rate} allowed."
+        within = f"within {rounded_duration(self.failure_interval_ms)}, {self.failure_rate} allowed."
         if recent > self.failure_rate:
             return NoRestart(f"{recent} failures {within}")
         return failures.restart_after(self.delay_ms, now_ms, f"{recent} failures {within}")
@@ -265,10 +277,14 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
+        return self.described(iso_duration)
+
+    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
+        """The same with durations as a person reads them."""
         return (
-            f"Restart with exponential delay: starting at {iso_duration(self.initial_backoff_ms)}, "
-            f"increasing by {self.backoff_multiplier:f}, with maximum {iso_duration(self.max_backoff_ms)}. "
-            f"Delay resets after {iso_duration(self.reset_backoff_threshold_ms)} "
+            f"Restart with exponential delay: starting at {duration(self.initial_backoff_ms)}, "
+            f"increasing by {self.backoff_multiplier:f}, with maximum {duration(self.max_backoff_ms)}. "
+            f"Delay resets after {duration(self.reset_backoff_threshold_ms)} "
             f"with jitter {self.jitter_factor:f}"
         )
 
@@ -298,10 +314,10 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         if attempt > self.attempts_before_reset_backoff:
             return NoRestart(
                 f"All {self.attempts_before_reset_backoff} restart attempts are used up without "
-                f"{iso_duration(self.reset_backoff_threshold_ms)} of healthy running between them."
+                f"{rounded_duration(self.reset_backoff_threshold_ms)} of healthy running between them."
             )
         delay_ms = self._with_jitter(self._grown(attempt), random)
-        reason = f"Restart attempt {attempt}, delayed by {iso_duration(delay_ms)}."
+        reason = f"Restart attempt {attempt}, delayed by {rounded_duration(delay_ms)}."
         return failures.restart_after(delay_ms, now_ms, reason)
 
     def _attempts_since_reset(self, failures: FailureHistory) -> int:

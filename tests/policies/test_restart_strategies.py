@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, restart_description
 from dagster_ckpt.policies.restart_strategies import (
     DecidingRestartStrategy,
     RestartStrategies,
@@ -147,3 +147,11 @@ def test_what_is_no_strategy_is_rejected() -> None:
 def test_a_strategy_survives_pickling(make: str) -> None:
     strategy = strategy_of(CASES[[case["make"] for case in CASES].index(make)])
     assert pickle.loads(pickle.dumps(strategy)) == strategy
+
+
+def test_a_person_reads_durations_in_units() -> None:
+    strategy = RestartStrategies.failure_rate_restart(3, timedelta(hours=24), timedelta(minutes=1))
+    assert "PT24H" in strategy.get_description()
+    said = "Failure rate restart with maximum of 3 failures within interval 24 h and fixed delay 1 min."
+    assert restart_description(strategy) == said
+    assert restart_description(RestartStrategies.no_restart()) == "Restart deactivated."

@@ -33,9 +33,8 @@ class RestartStrategyConfiguration(ABC):
     def get_description(self) -> str:
         """Return a description of the strategy in Flink's words."""
 
-    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
-        """The same with durations as a person reads them, or as `duration` formats them."""
-        del duration
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
         return self.get_description()
 
 
@@ -103,10 +102,13 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
-        return self.described(iso_duration)
+        return self._described(iso_duration)
 
-    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
-        """The same with durations as a person reads them."""
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration)
+
+    def _described(self, duration: Callable[[int], str]) -> str:
         return f"Restart with fixed delay ({duration(self.delay_ms)}). #{self.restart_attempts} restart attempts."
 
     def get_restart_attempts(self) -> int:
@@ -162,10 +164,13 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
-        return self.described(iso_duration)
+        return self._described(iso_duration)
 
-    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
-        """The same with durations as a person reads them."""
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration)
+
+    def _described(self, duration: Callable[[int], str]) -> str:
         return (
             f"Failure rate restart with maximum of {self.failure_rate} failures "
             f"within interval {duration(self.failure_interval_ms)} and fixed delay {duration(self.delay_ms)}."
@@ -277,10 +282,13 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
-        return self.described(iso_duration)
+        return self._described(iso_duration)
 
-    def described(self, duration: Callable[[int], str] = rounded_duration) -> str:
-        """The same with durations as a person reads them."""
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration)
+
+    def _described(self, duration: Callable[[int], str]) -> str:
         return (
             f"Restart with exponential delay: starting at {duration(self.initial_backoff_ms)}, "
             f"increasing by {self.backoff_multiplier:f}, with maximum {duration(self.max_backoff_ms)}. "

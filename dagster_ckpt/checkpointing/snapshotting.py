@@ -13,6 +13,7 @@ from dagster_ckpt.sinks.snapshot_sinks import names_of_others
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
@@ -99,6 +100,7 @@ def take_snapshot(
     now_ms: int,
     on_cut: Callable[[int], None] = lambda _batch: None,
     should_abort: Callable[[], bool] = lambda: False,
+    progress: Progress = lambda _done, _total: None,
 ) -> TakenSnapshot:
     """Cut a live directory at its newest commit and store the cut.
 
@@ -113,6 +115,8 @@ def take_snapshot(
         on_cut: Called with the batch id as soon as the files of a consistent cut are pinned.
         should_abort: Polled during the upload; if it returns True, the upload ends and what was
             written is deleted.
+        progress: For a savepoint, called now and then with the number of files that were written, and of
+            those to write.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -120,7 +124,7 @@ def take_snapshot(
         StorageAccessError: The snapshot could not be written.
     """
     return until_not_overtaken(
-        lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort)
+        lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
     )
 
 
@@ -132,6 +136,7 @@ def _take(
     now_ms: int,
     on_cut: Callable[[int], None],
     should_abort: Callable[[], bool],
+    progress: Progress,
 ) -> TakenSnapshot:
     is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
     base = stream.store.base(order.base) if is_checkpoint else None
@@ -184,5 +189,6 @@ def _take(
                 stage=stage,
                 should_abort=should_abort,
                 runner=runner,
+                progress=progress,
             )
     return TakenSnapshot(order, taken.batch_id, taken.query_id, stored, properties)

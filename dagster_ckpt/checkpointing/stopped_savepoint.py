@@ -12,6 +12,7 @@ from dagster_ckpt.checkpointing.progress import BatchFigures
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.errors import CatalogError, NothingCommittedError
 from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_ms
 from dagster_ckpt.stream.snapshots import holding
@@ -39,6 +40,7 @@ def savepoint_of_stopped_stream(
     trigger: SnapshotTrigger = SnapshotTrigger.MANUAL,
     lease: LeaseRecord | None = None,
     adopting: DirectoryToAdopt | None = None,
+    progress: Progress = lambda _done, _total: None,
 ) -> SnapshotRecord:
     """Take a savepoint of the current state of a stream that is not running.
 
@@ -53,6 +55,7 @@ def savepoint_of_stopped_stream(
         trigger: Why it is taken, if no schedule requests it.
         lease: The lease of the stream, if its run takes the savepoint before it starts the query.
         adopting: A directory of plain Spark that the stream is about to adopt, instead of its live directory.
+        progress: Called now and then with the number of files that were written, and of those to write.
 
     Raises:
         LeaseLostError: The lease is no longer held.
@@ -108,7 +111,7 @@ def savepoint_of_stopped_stream(
     try:
         # The hold on the attempt itself shows that its process is alive.
         with holding(stream.catalog, [begun, base], f"savepoint {snapshot_id}"):
-            taken = take_snapshot(stream, LiveDirectory(directory), order, now_ms=began_ms)
+            taken = take_snapshot(stream, LiveDirectory(directory), order, now_ms=began_ms, progress=progress)
     except BaseException as error:
         # An interrupted attempt is no longer in progress either.
         reason = str(error) or type(error).__name__

@@ -138,19 +138,20 @@ def restart(
         if message not in shown:
             progress(message)
 
-    done = client.restart(
-        stream,
-        start_from=start_from,
-        timeout_s=seconds(timeout_s),
-        report=report,
-        new_query_id=new_query_id,
-        accept_loss=accept_loss,
-        accept_plan_change=accept_plan_change,
-        discard_state=discard_state,
-        no_safety_savepoint=no_safety_savepoint,
-        source_offsets=source_offsets,
-        state_partitions=state_partitions,
-    )
+    with working(f"Restarting {stream}"):
+        done = client.restart(
+            stream,
+            start_from=start_from,
+            timeout_s=seconds(timeout_s),
+            report=report,
+            new_query_id=new_query_id,
+            accept_loss=accept_loss,
+            accept_plan_change=accept_plan_change,
+            discard_state=discard_state,
+            no_safety_savepoint=no_safety_savepoint,
+            source_offsets=source_offsets,
+            state_partitions=state_partitions,
+        )
     _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 
 

@@ -207,7 +207,8 @@ def _print_rebuilt(result: object, messages: list[str], as_json: bool) -> None:
 def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool) -> int:
     if not dry_run:
         confirm("Finish interrupted deletions of every stream, and delete objects that no snapshot refers to?", yes=yes)
-    reports = client.apply_retention_to_all(dry_run=dry_run)
+    with working("Cleaning up") as stream_done:
+        reports = client.apply_retention_to_all(dry_run=dry_run, progress=stream_done)
     if as_json:
         print_json(reports)
     for stream, report in reports.items():

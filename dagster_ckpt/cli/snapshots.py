@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_ckpt.cli.main import PROBLEM_FOUND, command, progress, seconds, timeout
-from dagster_ckpt.cli.output import print_json, print_table, working
+from dagster_ckpt.cli.output import print_json, print_table, span, working
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @timeout
 def checkpoint(client: Client, *, stream: str, timeout_s: float | None, as_json: bool) -> None:
     """Take a checkpoint of a running stream now."""
-    with working(f"Taking a checkpoint of {stream}"):
+    with working(f"Taking a checkpoint of {stream}{_last_took(client, stream)}"):
         taken = client.trigger_checkpoint(stream, timeout_s=seconds(timeout_s))
     _report(client, taken, as_json)
 
@@ -39,9 +39,13 @@ def savepoint(
     as_json: bool,
 ) -> None:
     """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
-    with working(f"Taking a savepoint of {stream}"):
+    with working(f"Taking a savepoint of {stream}{_last_took(client, stream)}") as file_done:
         taken = client.trigger_savepoint(
-            stream, label=label, target_directory=target_directory, timeout_s=seconds(timeout_s)
+            stream,
+            label=label,
+            target_directory=target_directory,
+            timeout_s=seconds(timeout_s),
+            progress=file_done,
         )
     _report(client, taken, as_json)
 
@@ -117,6 +121,13 @@ def note_same_label(client: Client, snapshot: SnapshotRecord) -> None:
             f"{len(same)} snapshots have the label {snapshot.label!r}. To start from this one, name it by its id: "
             f"{snapshot.snapshot_id}"
         )
+
+
+def _last_took(client: Client, stream: str) -> str:
+    """What to expect: a running stream does not report how far it is."""
+    newest = client.describe_stream(stream, limit=1).summary.newest_snapshot
+    took = span(newest.duration_ms) if newest is not None else None
+    return f" (the last one took {took})" if took is not None else ""
 
 
 def _report(client: Client, snapshot: SnapshotRecord, as_json: bool) -> None:

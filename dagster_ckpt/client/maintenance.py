@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.connection import Connection, given_folder
@@ -76,7 +77,9 @@ class MaintenanceMethods(Connection):
         ended = TerminalState(state) if state is not None else None
         return retention.apply_retention(self._open(stream), state=ended, execution_id=execution_id, dry_run=dry_run)
 
-    def apply_retention_to_all(self, *, dry_run: bool = False) -> dict[str, RetentionReport]:
+    def apply_retention_to_all(
+        self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, RetentionReport]:
         """Finish interrupted deletions and remove orphaned bytes of every stream in the catalog.
 
         A stream that cannot be opened, for example because its storage is unavailable, is reported as
@@ -84,6 +87,7 @@ class MaintenanceMethods(Connection):
 
         Args:
             dry_run: Only report what would be removed.
+            progress: Called after each stream with the number of streams that are done, and of all.
 
         Returns:
             The report of each stream, by id.
@@ -91,11 +95,14 @@ class MaintenanceMethods(Connection):
         from dagster_ckpt.recovery.retention import RetentionReport
 
         reports = {}
-        for stream in (record.stream_id for record in self._catalog.streams.all()):
+        streams = [record.stream_id for record in self._catalog.streams.all()]
+        for stream in streams:
             try:
                 reports[stream] = self.apply_retention(stream, dry_run=dry_run)
             except CkptError as error:
                 reports[stream] = RetentionReport(failed=(str(error),), dry_run=dry_run)
+            if progress is not None:
+                progress(len(reports), len(streams))
         return reports
 
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:

@@ -36,6 +36,7 @@ class SnapshotMethods(Connection):
         target_directory: str | None = None,
         schedule: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        progress: Progress | None = None,
     ) -> SnapshotRecord:
         """Take a savepoint of a running, stopped or failed stream, and wait until it is complete.
 
@@ -46,6 +47,8 @@ class SnapshotMethods(Connection):
             schedule: Name of the schedule that takes it, whose history may delete it later; None: nothing
                 deletes it.
             timeout_s: How long to wait for a running stream's answer.
+            progress: Called now and then with the number of files that were written, and of those to write,
+                if the stream is not running.
 
         Raises:
             NothingCommittedError: The stream has not committed a batch yet.
@@ -62,6 +65,7 @@ class SnapshotMethods(Connection):
             target_directory=given_folder(target_directory),
             schedule=schedule,
             timeout_s=timeout_s,
+            progress=progress or (lambda _done, _total: None),
         )
 
     def request_checkpoint(self, stream: str) -> RequestRecord:

@@ -23,6 +23,7 @@ from dagster_ckpt.operations.requests import await_process, is_running, require_
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
@@ -64,6 +65,7 @@ def trigger_savepoint(
     target_directory: str | None = None,
     schedule: str | None = None,
     timeout_s: float = REQUEST_TIMEOUT_S,
+    progress: Progress = lambda _done, _total: None,
 ) -> SnapshotRecord:
     """Take a savepoint of a running, stopped or failed stream.
 
@@ -75,6 +77,8 @@ def trigger_savepoint(
         schedule: Name of the schedule that requests it; its history may delete the savepoint later.
             None: a user requests it.
         timeout_s: How long to wait for a running stream's answer.
+        progress: Called now and then with the number of files that were written, and of those to write,
+            where the savepoint is taken here.
 
     Raises:
         StreamNotFoundError: The stream was never started.
@@ -92,7 +96,9 @@ def trigger_savepoint(
             stream, origin=origin, label=label, target_directory=target_directory, schedule=schedule
         )
         return snapshot_of(stream, await_process(stream, request, timeout_s=timeout_s))
-    return savepoint_of_stopped_stream(stream, label=label, target_directory=target_directory, schedule=schedule)
+    return savepoint_of_stopped_stream(
+        stream, label=label, target_directory=target_directory, schedule=schedule, progress=progress
+    )
 
 
 def request_savepoint(

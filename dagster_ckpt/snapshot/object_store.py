@@ -43,6 +43,7 @@ from dagster_ckpt.snapshot.writer import (
     INLINE_LIMIT_BYTES,
     METADATA_NAME,
     PACK_TARGET_BYTES,
+    Progress,
     Stage,
     WriteOptions,
     WrittenSnapshot,
@@ -152,6 +153,7 @@ class ObjectSnapshotStore:
         stage: Stage = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
+        progress: Progress = lambda _done, _total: None,
     ) -> StoredSnapshot:
         """Write a self-contained savepoint into a new folder.
 
@@ -182,6 +184,7 @@ class ObjectSnapshotStore:
                 stage=stage,
                 should_abort=should_abort,
                 runner=runner or self._threads,
+                progress=progress,
             )
         except CkptError:
             # If the marker cannot be deleted either, garbage collection finds it.

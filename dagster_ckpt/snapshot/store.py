@@ -14,7 +14,7 @@ from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner
 from dagster_ckpt.snapshot.reader import WriteEntry
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source, SourceFile
-from dagster_ckpt.snapshot.writer import Stage
+from dagster_ckpt.snapshot.writer import Progress, Stage
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class SnapshotStore(Protocol):
         stage: Stage = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
+        progress: Progress = lambda _done, _total: None,
     ) -> StoredSnapshot:
         """Write a self-contained savepoint, which depends on no other snapshot.
 
@@ -98,6 +99,7 @@ class SnapshotStore(Protocol):
                 protected from deletion, in the form to read.
             should_abort: Called at short intervals.
             runner: Writes the data objects; None means threads of this process.
+            progress: Called now and then with the number of files that were written, and of those to write.
 
         Raises:
             SnapshotAbortedError: `should_abort` returned true.

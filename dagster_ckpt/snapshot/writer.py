@@ -26,6 +26,8 @@ from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 METADATA_NAME = "_metadata"
 # Called with the files to read; returns them protected from deletion, in the form to read.
 Stage = Callable[[list[Source]], Sequence[Source]]
+# Called with the number of files that were written, and of those to write.
+Progress = Callable[[int, int], None]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_PER_SNAPSHOT = 64
 # Inlined bytes are written again with every snapshot: beyond this size an object that snapshots
@@ -86,6 +88,7 @@ def write_snapshot(
     stage: Stage = list,
     should_abort: Callable[[], bool] = lambda: False,
     runner: PackRunner = ONE_THREAD,
+    progress: Progress = lambda _done, _total: None,
 ) -> WrittenSnapshot:
     """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
@@ -106,6 +109,7 @@ def write_snapshot(
             from deletion, in the form to read.
         should_abort: Called at short intervals.
         runner: Writes the data objects.
+        progress: Called now and then with the number of files that were written, and of those to write.
 
     Raises:
         SnapshotAbortedError: `should_abort` returned true.
@@ -126,7 +130,7 @@ def write_snapshot(
         for file in inline:
             check_aborted()
             writer.inline(file)
-        writer.pack(packed, runner, check_aborted)
+        writer.pack(packed, runner, check_aborted, progress)
         return writer.publish()
     except BaseException:
         writer.remove()
@@ -230,22 +234,31 @@ class _Writer:
         entry = FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset)
         self._entries.add(entry, stable=file.stable)
 
-    def pack(self, files: list[Source], runner: PackRunner, check_aborted: Callable[[], None]) -> None:
+    def pack(
+        self, files: list[Source], runner: PackRunner, check_aborted: Callable[[], None], progress: Progress
+    ) -> None:
         """Store files in data objects."""
         if not files:
             return
+        tasks, total = self._tasks(files, runner), len(files)
+        files.clear()
+
+        def check() -> None:
+            check_aborted()
+            # A task forgets each file that it has written.
+            progress(total - sum(len(task.files) for task in tasks), total)
+
         callbacks = PackCallbacks(
             self._reuse.stored_at,
             self._reuse.is_likely_unchanged,
-            check_aborted,
+            check,
             self._created.append,
             self._complete_in_thread,
         )
-        tasks = self._tasks(files, runner)
-        files.clear()
         packed = runner.run(tasks, _Objects(self._file_io, self._directory), callbacks)
         self._entries.add_all(packed.entries)
         self._written += packed.written
+        progress(total, total)
 
     def publish(self) -> WrittenSnapshot:
         """Make the snapshot visible."""

@@ -472,6 +472,17 @@ def test_long_work_shows_its_progress_on_a_terminal_and_nowhere_else(
     shown = run("export", STREAM, "--to", str(tmp_path / "exported")).stderr
     assert "Exporting latest" in shown
     assert re.search(r"(\d+)/\1\b", shown)
+    shown = run("savepoint", STREAM).stderr
+    assert f"Taking a savepoint of {STREAM}" in shown
+    assert re.search(r"(\d+)/\1\b", shown)
+    assert "1/1" in run("retention", "--all", "--dry-run").stderr
+
+
+def test_a_savepoint_says_how_long_the_last_one_took(golden: GoldenStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "took" not in run("savepoint", STREAM).stderr
+    assert re.search(r"the last one took \d", run("savepoint", STREAM).stderr)
 
 
 def test_the_shell_completes_commands(golden: GoldenStream) -> None:

@@ -39,7 +39,11 @@ def streams(client: Client, *, as_json: bool) -> None:
     )
 
 
-@command("show", epilog="\b\nExample:\n  dagster-ckpt show orders")
+@command(
+    "show",
+    short_help="Show a stream: its status, executions and snapshots.",
+    epilog="\b\nExample:\n  dagster-ckpt show orders",
+)
 @click.argument("stream")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Executions and snapshots to show."
@@ -90,7 +94,11 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
         )
 
 
-@command("list", epilog="\b\nExample:\n  dagster-ckpt list orders --kind savepoint")
+@command(
+    "list",
+    short_help="List the checkpoints and savepoints of a stream.",
+    epilog="\b\nExample:\n  dagster-ckpt list orders --kind savepoint",
+)
 @click.argument("stream")
 @click.option("--kind", type=KINDS, help="Only checkpoints, or only savepoints.")
 @click.option("--all", "is_all", is_flag=True, help="Also failed, unfinished and deleted ones.")
@@ -110,7 +118,11 @@ def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, li
         click.echo(f"{len(found) - len(shown)} older ones: --limit {len(found)} shows them.")
 
 
-@command("snapshot", epilog="\b\nExample:\n  dagster-ckpt snapshot orders before-release-42")
+@command(
+    "snapshot",
+    short_help="Show a snapshot: its batch, operators and sinks.",
+    epilog="\b\nExample:\n  dagster-ckpt snapshot orders before-release-42",
+)
 @click.argument("stream")
 @click.argument("snapshot", default="latest")
 def snapshot(client: Client, *, stream: str, snapshot: str, as_json: bool) -> None:
@@ -204,7 +216,11 @@ def doctor(
     return 0 if found.diagnosis.can_resume else PROBLEM_FOUND
 
 
-@command("watch", epilog="\b\nExample:\n  dagster-ckpt watch orders --every 5")
+@command(
+    "watch",
+    short_help="Print a line at each change of a stream.",
+    epilog="\b\nExample:\n  dagster-ckpt watch orders --every 5",
+)
 @click.argument("stream")
 @click.option(
     "--every", default=2.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between refreshes."

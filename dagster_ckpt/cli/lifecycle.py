@@ -155,7 +155,11 @@ def restart(
     _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 
 
-@command("fork", epilog="\b\nExample:\n  dagster-ckpt fork orders orders-test --output /data/orders=/data/orders-test")
+@command(
+    "fork",
+    short_help="Make a second stream that continues from a snapshot.",
+    epilog="\b\nExample:\n  dagster-ckpt fork orders orders-test --output /data/orders=/data/orders-test",
+)
 @click.argument("stream")
 @click.argument("into")
 @click.option("--from", "start_from", default="latest", show_default=True, metavar="POINT", help="As of restart.")
@@ -217,6 +221,7 @@ def import_snapshot(
 
 @command(
     "adopt",
+    short_help="Manage the checkpoint directory of a plain Spark query.",
     may_create_catalog=True,
     epilog="\b\nExamples:\n  dagster-ckpt adopt orders /data/checkpoints/orders --sink /data/orders --dry-run\n"
     "  dagster-ckpt adopt orders /data/checkpoints/orders --sink /data/orders --label before-adoption",
@@ -259,7 +264,11 @@ def adopt(
     _report(made, made.messages(), as_json)
 
 
-@command("export", epilog="\b\nExample:\n  dagster-ckpt export orders before-release-42 --to /data/checkpoints/orders")
+@command(
+    "export",
+    short_help="Write a snapshot as a checkpoint directory for Spark.",
+    epilog="\b\nExample:\n  dagster-ckpt export orders before-release-42 --to /data/checkpoints/orders",
+)
 @click.argument("stream")
 @click.argument("snapshot", default="latest")
 @click.option("--to", required=True, metavar="PATH", help="The checkpoint directory to create.")
@@ -272,7 +281,11 @@ def export(client: Client, *, stream: str, snapshot: str, to: str, outputs: tupl
     _report(made, made.messages(), as_json)
 
 
-@command("desired-state", epilog="\b\nExample:\n  dagster-ckpt desired-state orders SUSPENDED")
+@command(
+    "desired-state",
+    short_help="Show or set the desired state of a stream.",
+    epilog="\b\nExample:\n  dagster-ckpt desired-state orders SUSPENDED",
+)
 @click.argument("stream")
 @click.argument(
     "state",

@@ -19,7 +19,11 @@ dry_run = click.option("--dry-run", is_flag=True, help="Only report what would b
 ENDS = click.Choice(["FINISHED", "CANCELED", "FAILED", "SUSPENDED"], case_sensitive=False)
 
 
-@command("retention", epilog="\b\nExample:\n  dagster-ckpt retention orders --dry-run\n  dagster-ckpt retention --all")
+@command(
+    "retention",
+    short_help="Finish interrupted deletions, remove orphaned bytes.",
+    epilog="\b\nExample:\n  dagster-ckpt retention orders --dry-run\n  dagster-ckpt retention --all",
+)
 @click.argument("stream", required=False)
 @click.option("--all", "all_streams", is_flag=True, help="Every stream in the catalog.")
 @click.option("--ended", type=ENDS, help="Also apply the clean-up option, as after a run that ended with this status.")
@@ -76,7 +80,11 @@ def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: boo
     return _report(report, as_json)
 
 
-@command("clean-sinks", epilog="\b\nExample:\n  dagster-ckpt clean-sinks orders --dry-run")
+@command(
+    "clean-sinks",
+    short_help="Delete part files that no sink's log names any more.",
+    epilog="\b\nExample:\n  dagster-ckpt clean-sinks orders --dry-run",
+)
 @click.argument("stream")
 @dry_run
 @yes
@@ -100,7 +108,11 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
     )
 
 
-@command("prune-history", epilog="\b\nExample:\n  dagster-ckpt prune-history --older-than 30 --dry-run")
+@command(
+    "prune-history",
+    short_help="Delete old rows from the catalog.",
+    epilog="\b\nExample:\n  dagster-ckpt prune-history --older-than 30 --dry-run",
+)
 @click.argument("streams", nargs=-1)
 @click.option("--older-than", metavar="DAYS", type=click.IntRange(min=1), default=90, show_default=True)
 @dry_run
@@ -133,7 +145,12 @@ def prune_history(
     )
 
 
-@command("upgrade-catalog", may_create_catalog=True, epilog="\b\nExample:\n  dagster-ckpt upgrade-catalog")
+@command(
+    "upgrade-catalog",
+    short_help="Bring the tables to the version of this package.",
+    may_create_catalog=True,
+    epilog="\b\nExample:\n  dagster-ckpt upgrade-catalog",
+)
 def upgrade_catalog(client: Client, *, as_json: bool) -> None:
     """Bring the catalog's tables to the version of this package. Every start does it, too."""
     if as_json:
@@ -143,7 +160,9 @@ def upgrade_catalog(client: Client, *, as_json: bool) -> None:
 
 
 @cli.command(
-    "accept-catalog", epilog="\b\nExample:\n  dagster-ckpt --catalog sqlite:////new/catalog.db accept-catalog --yes"
+    "accept-catalog",
+    short_help="Use a catalog that was copied from another place.",
+    epilog="\b\nExample:\n  dagster-ckpt --catalog sqlite:////new/catalog.db accept-catalog --yes",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @yes
@@ -171,6 +190,7 @@ def accept_catalog(deployment: Deployment, *, yes: bool, as_json: bool) -> None:
 
 @command(
     "rebuild",
+    short_help="Rebuild a lost catalog from the storage.",
     may_create_catalog=True,
     epilog="\b\nExample:\n  dagster-ckpt --storage s3://bucket/checkpoints rebuild --yes",
 )

@@ -20,7 +20,11 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
-@command("ui", epilog="\b\nExamples:\n  dagster-ckpt ui\n  dagster-ckpt ui --actions --port 3080")
+@command(
+    "ui",
+    short_help="Serve the checkpoint page.",
+    epilog="\b\nExamples:\n  dagster-ckpt ui\n  dagster-ckpt ui --actions --port 3080",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=3080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
 @click.option(

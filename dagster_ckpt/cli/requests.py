@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from dagster_ckpt.client import Client
 
 
-@command("requests", epilog="\b\nExample:\n  dagster-ckpt requests orders")
+@command(
+    "requests",
+    short_help="List the requests that are not answered yet.",
+    epilog="\b\nExample:\n  dagster-ckpt requests orders",
+)
 @click.argument("stream", required=False)
 def requests(client: Client, *, stream: str | None, as_json: bool) -> None:
     """List the requests to STREAM, or to every stream, that are not answered yet.
@@ -35,7 +39,11 @@ def requests(client: Client, *, stream: str | None, as_json: bool) -> None:
     )
 
 
-@command("withdraw", epilog="\b\nExample:\n  dagster-ckpt withdraw 3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10")
+@command(
+    "withdraw",
+    short_help="Withdraw requests, so that nothing carries them out.",
+    epilog="\b\nExample:\n  dagster-ckpt withdraw 3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10",
+)
 @click.argument("request_ids", metavar="REQUEST...", nargs=-1, required=True)
 def withdraw(client: Client, *, request_ids: tuple[str, ...], as_json: bool) -> int:
     """Withdraw requests, so that nothing carries them out later. Exit status 1: one is unknown or was answered."""

@@ -59,7 +59,11 @@ def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_jso
     _report(client, client.tag(stream, snapshot, label=label), as_json)
 
 
-@command("release", epilog="\b\nExample:\n  dagster-ckpt release orders end-of-june")
+@command(
+    "release",
+    short_help="Return a tagged checkpoint to the stream's retention.",
+    epilog="\b\nExample:\n  dagster-ckpt release orders end-of-june",
+)
 @click.argument("stream")
 @click.argument("snapshot")
 def release(client: Client, *, stream: str, snapshot: str, as_json: bool) -> None:
@@ -67,7 +71,11 @@ def release(client: Client, *, stream: str, snapshot: str, as_json: bool) -> Non
     _report(client, client.release(stream, snapshot), as_json)
 
 
-@command("promote", epilog="\b\nExample:\n  dagster-ckpt promote orders chk-7 --label end-of-june")
+@command(
+    "promote",
+    short_help="Copy a checkpoint into a savepoint.",
+    epilog="\b\nExample:\n  dagster-ckpt promote orders chk-7 --label end-of-june",
+)
 @click.argument("stream")
 @click.argument("snapshot")
 @click.option("--label", help="A name to start from later.")
@@ -81,7 +89,11 @@ def promote(
     _report(client, made, as_json)
 
 
-@command("prefer", epilog="\b\nExample:\n  dagster-ckpt prefer orders before-release-42")
+@command(
+    "prefer",
+    short_help="Select the savepoint that preferred-savepoint means.",
+    epilog="\b\nExample:\n  dagster-ckpt prefer orders before-release-42",
+)
 @click.argument("stream")
 @click.argument("savepoint")
 def prefer(client: Client, *, stream: str, savepoint: str, as_json: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _THREADS = 2
 
 
-@cli.group("state")
+@cli.group("state", short_help="Look into the state of a stream, compare it, forget keys.")
 def state() -> None:
     """Look into the state of a stream, compare it, and forget keys.
 
@@ -34,7 +34,11 @@ limit = click.option(
 write_to = click.option("--write-to", metavar="PATH", help="Write all rows as Parquet below this folder.")
 
 
-@command("show", group=state, epilog='\b\nExample:\n  dagster-ckpt state show orders chk-7 --where "user_id = 7"')
+@command(
+    "show",
+    group=state,
+    epilog='\b\nExample:\n  dagster-ckpt state show orders chk-7 --where "user_id = 7"',
+)
 @click.argument("stream")
 @click.argument("snapshot", default="latest")
 @operator
@@ -82,7 +86,12 @@ def show(
         progress(f"wrote {url}")
 
 
-@command("diff", group=state, epilog="\b\nExample:\n  dagster-ckpt state diff orders chk-7 live")
+@command(
+    "diff",
+    short_help="Show which rows of state were added, removed, changed.",
+    group=state,
+    epilog="\b\nExample:\n  dagster-ckpt state diff orders chk-7 live",
+)
 @click.argument("stream")
 @click.argument("before")
 @click.argument("after")

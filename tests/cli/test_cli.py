@@ -66,6 +66,12 @@ def test_each_command_has_help_with_an_example(name: str) -> None:
     assert "--json" in text
 
 
+@pytest.mark.parametrize("group", [[], ["state"]])
+def test_the_list_of_commands_says_what_each_does_in_a_whole_sentence(group: list[str]) -> None:
+    listed = run(*group, "--help").stdout.split("Commands:")[1].split("Exit status")[0]
+    assert "..." not in listed
+
+
 def test_streams_and_snapshots_are_listed_for_people_and_programs(golden: GoldenStream) -> None:
     assert STREAM in run("streams").stdout
     assert [each["status"] for each in as_json("streams")] == ["SUSPENDED"]

@@ -92,13 +92,13 @@ def rounded_duration(duration_ms: int) -> str:
     """A duration for a person, in the two largest units.
 
     Example:
-        >>> [rounded_duration(ms) for ms in (82, 61_500, 1_200_000, 7_260_000, 270_000_000)]
-        ['82 ms', '1 min 1 s', '20 min', '2 h 1 min', '3 d 3 h']
+        >>> [rounded_duration(ms) for ms in (82, 1_500, 10_000, 61_500, 1_200_000, 7_260_000, 270_000_000)]
+        ['82 ms', '1.5 s', '10 s', '1 min 1 s', '20 min', '2 h 1 min', '3 d 3 h']
     """
     if duration_ms < _MS_PER_SECOND:
         return f"{duration_ms} ms"
     if duration_ms < _MS_PER_MINUTE:
-        return f"{duration_ms / _MS_PER_SECOND:.1f} s"
+        return f"{duration_ms / _MS_PER_SECOND:.1f}".removesuffix(".0") + " s"
     minutes, seconds = divmod(duration_ms // _MS_PER_SECOND, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours_of_day = divmod(hours, 24)

@@ -144,7 +144,7 @@ def test_it_is_described_in_flinks_words_or_by_its_name() -> None:
     assert restart_description(RestartStrategies.no_restart()) == "Restart deactivated."
     assert restart_description(Raises()) == "Raises()"
     both = Twice() | RestartStrategies.fixed_delay_restart(3, 1000)
-    assert repr(both) == "(Twice(delay_ms=500) | Restart with fixed delay (1.0 s). #3 restart attempts.)"
+    assert repr(both) == "(Twice(delay_ms=500) | Restart with fixed delay (1 s). #3 restart attempts.)"
 
 
 decisions = st.builds(RestartAt, st.integers(0, 10_000), st.just("")) | st.just(NoRestart(""))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, func, or_, select
 
 from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, watermark_ms_of
 from dagster_ckpt.catalog.snapshot_queries import WAS_COMPLETED
 from dagster_ckpt.catalog.snapshots import read_snapshot
 from dagster_ckpt.catalog.tables import snapshots, timelines
@@ -229,16 +228,8 @@ class HistoryRecords:
 
 def _figures(row: Row[Any]) -> SnapshotFigures:
     stored = {name: getattr(row, name) for name in _STORED}
-    watermark_ms = _epoch_ms(row.watermark)
+    watermark_ms = watermark_ms_of(row.watermark)
     return SnapshotFigures(
         **stored,
         watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None,
     )
-
-
-def _epoch_ms(watermark: str | None) -> int | None:
-    try:
-        # A query has no watermark before its first rows: Spark then reports 1970.
-        return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
-    except ValueError:
-        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -329,6 +330,20 @@ class SnapshotRecord:
     def lags(self) -> dict[str, int]:
         """Records that waited in each partition of the Kafka sources; empty if none was reported."""
         return lags_in(self.properties)
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark in ms since the epoch; None without one."""
+        return watermark_ms_of(self.watermark)
+
+
+def watermark_ms_of(watermark: str | None) -> int | None:
+    """A watermark as Spark reports it, in ms since the epoch; None if there is none, or it cannot be read."""
+    try:
+        # A query has no watermark before its first rows: Spark then reports 1970.
+        return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
+    except ValueError:
+        return None
 
 
 def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:

@@ -150,7 +150,7 @@ def snapshot(client: Client, *, stream: str, snapshot: str, as_json: bool) -> No
             "new bytes": size(record.incremental_bytes),
             "files": found.file_count,
             "state rows": record.state_rows,
-            "watermark": record.watermark,
+            "watermark (UTC)": moment(record.watermark_ms),
             "timeline": record.timeline,
             "verified (UTC)": moment(record.verified_at_ms),
             "problem": record.verified_problem,

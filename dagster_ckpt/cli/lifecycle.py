@@ -9,7 +9,7 @@ import click
 
 from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
 from dagster_ckpt.cli.output import print_json, working
-from dagster_ckpt.cli.snapshots import note_same_label
+from dagster_ckpt.cli.snapshots import last_took, note_same_label
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
@@ -43,7 +43,8 @@ def stop(
     as_json: bool,
 ) -> None:
     """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
-    with working(f"Stopping {stream}"):
+    expected = "" if no_savepoint else last_took(client, stream)
+    with working(f"Stopping {stream}{expected}"):
         done = client.stop(
             stream,
             savepoint=not no_savepoint,

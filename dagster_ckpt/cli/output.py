@@ -108,19 +108,20 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
         what: What is done, such as "Verifying orders".
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        # Empty while the total is not known.
+        TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(what, total=None, count="")
+        yield lambda done, total: bar.update(task, completed=done, total=total, count=f"{done:,}/{total:,}")
 
 
 def moment(ms: int | None) -> str | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @timeout
 def checkpoint(client: Client, *, stream: str, timeout_s: float | None, as_json: bool) -> None:
     """Take a checkpoint of a running stream now."""
-    with working(f"Taking a checkpoint of {stream}{_last_took(client, stream)}"):
+    with working(f"Taking a checkpoint of {stream}{last_took(client, stream)}"):
         taken = client.trigger_checkpoint(stream, timeout_s=seconds(timeout_s))
     _report(client, taken, as_json)
 
@@ -39,7 +39,7 @@ def savepoint(
     as_json: bool,
 ) -> None:
     """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
-    with working(f"Taking a savepoint of {stream}{_last_took(client, stream)}") as file_done:
+    with working(f"Taking a savepoint of {stream}{last_took(client, stream)}") as file_done:
         taken = client.trigger_savepoint(
             stream,
             label=label,
@@ -135,11 +135,11 @@ def note_same_label(client: Client, snapshot: SnapshotRecord) -> None:
         )
 
 
-def _last_took(client: Client, stream: str) -> str:
+def last_took(client: Client, stream: str) -> str:
     """What to expect: a running stream does not report how far it is."""
     newest = client.describe_stream(stream, limit=1).summary.newest_snapshot
     took = span(newest.duration_ms) if newest is not None else None
-    return f" (the last one took {took})" if took is not None else ""
+    return f" (the last snapshot took {took})" if took is not None else ""
 
 
 def _report(client: Client, snapshot: SnapshotRecord, as_json: bool) -> None:

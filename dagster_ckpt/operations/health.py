@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
+from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.durations import rounded_duration, utc_time
 from dagster_ckpt.operations.health_facts import (
@@ -263,25 +264,22 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     """Whether the state grows without bound."""
     finding = _finding_of(HealthCheck.SIZE_GROWTH)
-    size = facts.newest.full_bytes if facts.newest is not None else None
-    if size is None:
+    full_bytes = facts.newest.full_bytes if facts.newest is not None else None
+    if full_bytes is None:
         if facts.newest is None:
             return finding(Verdict.PASS, "there is no snapshot yet")
         return finding(Verdict.UNKNOWN, "the size of the newest snapshot is unknown")
-    figures: dict[str, int | float | str] = {"full_bytes": size}
-    if settings.max_snapshot_bytes is not None and size > settings.max_snapshot_bytes:
-        return finding(
-            Verdict.ERROR, f"a snapshot has {size:,} bytes; the limit is {settings.max_snapshot_bytes:,}", figures
-        )
+    figures: dict[str, int | float | str] = {"full_bytes": full_bytes}
+    has = f"a snapshot has {size(full_bytes)}"
+    if settings.max_snapshot_bytes is not None and full_bytes > settings.max_snapshot_bytes:
+        return finding(Verdict.ERROR, f"{has}; the limit is {size(settings.max_snapshot_bytes)}", figures)
     if not facts.bytes_before:
-        return finding(
-            Verdict.PASS, f"a snapshot has {size:,} bytes; there is no earlier one to compare it with", figures
-        )
-    factor = size / facts.bytes_before
+        return finding(Verdict.PASS, f"{has}; there is no earlier one to compare it with", figures)
+    factor = full_bytes / facts.bytes_before
     figures["growth_factor"] = round(factor, 3)
     window = rounded_duration(settings.size_window_ms)
-    message = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as the first one of the last {window}"
-    grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
+    message = f"{has}, {factor:.2f} times as much as the first one of the last {window}"
+    grows = full_bytes > settings.size_floor_bytes and factor >= settings.size_growth_factor
     return finding(Verdict.WARN if grows else Verdict.PASS, message, figures)
 
 

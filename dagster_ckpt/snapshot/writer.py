@@ -127,10 +127,13 @@ def write_snapshot(
     try:
         # No list of all files outlives the next step: a snapshot may have a hundred thousand.
         inline, packed = writer.split(stage(writer.share(files)))
-        for file in inline:
+        small, total = len(inline), len(inline) + len(packed)
+        for number, file in enumerate(inline):
             check_aborted()
+            progress(number, total)
             writer.inline(file)
-        writer.pack(packed, runner, check_aborted, progress)
+        writer.pack(packed, runner, check_aborted, lambda done: progress(small + done, total))
+        progress(total, total)
         return writer.publish()
     except BaseException:
         writer.remove()
@@ -235,7 +238,11 @@ class _Writer:
         self._entries.add(entry, stable=file.stable)
 
     def pack(
-        self, files: list[Source], runner: PackRunner, check_aborted: Callable[[], None], progress: Progress
+        self,
+        files: list[Source],
+        runner: PackRunner,
+        check_aborted: Callable[[], None],
+        packed_so_far: Callable[[int], None],
     ) -> None:
         """Store files in data objects."""
         if not files:
@@ -246,7 +253,7 @@ class _Writer:
         def check() -> None:
             check_aborted()
             # A task forgets each file that it has written.
-            progress(total - sum(len(task.files) for task in tasks), total)
+            packed_so_far(total - sum(len(task.files) for task in tasks))
 
         callbacks = PackCallbacks(
             self._reuse.stored_at,
@@ -258,7 +265,6 @@ class _Writer:
         packed = runner.run(tasks, _Objects(self._file_io, self._directory), callbacks)
         self._entries.add_all(packed.entries)
         self._written += packed.written
-        progress(total, total)
 
     def publish(self) -> WrittenSnapshot:
         """Make the snapshot visible."""

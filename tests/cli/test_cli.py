@@ -488,7 +488,7 @@ def test_a_savepoint_says_how_long_the_last_one_took(golden: GoldenStream, monke
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
     assert "took" not in run("savepoint", STREAM).stderr
-    assert re.search(r"the last one took \d", run("savepoint", STREAM).stderr)
+    assert re.search(r"the last snapshot took \d", run("savepoint", STREAM).stderr)
 
 
 def test_the_shell_completes_commands(golden: GoldenStream) -> None:

@@ -282,18 +282,18 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
-        return self._described(iso_duration)
+        return self._described(iso_duration, "f")
 
     def described(self) -> str:
         """Return the same with durations as a person reads them."""
-        return self._described(rounded_duration)
+        return self._described(rounded_duration, "g")
 
-    def _described(self, duration: Callable[[int], str]) -> str:
+    def _described(self, duration: Callable[[int], str], number: str) -> str:
         return (
             f"Restart with exponential delay: starting at {duration(self.initial_backoff_ms)}, "
-            f"increasing by {self.backoff_multiplier:f}, with maximum {duration(self.max_backoff_ms)}. "
+            f"increasing by {self.backoff_multiplier:{number}}, with maximum {duration(self.max_backoff_ms)}. "
             f"Delay resets after {duration(self.reset_backoff_threshold_ms)} "
-            f"with jitter {self.jitter_factor:f}"
+            f"with jitter {self.jitter_factor:{number}}"
         )
 
     def get_initial_backoff(self) -> timedelta:

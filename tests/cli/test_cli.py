@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
+from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
 from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
 from dagster_ckpt.recovery.retention import RetentionReport
@@ -396,11 +397,10 @@ TO_LIST = {*NEVER, *TO_OPEN_A_STREAM, *RARELY_USED, *TO_DESCRIBE_A_STREAM}
 UNUSED = {
     "--help": {*NEVER, *TO_OPEN_A_STREAM, "sqlalchemy", "rich"},
     "restart --help": {*NEVER, *TO_OPEN_A_STREAM, "sqlalchemy", "rich"},
-    "streams": TO_LIST,
-    "streams --json": {*TO_LIST, "rich"},
+    "streams": {*TO_LIST, "rich"},
     f"list {STREAM} --json": {*TO_LIST, "rich"},
     f"requests {STREAM} --json": {*TO_LIST, "rich"},
-    f"show {STREAM}": {*NEVER, *TO_OPEN_A_STREAM, *RARELY_USED},
+    f"show {STREAM}": {*NEVER, *TO_OPEN_A_STREAM, *RARELY_USED, "rich"},
     f"health {STREAM}": NEVER,
     f"doctor {STREAM}": NEVER,
 }
@@ -498,3 +498,18 @@ def test_the_shell_completes_commands(golden: GoldenStream) -> None:
     }  # fmt: skip
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert "savepoint" in done.stdout
+
+
+def test_a_table_with_a_cell_of_several_lines_keeps_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["stream", "reason"], [("orders", "a\nb"), ("payments", None)], empty="None.")
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "stream    reason",
+        "orders    a",
+        "          b",
+        "payments  -",
+    ]
+
+
+def test_a_table_whose_cells_are_lines_has_no_blanks_at_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["stream", "reason"], [("orders", "full"), ("payments", None)], empty="None.")
+    assert capsys.readouterr().out == "stream    reason\norders    full\npayments  -\n"

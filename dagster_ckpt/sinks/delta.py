@@ -390,7 +390,7 @@ class DeltaTable(Sink):
         except FileNotFoundError:
             # Nothing was ever written.
             return None
-        if found.others and to.may_repeat:
+        if to.may_repeat and (found.others or not found.reaches_back):
             return replace(found, version=None)
         if not found.reaches_back:
             raise SinkRollbackError(

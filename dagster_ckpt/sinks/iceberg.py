@@ -100,6 +100,8 @@ class IcebergTable(Sink):
 
     def _forecast(self, history: IcebergHistory, replay: Replay) -> SinkForecast:
         found = history.plan_roll_back(replay.query_ids, replay.query_id, replay.to_batch)
+        if not found.reaches_back and found.branch is not None:
+            return self._told(SinkEffect.LOSE, self._in_doubt(found), self._doubt_advice(found))
         if not found.reaches_back:
             return self._told(
                 SinkEffect.LOSE,
@@ -168,10 +170,12 @@ class IcebergTable(Sink):
             SinkRollbackError: It must not be done, or not from here.
         """
         found = history.plan_roll_back(to.query_ids, to.query_id, to.batch_id)
+        if to.may_repeat and (found.others or not found.reaches_back):
+            return None
+        if not found.reaches_back and found.branch is not None:
+            raise SinkRollbackError(f"{self._in_doubt(found)} {self._doubt_advice(found)}")
         if found.branch is not None and found.moves:
             raise SinkRollbackError(f"{self._on_branch(found, to.batch_id)} {self._branch_advice(found)}")
-        if found.others and to.may_repeat:
-            return None
         what = f"The Iceberg table {self.table} has to be rolled back to batch {to.batch_id}"
         if not found.reaches_back:
             raise SinkRollbackError(
@@ -231,6 +235,20 @@ class IcebergTable(Sink):
         return (
             f"The stream writes to branch {found.branch} of the Iceberg table {self.table}, which has to go back to "
             f"batch {batch_id}. Only the main branch is rolled back, and it is not changed."
+        )
+
+    def _in_doubt(self, found: TableRollBack) -> str:
+        return (
+            f"The newest batch of this stream is in branch {found.branch} of the Iceberg table {self.table} alone. "
+            "Whether main once had it is not known, because older snapshots have expired: the table is not changed."
+        )
+
+    def _doubt_advice(self, found: TableRollBack) -> str:
+        catalog, table = self._quoted
+        return (
+            f"If the stream writes to main, keep the branch as a tag, and start again: ALTER TABLE {catalog}.{table} "
+            f"CREATE TAG <name> AS OF VERSION <its snapshot>, then DROP BRANCH `{found.branch}`. If it writes to the "
+            "branch, bring the branch back to the batch by hand, and start with new_query_id."
         )
 
     def _branch_advice(self, found: TableRollBack) -> str:

@@ -9,7 +9,7 @@ id and batch name one snapshot, also if the table has left its timeline.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, Field
@@ -26,6 +26,8 @@ _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
 # The zlib `wbits` value for a gzip header.
 _GZIP = 31
+# By so much may the clocks of two writers differ before Iceberg refuses a commit.
+_CLOCKS_DIFFER_MS = 60_000
 # HadoopTableOperations writes v7.metadata.json, catalogs write 00007-<uuid>.metadata.json; both may
 # be compressed.
 _METADATA_NAME = re.compile(r"v?(\d+)(-[^.]+)?(\.gz)?\.metadata\.json(\.gz)?")
@@ -67,7 +69,8 @@ class TableRollBack:
         snapshot_id: The snapshot to make current; None if all rows are deleted.
         others: Snapshots written by others that this would undo too.
         reaches_back: Whether the snapshots that the table still has are sufficient to decide.
-        branch: The branch that the stream writes to, and that would have to go back; None for main.
+        branch: The branch that the stream writes to, and that would have to go back; None for main. If
+            `reaches_back` is False, it may as well keep what main had.
     """
 
     moves: bool = False
@@ -82,19 +85,27 @@ class _Ref(BaseModel):
     kind: str = Field(default="", alias="type")
 
 
-class _LogEntry(BaseModel):
+class MainEntry(BaseModel):
+    """An entry of the log of main.
+
+    Attributes:
+        snapshot: Id of a snapshot that was the current one.
+        at_ms: Since when.
+    """
+
     snapshot: int = Field(alias="snapshot-id")
+    at_ms: int = Field(default=0, alias="timestamp-ms")
 
 
 class _Metadata(BaseModel):
     current: int | None = Field(default=None, alias="current-snapshot-id")
     snapshots: list[IcebergSnapshot] = []
     refs: dict[str, _Ref] = {}
-    log: list[_LogEntry] = Field(default=[], alias="snapshot-log")
+    log: list[MainEntry] = Field(default=[], alias="snapshot-log")
 
     def history(self) -> IcebergHistory:
         heads = {name: ref.snapshot for name, ref in self.refs.items() if ref.kind == "branch" and name != _MAIN}
-        return IcebergHistory(self.current, self.snapshots, heads, [entry.snapshot for entry in self.log])
+        return IcebergHistory(self.current, self.snapshots, heads, self.log)
 
 
 class IcebergHistory:
@@ -104,7 +115,8 @@ class IcebergHistory:
         current: Id of the current snapshot; None if the table has none.
         snapshots: All of them, on whichever timeline.
         branches: Id of the newest snapshot of each branch but main.
-        of_main: Ids of the snapshots that were the current one at some time.
+        main_log: The snapshots that were the current one, oldest first. Where one has expired, `expire_snapshots`
+            has deleted its entry and those before it.
     """
 
     def __init__(
@@ -112,10 +124,11 @@ class IcebergHistory:
         current: int | None,
         snapshots: Collection[IcebergSnapshot],
         branches: Mapping[str, int] | None = None,
-        of_main: Collection[int] = (),
+        main_log: Sequence[MainEntry] = (),
     ) -> None:
         self._branches = dict(branches or {})
-        self._of_main = frozenset(of_main)
+        self._of_main = frozenset(entry.snapshot for entry in main_log)
+        self._log_begins_ms = main_log[0].at_ms if main_log else None
         self._snapshots = {snapshot.id: snapshot for snapshot in snapshots}
         # Java writes -1 where there is none.
         self._current = self._snapshots.get(current) if current is not None else None
@@ -139,7 +152,9 @@ class IcebergHistory:
             batch_id: The last batch that stays; -1 keeps none.
         """
         own = {*query_ids, *([query_id] if query_id is not None else [])}
-        branch = self._branch_of(own)
+        branch, newest = self._branch_of(own)
+        if branch is not None and not self._is_told_by_log(newest):
+            return TableRollBack(reaches_back=False, branch=branch)
         if branch is not None:
             on_branch = IcebergHistory(self._branches[branch], self._snapshots.values())
             return replace(on_branch.plan_roll_back(query_ids, query_id, batch_id), branch=branch)
@@ -151,8 +166,8 @@ class IcebergHistory:
             return TableRollBack(reaches_back=False)
         return self._to_another_timeline(wanted, own)
 
-    def _branch_of(self, own: Collection[str]) -> str | None:
-        """The branch that the stream writes to, which alone has its newest batch; None for main."""
+    def _branch_of(self, own: Collection[str]) -> tuple[str | None, int]:
+        """The branch that alone has the stream's newest batch, and when that was committed; None for main."""
 
         def newest(head: IcebergSnapshot | None, *, or_of_main: bool) -> int:
             batches = (each for each in self._from(head) if each.batch_of(own) is not None)
@@ -161,7 +176,12 @@ class IcebergHistory:
         # A branch may keep what was undone on main.
         found = {name: newest(self._snapshots.get(head), or_of_main=False) for name, head in self._branches.items()}
         name = max(found, key=found.__getitem__, default=None)
-        return name if name is not None and found[name] > newest(self._current, or_of_main=True) else None
+        of_main = newest(self._current, or_of_main=True)
+        return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
+
+    def _is_told_by_log(self, at_ms: int) -> bool:
+        """Whether the log of main would have a snapshot that was committed then, had it been the current one."""
+        return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
         """The snapshot that holds the rows up to a batch; None if no snapshot of the stream does."""

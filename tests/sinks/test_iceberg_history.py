@@ -13,6 +13,8 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.sinks.iceberg_history import EMPTIED, FENCE, IcebergHistory, TableRollBack, history_in
 
 CASES = yaml.safe_load(Path(__file__).with_name("iceberg_roll_backs.yaml").read_text())
+# The log of main tells nothing of what was committed within a minute of its first entry.
+APART_MS = 100_000
 WRITERS: dict[str, dict[str, str]] = {
     "other": {"operation": "append", "changed-partition-count": "1"},
     "compacted": {"operation": "replace", "changed-partition-count": "1"},
@@ -29,11 +31,15 @@ def history(case: dict[str, Any]) -> IcebergHistory:
             "spark.sql.streaming.queryId": writer,
             "spark.sql.streaming.epochId": str(batch[0]),
         }
-        snapshots.append({"snapshot-id": number, "parent-snapshot-id": parent, "timestamp-ms": at, "summary": summary})
+        snapshots.append(
+            {"snapshot-id": number, "parent-snapshot-id": parent, "timestamp-ms": at * APART_MS, "summary": summary}
+        )
     current = case.get("current", snapshots[-1]["snapshot-id"] if snapshots else -1)
     refs = {name: {"snapshot-id": head, "type": "branch"} for name, head in case.get("branches", {}).items()}
     refs |= {"main": {"snapshot-id": current, "type": "branch"}} if current != -1 else {}
-    log = [{"snapshot-id": number, "timestamp-ms": at} for at, number in enumerate(case.get("was_current", ()))]
+    made_ms = {each["snapshot-id"]: each["timestamp-ms"] for each in snapshots}
+    was_current = case.get("was_current", [current] if current != -1 else [])
+    log = [{"snapshot-id": number, "timestamp-ms": made_ms[number]} for number in was_current]
     metadata = {"current-snapshot-id": current, "snapshots": snapshots, "refs": refs, "snapshot-log": log}
     return history_in(json.dumps(metadata), "the table")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.errors import SinkRollbackError
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.iceberg import IcebergTable
-from dagster_ckpt.sinks.sink import Replay, SinkEffect, newest_batch
+from dagster_ckpt.sinks.sink import Replay, RollBack, Sink, SinkEffect, newest_batch
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +20,35 @@ def _no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
 
 
-def test_the_log_of_a_delta_table_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "_delta_log"
+def delta_table(folder: Path, batches: range) -> DeltaTable:
+    """A table whose version of each of these batches is in its log, and no other."""
+    log = folder / "_delta_log"
     log.mkdir()
-    for batch in range(3):
+    for batch in batches:
         actions = [{"txn": {"appId": "query", "version": batch}}, {"add": {"path": f"{batch}", "dataChange": True}}]
         (log / f"{batch:020}.json").write_text("\n".join(map(json.dumps, actions)))
-    table = DeltaTable(f"DeltaSink[{tmp_path}]", str(tmp_path))
+    return DeltaTable(f"DeltaSink[{folder}]", str(folder))
+
+
+def iceberg_table(folder: Path) -> IcebergTable:
+    """A table that others have gone on with, and whose older snapshots have expired; a branch has the stream's."""
+    batch = {"spark.sql.streaming.queryId": "query", "spark.sql.streaming.epochId": "2"}
+    metadata = {
+        "current-snapshot-id": 4,
+        "snapshots": [
+            {"snapshot-id": 2, "parent-snapshot-id": 1, "timestamp-ms": 200_000, "summary": batch},
+            {"snapshot-id": 4, "parent-snapshot-id": 3, "timestamp-ms": 400_000, "summary": {"operation": "append"}},
+        ],
+        "refs": {"main": {"snapshot-id": 4, "type": "branch"}, "backup": {"snapshot-id": 2, "type": "branch"}},
+        "snapshot-log": [{"snapshot-id": 4, "timestamp-ms": 400_000}],
+    }
+    (folder / "metadata").mkdir()
+    (folder / "metadata" / "v1.metadata.json").write_text(json.dumps(metadata))
+    return IcebergTable(f"IcebergTable[lake.orders at {folder}]", "lake.orders", str(folder))
+
+
+def test_the_log_of_a_delta_table_is_read(tmp_path: Path) -> None:
+    table = delta_table(tmp_path, range(3))
 
     forecast = table.forecast(Replay(to_batch=1, query_id="query", query_ids=["query"]))
 
@@ -39,3 +63,26 @@ def test_an_iceberg_table_is_looked_for_in_its_folder(tmp_path: Path) -> None:
 
     assert newest_batch(table, "query") is None
     assert forecast.effect is SinkEffect.EXACT, forecast
+
+
+def test_a_branch_that_may_keep_what_main_had_is_not_taken_for_the_streams(tmp_path: Path) -> None:
+    """Main lacks the batch that the start returns to: with the branch as the stream's, nothing was to be undone."""
+    table = iceberg_table(tmp_path)
+
+    forecast = table.forecast(Replay(to_batch=2, query_id="query", query_ids=["query"]))
+
+    assert forecast.effect is SinkEffect.LOSE
+    assert "in branch backup of the Iceberg table lake.orders alone" in forecast.reason
+    with pytest.raises(SinkRollbackError, match="DROP BRANCH `backup`"):
+        table.check_roll_back(RollBack(2, query_id="query", query_ids=["query"]))
+
+
+@pytest.mark.parametrize("made", [lambda folder: delta_table(folder, range(3, 6)), iceberg_table])
+def test_a_table_of_which_too_little_is_known_is_left_to_a_start_with_a_new_query_id(
+    tmp_path: Path, made: Callable[[Path], Sink]
+) -> None:
+    table = made(tmp_path)
+
+    with pytest.raises(SinkRollbackError, match="new_query_id"):
+        table.check_roll_back(RollBack(1, query_id="query", query_ids=["query"]))
+    table.check_roll_back(RollBack(1, query_id="query", query_ids=["query"], may_repeat=True))

@@ -126,7 +126,7 @@ def lost_batches(
     batches = tuple(batch for batch in planned if batch.batch_id <= max(had))
     in_flight = next((batch for batch in planned[len(batches) :]), None)
     is_in_part = in_flight is not None and any(
-        _adds_the_rest(sink) and _newest_whole(sink, query_id) == in_flight.batch_id - 1 for sink in sinks
+        _has_parts(sink) and _newest_whole(sink, query_id) == in_flight.batch_id - 1 for sink in sinks
     )
     if not (batches or is_in_part) or len(batches) > stream.options.max_replayed_batches:
         return None
@@ -208,12 +208,12 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
         return -1
     if newest is None:
         return -1
-    return newest - 1 if _adds_the_rest(sink) else newest
+    return newest - 1 if _has_parts(sink) else newest
 
 
-def _adds_the_rest(sink: Sink) -> bool:
+def _has_parts(sink: Sink) -> bool:
     """Whether a sink may have a batch in part, and drops that part when the query runs the batch again.
 
-    Of several writers into Kafka, some may have been killed before their share.
+    Of several writers into Kafka, some may have been killed before their share. A table with parts goes back first.
     """
-    return sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back
+    return sink.has_parts or (sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back)

@@ -26,6 +26,7 @@ from dagster_ckpt.sinks.delta_commit import (
     UnknownDeltaError,
     VersionTakenError,
     newest_transaction,
+    query_of,
     record_roll_back,
     restore_version,
 )
@@ -227,7 +228,7 @@ def _batch(action: Mapping[str, Any]) -> tuple[str, int] | None:
     txn = action.get("txn")
     if not isinstance(txn, dict) or not isinstance(txn.get("version"), int):
         return None
-    return str(txn.get("appId")), int(txn["version"])
+    return query_of(str(txn.get("appId"))), int(txn["version"])
 
 
 def _is_change(action: Mapping[str, Any]) -> bool:

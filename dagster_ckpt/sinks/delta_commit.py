@@ -21,11 +21,23 @@ if TYPE_CHECKING:
 
 # The id under which a table records a roll-back that had nothing to undo.
 ROLL_BACK_ID = "dagster_ckpt roll-back"
+# Between the id of a query and the name of one of several writes of a batch.
+_NAME_FOLLOWS = "/"
 _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
 _MISSING_SHOWN = 5
 # Later than any version: nothing is committed.
 _NEVER = 2**63 - 1
+
+
+def app_id_of(query_id: str, write: str = "") -> str:
+    """The id under which a table remembers the batches of a query, or of one of several writes of each batch."""
+    return f"{query_id}{_NAME_FOLLOWS}{write}" if write else query_id
+
+
+def query_of(app_id: str) -> str:
+    """The query whose batches a table remembers under an id."""
+    return app_id.partition(_NAME_FOLLOWS)[0]
 
 
 class VersionTakenError(Exception):
@@ -82,15 +94,15 @@ def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> 
         table.commit(table.transaction(table.snapshot(decided_on)), [record], table.manual_update())
 
 
-def newest_transaction(session: SparkSession, folder: str, app_id: str) -> int | None:
-    """The newest version that a table remembers of an application, also if only a checkpoint of its log has it.
+def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int | None:
+    """The newest batch that a table remembers of a query, also if only a checkpoint of its log has it.
 
     Raises:
         UnknownDeltaError: This Delta has other interfaces.
     """
     with _Table.opened(session, folder, _NEVER) as table:
-        found = table.current().transactions().get(app_id)
-        return int(found.get()) if found.isDefined() else None
+        batches = (batch for app_id, batch in table.transactions() if query_of(app_id) == query_id)
+        return max(batches, default=None)
 
 
 class _Table:
@@ -129,6 +141,13 @@ class _Table:
 
     def current(self) -> Any:
         return _with_defaults(self._log, "update")
+
+    def transactions(self) -> Iterator[tuple[str, int]]:
+        """Each application that the table remembers, with its newest version."""
+        each = self.current().transactions().iterator()
+        while each.hasNext():
+            found = each.next()
+            yield str(found._1()), int(found._2())
 
     def newest_version(self) -> int:
         return int(self.current().version())

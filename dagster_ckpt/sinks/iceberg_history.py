@@ -153,7 +153,7 @@ class IcebergHistory:
         """
         own = {*query_ids, *([query_id] if query_id is not None else [])}
         branch, newest = self._branch_of(own)
-        if branch is not None and not self._is_told_by_log(newest):
+        if branch is not None and not self._is_in_reach_of_log(newest):
             return TableRollBack(reaches_back=False, branch=branch)
         if branch is not None:
             on_branch = IcebergHistory(self._branches[branch], self._snapshots.values())
@@ -179,7 +179,7 @@ class IcebergHistory:
         of_main = newest(self._current, or_of_main=True)
         return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
 
-    def _is_told_by_log(self, at_ms: int) -> bool:
+    def _is_in_reach_of_log(self, at_ms: int) -> bool:
         """Whether the log of main would have a snapshot that was committed then, had it been the current one."""
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 

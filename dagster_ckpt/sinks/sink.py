@@ -144,6 +144,8 @@ class Sink:
         knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream
             must not write there.
         is_table: Whether the option `roll_back_tables` decides if it is rolled back.
+        has_parts: Whether it may know a batch of which it does not have all rows, because a batch is more than one
+            write.
         remembers_undone: Whether it still skips an undone batch of the same query id, so that the query
             continues under a new one after a roll-back.
         effect: Effect of a replay, for a sink that does not roll back.
@@ -156,6 +158,7 @@ class Sink:
     rolls_back: ClassVar[bool] = False
     knows_queries: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
+    has_parts: ClassVar[bool] = False
     remembers_undone: ClassVar[bool] = False
     effect: ClassVar[SinkEffect] = SinkEffect.UNKNOWN
     reason: ClassVar[str] = (

@@ -41,6 +41,12 @@ class AddsTheRest(Remembers):
     rolls_back = False
 
 
+class HasParts(Remembers):
+    """A table that a function writes to more than once in a batch."""
+
+    has_parts = True
+
+
 def planned(*batches: int, query_id: str = "second") -> list[PlannedBatch]:
     files = {"metadata": query_metadata(query_id)}
     return [PlannedBatch(batch, "", {**files, f"offsets/{batch}": b""}) for batch in batches]
@@ -90,10 +96,16 @@ def test_batches_that_a_table_has_undone_are_not_those_of_the_same_numbers(lost:
     ],
     ids=["the newest batch may be there in part", "it is not there", "it is the only one", "the journal is behind"],
 )
-def test_a_batch_of_which_some_writers_may_be_missing_is_run_again(
-    lost: Lost, journal: list[PlannedBatch], newest: int, without_output: list[int], first_run: int | None
+@pytest.mark.parametrize("sink", [AddsTheRest, HasParts])
+def test_a_batch_of_which_a_part_may_be_missing_is_run_again(
+    lost: Lost,
+    journal: list[PlannedBatch],
+    newest: int,
+    without_output: list[int],
+    first_run: int | None,
+    sink: type[Remembers],
 ) -> None:
-    found = lost(journal, AddsTheRest, second=newest)
+    found = lost(journal, sink, second=newest)
 
     assert found is not None
     plan = found.in_plan(RecoveryPlan(RecoveryKind.RESTORE, "lost", to_batch=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import delta_transaction, to_table
-from dagster_ckpt.errors import CkptError
+from dagster_ckpt.errors import CkptError, StreamFailedError
 from tests.sinks.delta_program import DELTA, DeltaShops
 from tests.support.shop_tables import tell
 from tests.support.small_spark import SETTINGS
@@ -125,6 +126,58 @@ def upserted_in_flight(shops: Described) -> None:
     shops.run()
 
 
+def writes_twice(shops: Described, *, named: bool = True, dies_in: int | None = None) -> None:
+    """Each batch appends even shops, then odd ones; once, the query dies between the two."""
+    deaths: list[int] = []
+
+    def append(batch: DataFrame, batch_id: int) -> None:
+        with delta_transaction(batch, batch_id):
+            batch.filter("shop % 2 = 0").write.format("delta").mode("append").save(shops.table)
+        if batch_id == dies_in and not deaths:
+            deaths.append(batch_id)
+            raise RuntimeError("killed")
+        with delta_transaction(batch, batch_id, "odd" if named else ""):
+            batch.filter("shop % 2 = 1").write.format("delta").mode("append").save(shops.table)
+
+    shops.write = lambda rows: rows.writeStream.foreachBatch(append).option("path", f"delta:{shops.table}")
+
+
+def written_twice(shops: Described) -> None:
+    writes_twice(shops)
+    shops.goes_back()
+
+
+def killed_between_two_writes(shops: Described, *, loses: Callable[[Described], None]) -> None:
+    """In batch 3, which has an odd shop."""
+    writes_twice(shops, dies_in=3)
+    shops.feed(2)
+    shops.run()
+    shops.savepoint("two")
+    shops.feed(2)
+    with suppress(StreamFailedError):
+        shops.run()
+    loses(shops)
+    shops.feed(1)
+    shops.run()
+
+
+def written_twice_without_a_name(shops: Described) -> None:
+    writes_twice(shops, named=False)
+    shops.feed(1)
+    shops.run()
+
+
+def written_twice_in_one_transaction(shops: Described) -> None:
+    def append(batch: DataFrame, batch_id: int) -> None:
+        with delta_transaction(batch, batch_id):
+            for rest in range(2):
+                batch.filter(f"shop % 2 = {rest}").write.format("delta").mode("append").save(shops.table)
+
+    shops.write = lambda rows: rows.writeStream.foreachBatch(append).option("path", f"delta:{shops.table}")
+    shops.feed(1)
+    shops.run()
+
+
 def to_a_named_table(shops: Described) -> None:
     shops.spark.sql(f"CREATE TABLE shops_by_name (shop long) USING delta LOCATION '{shops.table}'")
     shops.write = lambda rows: to_table(rows.writeStream.format("delta"), "shops_by_name")
@@ -215,6 +268,13 @@ SCENARIOS: dict[str, Callable[[Described], None]] = {
     "merged, and killed before the commit": merged_in_flight,
     "upserted": upserted,
     "upserted, and killed before the commit": upserted_in_flight,
+    "written twice": written_twice,
+    "killed between two writes": lambda shops: killed_between_two_writes(shops, loses=lambda _: None),
+    "killed between two writes, and lost its directory": lambda shops: killed_between_two_writes(
+        shops, loses=DeltaShops.lose_the_directory
+    ),
+    "written twice without a name": written_twice_without_a_name,
+    "written twice in one transaction": written_twice_in_one_transaction,
     "to a named table": to_a_named_table,
     "to a table that the start creates": to_a_table_that_the_start_creates,
     "mapped columns, deletion vectors, log checkpoints": mapped_columns,

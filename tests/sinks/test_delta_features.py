@@ -21,6 +21,9 @@ SHOWN = {
     "merged, and killed before the commit": range(4),
     "upserted": range(5),
     "upserted, and killed before the commit": range(4),
+    "written twice": range(5),
+    "killed between two writes": range(5),
+    "killed between two writes, and lost its directory": range(5),
     "to a named table": range(5),
     "to a table that the start creates": range(5),
     "mapped columns, deletion vectors, log checkpoints": range(5),
@@ -34,11 +37,17 @@ REFUSED = {
     "from a vacuumed table": ("were deleted (VACUUM)", range(5)),
     "from a re-created table": ("is not the one that the query has read", range(5)),
 }
+# Only the first write took effect.
+SECOND_WRITES = {
+    "written twice without a name": "has written in delta_transaction already",
+    "written twice in one transaction": "writes more than once in one delta_transaction",
+}
 SLICE = (
     "upserted",
     "upserted, and killed before the commit",
     "to a table that the start creates",
     "from a named table",
+    "written twice in one transaction",
 )
 
 pytestmark = [pytest.mark.spark, needs_jar(TableFormat.DELTA)]
@@ -58,7 +67,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         fetch_jars(TableFormat.DELTA, folder / "jars")
         return play("tests.sinks.delta_features_program", folder / "streams", folder / "jars", *names)
 
-    rest = tuple(name for name in (*SHOWN, *REFUSED) if name not in SLICE)
+    rest = tuple(name for name in (*SHOWN, *SECOND_WRITES, *REFUSED) if name not in SLICE)
     return lambda scenario: played(SLICE if scenario in SLICE else rest)[scenario]
 
 
@@ -79,6 +88,15 @@ def test_a_delta_table_shows_each_row_once_however_it_is_written(told: Told, sce
 )
 def test_a_merge_updates_rows_from_whole_state(told: Told, scenario: str, counts: list[list[int]]) -> None:
     assert told(scenario)["counts"] == counts
+
+
+@pytest.mark.parametrize("scenario", marked(*SECOND_WRITES))
+def test_a_second_write_that_delta_would_drop_fails_and_says_how_to_name_it(told: Told, scenario: str) -> None:
+    shown = told(scenario)
+
+    assert SECOND_WRITES[scenario] in shown["refused"]
+    assert "delta_transaction(batch, batch_id, " in shown["refused"]
+    assert shown["rows"] == [0]
 
 
 @pytest.mark.parametrize("scenario", marked(*REFUSED))

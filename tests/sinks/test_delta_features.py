@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.spark.versions import TableFormat
-from tests.support.shop_tables import play
+from tests.support.shop_tables import PLAY_S, play
 from tests.support.table_jars import fetch_jars, needs_jar
 
 Told = Callable[[str], dict[str, Any]]
@@ -50,7 +50,7 @@ SLICE = (
     "written twice in one transaction",
 )
 
-pytestmark = [pytest.mark.spark, needs_jar(TableFormat.DELTA)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.DELTA)]
 
 
 def marked(*scenarios: str) -> list[Any]:

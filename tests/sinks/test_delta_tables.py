@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.spark.versions import TableFormat
-from tests.support.shop_tables import play
+from tests.support.shop_tables import PLAY_S, play
 from tests.support.table_jars import fetch_jars, needs_jar
 
 SHOWN = {
@@ -22,7 +22,7 @@ SHOWN = {
     "paused in its roll-back": range(5),
 }
 
-pytestmark = [pytest.mark.spark, needs_jar(TableFormat.DELTA)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.DELTA)]
 
 
 @pytest.fixture(scope="module")

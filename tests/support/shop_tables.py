@@ -19,6 +19,8 @@ from tests.support.small_spark import lay_file
 
 ROOT = Path(__file__).parents[2]
 _MARK = "TOLD "
+# For all scenarios of a program, on a busy machine. The first test of a module waits for them.
+PLAY_S = 1500.0
 
 
 class Shops:
@@ -136,7 +138,7 @@ def tell(found: Mapping[str, Any]) -> None:
     print(_MARK + json.dumps(found), flush=True)
 
 
-def play(program: str, folder: Path, jars: Path, *only: str, timeout_s: float = 1500) -> dict[str, dict[str, Any]]:
+def play(program: str, folder: Path, jars: Path, *only: str, timeout_s: float = PLAY_S) -> dict[str, dict[str, Any]]:
     """Run scenarios of a program, by default all, in a process with the jars of a folder: what each told, by name."""
     listed = ",".join(sorted(str(path) for path in jars.glob("*.jar")))
     done = subprocess.run(

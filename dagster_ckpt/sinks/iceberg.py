@@ -246,9 +246,10 @@ class IcebergTable(Sink):
     def _doubt_advice(self, found: TableRollBack) -> str:
         catalog, table = self._quoted
         return (
-            f"If the stream writes to main, keep the branch as a tag, and start again: ALTER TABLE {catalog}.{table} "
-            f"CREATE TAG <name> AS OF VERSION <its snapshot>, then DROP BRANCH `{found.branch}`. If it writes to the "
-            "branch, bring the branch back to the batch by hand, and start with new_query_id."
+            f"If the stream writes to main, keep the branch as a tag: ALTER TABLE {catalog}.{table} CREATE TAG <name> "
+            f"AS OF VERSION {found.snapshot_id}, then ALTER TABLE {catalog}.{table} DROP BRANCH `{found.branch}`, and "
+            "start again. If it writes to the branch, bring the branch back to the batch by hand, and start with "
+            "new_query_id."
         )
 
     def _branch_advice(self, found: TableRollBack) -> str:

@@ -66,7 +66,8 @@ class TableRollBack:
 
     Attributes:
         moves: Whether anything has to be undone, or done again.
-        snapshot_id: The snapshot to make current; None if all rows are deleted.
+        snapshot_id: The snapshot to make current; None if all rows are deleted. If `reaches_back` is False, the
+            newest of the branch.
         others: Snapshots written by others that this would undo too.
         reaches_back: Whether the snapshots that the table still has are sufficient to decide.
         branch: The branch that the stream writes to, and that would have to go back; None for main. If
@@ -154,7 +155,7 @@ class IcebergHistory:
         own = {*query_ids, *([query_id] if query_id is not None else [])}
         branch, newest = self._branch_of(own)
         if branch is not None and not self._is_in_reach_of_log(newest):
-            return TableRollBack(reaches_back=False, branch=branch)
+            return TableRollBack(snapshot_id=self._branches[branch], reaches_back=False, branch=branch)
         if branch is not None:
             on_branch = IcebergHistory(self._branches[branch], self._snapshots.values())
             return replace(on_branch.plan_roll_back(query_ids, query_id, batch_id), branch=branch)

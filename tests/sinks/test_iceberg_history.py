@@ -53,7 +53,7 @@ def test_a_table_goes_back_exactly_as_far_as_the_stream_has_written(case: dict[s
     target = case.get("moves_to")
     assert found == TableRollBack(
         moves=target is not None,
-        snapshot_id=None if target == "nothing" else target,
+        snapshot_id=case.get("head", None if target == "nothing" else target),
         others=tuple(case.get("others", ())),
         reaches_back=case.get("reaches_back", True),
         branch=case.get("branch"),

@@ -96,6 +96,16 @@ def test_a_table_that_foreach_batch_writes_to_is_exact_if_it_has_the_batches(
     assert forecast(f"ForeachBatchSink[delta:{tmp_path}/table]", Replay(3, QUERY, query_ids=[QUERY])).effect is effect
 
 
+def test_each_of_several_writes_of_a_batch_is_the_streams(tmp_path: Path) -> None:
+    named = f"{QUERY}/refunds"
+    write_delta(tmp_path, [(QUERY, 0), (named, 0), (QUERY, 1), (named, 1), (named, 2)])
+
+    told = forecast(f"ForeachBatchSink[delta:{tmp_path}]", Replay(0, QUERY, query_ids=[QUERY]))
+
+    assert (told.effect, told.reason.partition(":")[0]) == (SinkEffect.EXACT, "The table is restored to version 1")
+    assert newest_batch(sink_of(f"ForeachBatchSink[delta:{tmp_path}]"), QUERY) == 2
+
+
 @pytest.mark.parametrize("harm", ["no log", "not JSON"])
 def test_a_delta_table_that_cannot_be_read_may_lose_rows(tmp_path: Path, harm: str) -> None:
     if harm == "not JSON":

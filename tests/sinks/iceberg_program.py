@@ -173,11 +173,30 @@ def compacted(shops: IcebergShops) -> None:
 def expired(shops: IcebergShops) -> None:
     shops.feed(3)
     shops.run()
+    expire(shops)
+    shops.run("batch-0")
+
+
+def expire(shops: IcebergShops) -> None:
     shops.spark.sql(
         f"CALL {shops.catalog}.system.expire_snapshots(table => 'db.{shops.folder.name}', "
         "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
     )
-    shops.run("batch-0")
+
+
+def kept_by_a_branch(shops: IcebergShops) -> None:
+    """Main was moved back, and others have written since: what it once had has expired, but for a backup of it."""
+    shops.feed(3)
+    shops.run()
+    shops.savepoint("three")
+    shops.spark.sql(f"ALTER TABLE {shops.table} CREATE BRANCH backup")
+    (first, *_) = shops.spark.sql(f"SELECT snapshot_id FROM {shops.table}.snapshots ORDER BY committed_at").collect()
+    table = f"db.{shops.folder.name}"
+    shops.spark.sql(f"CALL {shops.catalog}.system.set_current_snapshot('{table}', {first.snapshot_id})")
+    for shop in (100, 101):
+        shops.spark.createDataFrame([(shop,)], "shop long").writeTo(shops.sql).append()
+    expire(shops)
+    shops.run("three")
 
 
 def left_to_a_person(shops: IcebergShops) -> None:
@@ -249,6 +268,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {
     "others wrote": (HADOOP, others_wrote),
     "compacted": (JDBC, compacted),
     "expired": (HADOOP, expired),
+    "expired, and kept by a branch": (HADOOP, kept_by_a_branch),
     "left to a person": (JDBC, left_to_a_person),
     "paused, and the successor goes on": (JDBC, lambda shops: paused(shops, successor=goes_on)),
     "paused, and the successor goes back": (HADOOP, lambda shops: paused(shops, successor=goes_back_and_on)),

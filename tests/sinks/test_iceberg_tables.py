@@ -33,6 +33,13 @@ SHOWN = {
 REFUSALS = {
     "others wrote": "To undo theirs as well, run: CALL lake.system.set_current_snapshot(",
     "expired": "older snapshots have expired",
+    "expired, and kept by a branch": "DROP BRANCH `backup`",
+}
+# What the table then shows: that of the start before, and rows of others.
+SHOWN_STILL = {
+    "others wrote": [0, 1, 2, 100],
+    "expired": [0, 1, 2],
+    "expired, and kept by a branch": [0, 100, 101],
 }
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.ICEBERG)]
@@ -53,14 +60,14 @@ def test_a_stream_into_an_iceberg_table_shows_each_row_once_wherever_it_goes_bac
     assert (told[scenario]["rows"], told[scenario]["refused"]) == (list(SHOWN[scenario]), None)
 
 
-@pytest.mark.parametrize("scenario", ["others wrote", "expired"])
+@pytest.mark.parametrize("scenario", REFUSALS)
 def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(
     told: dict[str, dict[str, Any]], scenario: str
 ) -> None:
     shown = told[scenario]
 
     assert REFUSALS[scenario] in shown["refused"]
-    assert shown["rows"] == ([0, 1, 2, 100] if scenario == "others wrote" else [0, 1, 2])
+    assert shown["rows"] == SHOWN_STILL[scenario]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]
 # Keys of joins have no names.
 CONDITIONS = {"inner-join": "field0 = 2", "left-outer-join": "field0 = 2", "drop-duplicates": "seen = 5"}
 CONDITIONS |= {"left-outer-join-v3": "field0 = 2", "full-outer-join-v4": "field0 = 2"}
-CONDITIONS |= {"drop-duplicates-within-watermark": "seen = 5"}
+CONDITIONS |= {"drop-duplicates-within-watermark": "seen = 38"}
 WITHOUT_KEYS = ("aggregation-without-key", "limit")
 
 

@@ -21,9 +21,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("dagster_ckpt")
 
-# A shell has what it starts in the background ignore Ctrl-C, and so would every process that the tests start.
+# A shell has what it starts in the background ignore Ctrl-C, and `nohup` the end of the terminal, and so would every
+# process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Every JVM of the tests, also those of programs that they start: in so short a life, quick to compile counts more than
 # fast in the end.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

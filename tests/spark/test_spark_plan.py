@@ -184,7 +184,7 @@ WINDOW = ("window", "struct<start:timestamp,end:timestamp>")
             queries.first_of_each,
             (
                 T,
-                PlanOperator("Deduplicate", (("seen", "bigint"),), definitions=(("seen", "(v % CAST(37 AS BIGINT))"),)),
+                PlanOperator("Deduplicate", (("seen", "bigint"),), definitions=(("seen", "(v % CAST(53 AS BIGINT))"),)),
             ),
             id="a-computed-key",
         ),

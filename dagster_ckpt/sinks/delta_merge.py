@@ -31,14 +31,14 @@ _NAME = re.compile(rf"ForeachBatchSink\[{_SCHEME}(?P<path>.+)\]")
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _ONE_WRITE = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
-# Each start has a session of its own, and no batch comes twice in it.
+# Spark clones the session at each start of a query, and runs no batch twice in one clone.
 _DONE = "spark.dagster_ckpt.delta_transaction."
 # A local property of the thread that runs the query (`StreamExecution.QUERY_ID_KEY`).
 _QUERY_ID = "sql.streaming.queryId"
 
 
 _NAME_IT = (
-    "Give each write a with statement of its own and each but one a name: delta_transaction(batch, batch_id, "
+    "Put each write into a separate with statement, and name all but one: delta_transaction(batch, batch_id, "
     "'<what it writes>')."
 )
 

@@ -112,7 +112,7 @@ class KubernetesApi:
         url = self._url or _address(os.environ)
         if url is None:
             return PodState.UNKNOWN
-        # Slow to import, and outside Kubernetes nobody asks.
+        # Slow to import, and needed only in Kubernetes.
         import urllib.error  # noqa: PLC0415
         import urllib.request  # noqa: PLC0415
 

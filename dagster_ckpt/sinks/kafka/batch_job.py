@@ -82,8 +82,8 @@ def refuse_shared_threads(session: SparkSession) -> None:
 
     if not isinstance(session.sparkContext._gateway, ClientServer):
         raise OptionError(
-            "PYSPARK_PIN_THREAD is false, so a Python thread has no thread of its own in the JVM, and the number of a "
-            "batch could reach another batch's tasks. Kafka's transactions need it: remove the variable, or set it "
+            "PYSPARK_PIN_THREAD is false, so Python threads share threads of the JVM, and the number of a batch could "
+            "reach another batch's tasks. Kafka's transactions need it: remove the variable, or set it "
             "to true, and start the driver again."
         )
 

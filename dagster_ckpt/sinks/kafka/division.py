@@ -104,7 +104,7 @@ def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
     """For each writer, an integer that Spark's hash partitioning puts into the partition of that number."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
 
-    # So many integers reach every partition for each number of writers that is allowed.
+    # Enough integers to reach every partition, for each number of writers that is allowed.
     candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
     partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
     found = {row["writer"]: row["id"] for row in partitions.collect()}

@@ -122,7 +122,7 @@ def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
     """The property by which the tasks of a job learn which batch they write: its name and value.
 
     Args:
-        owner: The start of the query; no other's property is taken for one of its own.
+        owner: The start of the query, so that a task reads no property of another query.
         batch: The batch.
         entry: Digest of its plan.
     """

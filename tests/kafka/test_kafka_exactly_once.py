@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from exactly_once_program import ROWS, STREAM, Run, write_input
 from kafka_broker import Kafka
 from kafka_rows import committed_rows, new_topic
@@ -141,6 +143,23 @@ def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: 
     assert copying.rows() == once(2) | {str(number): 2 for number in range(2 * ROWS, 4 * ROWS)}
 
 
+def test_a_start_after_a_long_pause_that_kafka_does_not_answer_plans_no_batch_so_that_the_next_needs_no_marker(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    copying = Copying(tmp_path, kafka, files=1)
+    copying.finish()
+    delete_markers(kafka, copying.how.topic)
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as catalog, catalog:
+        catalog.execute("UPDATE executions SET heartbeat_at_ms = heartbeat_at_ms - ?", [7 * 24 * 3_600_000])
+    write_input(tmp_path / "input", 1, 2)
+
+    assert copying.run(servers="127.0.0.1:9") != 0
+    assert f"Kafka did not answer whether topic {copying.how.topic} exists" in copying.said()
+    copying.finish()
+
+    assert copying.rows() == once(2)
+
+
 @pytest.mark.kafka_matrix
 def test_a_replay_that_is_killed_on_the_way_writes_no_row_again(kafka: Kafka, tmp_path: Path) -> None:
     copying = with_savepoint_two(tmp_path, kafka, files=9, distinct=True)
@@ -200,6 +219,16 @@ def test_a_poison_record_is_skipped_by_a_start_from_chosen_offsets(kafka: Kafka,
         latest = client.catalog.executions.latest(STREAM)
     assert latest is not None
     assert json.loads((latest.recovery or {})["source_offsets"]) == {source: {"0": 4}}
+
+
+def delete_markers(kafka: Kafka, prefix: str) -> None:
+    """What Kafka does after `offsets.retention.minutes`."""
+    admin = AdminClient({"bootstrap.servers": kafka.servers})
+    groups = [each.group_id for each in admin.list_consumer_groups().result().valid]
+    markers = [group for group in groups if group.startswith(f"{prefix}.")]
+    assert markers
+    for deleted in admin.delete_consumer_groups(markers).values():
+        deleted.result()
 
 
 def produce(kafka: Kafka, topic: str, values: list[str]) -> None:

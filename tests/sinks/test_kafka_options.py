@@ -23,7 +23,7 @@ from dagster_ckpt.sinks.kafka.marker import (
     fields_of,
     refuse_others,
 )
-from dagster_ckpt.sinks.kafka.past import Past, past_of
+from dagster_ckpt.sinks.kafka.past import KEPT_FOR_MS, Past, past_of
 from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
@@ -237,8 +237,13 @@ THERE = "ForeachBatchSink[kafka://a:1/alerts?id=test]"
 LIVE, OTHER_LIVE = "live", "other"
 
 
-def execution(sink: str, batch: int | None, live: str = LIVE, query: str = "query-1") -> dict[str, Any]:
-    return {"live": live, "progress": {"sinks": [sink], "batch_id": batch, "query_id": query}}
+NOW_MS = 10 + KEPT_FOR_MS
+
+
+def execution(
+    sink: str, batch: int | None, live: str = LIVE, query: str = "query-1", at_ms: int = 10
+) -> dict[str, Any]:
+    return {"live": live, "at_ms": at_ms, "progress": {"sinks": [sink], "batch_id": batch, "query_id": query}}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +252,7 @@ def execution(sink: str, batch: int | None, live: str = LIVE, query: str = "quer
         ("never started", [], 7, Past()),
         ("not yet at its first batch", [execution(HERE, None)], 7, Past()),
         ("ended between two batches", [execution(HERE, None), execution(HERE, 6)], 6, Past()),
+        ("which was long ago", [execution(HERE, None), execution(HERE, 6, at_ms=9)], 6, Past(may_be_forgotten=True)),
         ("killed within a batch", [execution(HERE, None), execution(HERE, 6)], 7, Past(has_written=True)),
         ("goes on in another directory", [execution(HERE, 8, OTHER_LIVE)], 6, Past(has_written=True)),
         ("with a new query id", [execution(HERE, 8, OTHER_LIVE, "query-0")], 6, Past()),
@@ -265,21 +271,25 @@ def test_what_the_catalog_knows_of_a_query(
         (tmp_path / LIVE / name).write_text("v1\n{}")
     (tmp_path / LIVE / "metadata").write_text('{"id":"query-1"}')
     known = [
-        SimpleNamespace(live_directory=str(tmp_path / each["live"]), progress=each["progress"]) for each in executions
+        SimpleNamespace(
+            live_directory=str(tmp_path / each["live"]), progress=each["progress"], heartbeat_at_ms=each["at_ms"]
+        )
+        for each in executions
     ]
     place = kafka_place({**OPTIONS, "kafka.bootstrap.servers": "b:1"})
     assert place is not None
 
-    assert past_of(place, cast("Any", known), LiveDirectory(str(tmp_path / LIVE))) == past, says
+    assert past_of(place, cast("Any", known), LiveDirectory(str(tmp_path / LIVE)), now_ms=NOW_MS) == past, says
 
 
 def test_an_execution_of_an_unknown_query_is_none_of_a_query_that_begins(tmp_path: Path) -> None:
     # As a rebuild of the catalog notes it; a live directory before its first start has no query id either.
-    rebuilt = SimpleNamespace(live_directory="lost", progress={"sinks": [HERE], "batch_id": 6})
+    progress = {"sinks": [HERE], "batch_id": 6}
+    rebuilt = SimpleNamespace(live_directory="lost", progress=progress, heartbeat_at_ms=0)
     place = kafka_place({**OPTIONS, "kafka.bootstrap.servers": "b:1"})
     assert place is not None
 
-    assert past_of(place, cast("Any", [rebuilt]), LiveDirectory(str(tmp_path / LIVE))) == Past()
+    assert past_of(place, cast("Any", [rebuilt]), LiveDirectory(str(tmp_path / LIVE)), now_ms=NOW_MS) == Past()
 
 
 def test_a_plan_is_told_from_another_of_its_number_by_its_times_and_offsets() -> None:

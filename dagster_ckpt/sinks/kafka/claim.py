@@ -42,7 +42,7 @@ def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
         OptionError: Another deployment or stream uses the same ids.
         StorageAccessError: Kafka does not answer.
     """
-    await_topic(target)
+    await_topic(target.client, target.topic)
     for attempt in range(1, _CLAIMS + 1):
         try:
             _claim(target, first, past)

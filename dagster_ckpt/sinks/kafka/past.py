@@ -11,6 +11,9 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
+# Kafka deletes the markers of a stream without batches after `offsets.retention.minutes`: 7 days by default, and rarely
+# less than this.
+KEPT_FOR_MS = 6 * 3_600_000
 _NAME = re.compile(r"ForeachBatchSink\[(?P<place>kafka://.+)\]")
 
 
@@ -21,10 +24,13 @@ class Past:
     Attributes:
         places: Other topics and prefixes with which the stream has written since its last batch at this one.
         has_written: Whether the query has written, and its next batch may be one of those: then it has markers.
+        may_be_forgotten: Whether the query has written so long ago that Kafka may have deleted its markers, and its
+            next batch is none of those.
     """
 
     places: tuple[tuple[str, str], ...] = ()
     has_written: bool = False
+    may_be_forgotten: bool = False
 
 
 def place_in(sink: str) -> KafkaPlace | None:
@@ -33,13 +39,14 @@ def place_in(sink: str) -> KafkaPlace | None:
     return KafkaPlace.parse(match["place"]) if match else None
 
 
-def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory) -> Past:
+def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
     """What the executions of a stream say of a query that is about to start in a live directory.
 
     Args:
         place: Where it will write.
         executions: The executions of its stream, the newest first.
         live: The live directory.
+        now_ms: The time, in milliseconds of the Unix epoch.
 
     Raises:
         StorageAccessError: It cannot be read.
@@ -49,7 +56,7 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
     here = (place.topic, place.prefix)
     places: list[tuple[str, str]] = []
     has_moved_here = False
-    wrote, wrote_from_here = False, False
+    wrote, wrote_from_here, wrote_at_ms = False, False, 0
     for execution in executions:
         progress = execution.progress or {}
         seen = {(each.topic, each.prefix) for name in progress.get("sinks") or () if (each := place_in(str(name)))}
@@ -60,9 +67,11 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
         has_moved_here |= bool(has_batch) and here in seen
         if has_batch and query_id is not None and progress.get("query_id") == query_id:
             wrote = True
+            wrote_at_ms = max(wrote_at_ms, execution.heartbeat_at_ms)
             wrote_from_here |= execution.live_directory == live.url
     positions = live.positions()
     # A batch that this start plans in the directory in which the query stopped is in no topic. One that was planned
     # before may be, and so may one after a snapshot that was restored.
     is_new = wrote_from_here and positions.offset == positions.commit
-    return Past(tuple(places), wrote and not is_new)
+    is_long_ago = now_ms - wrote_at_ms > KEPT_FOR_MS
+    return Past(tuple(places), wrote and not is_new, may_be_forgotten=wrote and is_new and is_long_ago)

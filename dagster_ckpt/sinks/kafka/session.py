@@ -155,26 +155,34 @@ class Session:
             _bounded(closed, 2 * _ABORT_S)
 
 
-def await_topic(target: Transactions) -> None:
+def await_topic(client: Mapping[str, str], topic: str) -> None:
     """Make sure that a topic exists, to which markers can be committed; a cluster may create it on demand.
+
+    Args:
+        client: Properties of the client, as librdkafka names them.
+        topic: The topic.
 
     Raises:
         StorageAccessError: It does not exist, or Kafka does not answer.
+        OptionError: The client refuses its properties.
     """
     from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415 - an extra
 
-    producer = _created(lambda: KafkaProducer(dict(target.client)))
+    producer = _created(lambda: KafkaProducer(dict(client)))
     deadline = time.monotonic() + _CALL_S
     while True:
         try:
-            found = producer.list_topics(target.topic, timeout=_CALL_S).topics[target.topic]
+            found = producer.list_topics(topic, timeout=_CALL_S).topics[topic]
         except kafka_errors() as error:
-            raise unavailable(target, 0, error) from error
+            raise StorageAccessError(
+                f"Kafka did not answer whether topic {topic} exists: {error}. Nothing was written. Start the stream "
+                "again when Kafka answers."
+            ) from error
         if found.error is None and found.partitions:
             return
         if time.monotonic() > deadline:
             raise StorageAccessError(
-                f"Topic {target.topic} does not exist ({found.error}), and the cluster does not create it on demand. "
+                f"Topic {topic} does not exist ({found.error}), and the cluster does not create it on demand. "
                 "Nothing was written. Create the topic, then start the stream again."
             )
         time.sleep(0.2)

@@ -20,7 +20,8 @@ from dagster_ckpt.sinks.kafka.batch_job import BatchJob, refuse_shared_threads
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.client import client_properties
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.past import Past, past_of
+from dagster_ckpt.sinks.kafka.past import KEPT_FOR_MS, Past, past_of
+from dagster_ckpt.sinks.kafka.session import await_topic
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.planned import read_plan_digest
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 _INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
-# Kafka deletes the markers of a stream without batches after `offsets.retention.minutes`, 7 days by default.
-_RENEWED_AFTER_S = 6 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
 
     Raises:
         OptionError: An option is missing or wrong, or extra `kafka` is not installed.
+        StorageAccessError: Kafka may have deleted the markers during a pause, and does not answer.
     """
     if not is_described_query(writer):
         return writer
@@ -86,7 +86,11 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
     except ImportError as error:
         raise OptionError("Transactions need confluent-kafka. Run: pip install 'dagster-ckpt[kafka]'.") from error
     refuse_shared_threads(session_of(writer))
-    return writer.foreachBatch(TransactionalBatches(place, owner, live, past_of(place, owner.executions(), live)))
+    past = past_of(place, owner.executions(), live, now_ms=time.time() * 1000)
+    if past.may_be_forgotten:
+        # Once Spark has planned a batch, a start without markers is refused: the batch may be in the topic.
+        await_topic(client_properties(place.client), place.topic)
+    return writer.foreachBatch(TransactionalBatches(place, owner, live, past))
 
 
 class TransactionalBatches:
@@ -126,7 +130,7 @@ class TransactionalBatches:
             claim(target, batch_id, self._past)
             # A later batch was planned by this start, so that no topic has it.
             self._past = Past()
-        self._renews_at_s = now_s + _RENEWED_AFTER_S
+        self._renews_at_s = now_s + KEPT_FOR_MS / 1000
 
     def _transactions(self) -> Transactions:
         query_id = live_query_id(self._live)

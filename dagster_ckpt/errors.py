@@ -116,7 +116,10 @@ class QueryStopError(CkptError):
 
 
 class QueryStalledError(CkptError):
-    """A query made no progress for longer than its stall timeout; a restart in a new process may help."""
+    """A query made no progress for longer than its stall timeout, or its JVM did not answer.
+
+    A restart in a new process may help.
+    """
 
 
 class SinkRollbackError(RestoreError):

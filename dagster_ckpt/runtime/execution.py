@@ -92,8 +92,8 @@ class StreamRun:
             if end.kind is EndKind.STALLED:
                 # The query waits for something in this process or its JVM. A restart in place would wait for it too.
                 raise QueryStalledError(
-                    f"Stream {self._stream.stream_id!r}: {end.reason}. It was stopped; its restart strategy decides "
-                    "whether a new process continues."
+                    f"Stream {self._stream.stream_id!r}: {end.reason}. Its restart strategy decides whether a new "
+                    "process continues."
                 )
             if end.kind is EndKind.FAILED:
                 outcome = await_restart(self._stream, self._request, self._lease, execution_id, end)

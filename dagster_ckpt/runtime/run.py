@@ -38,7 +38,7 @@ class EndKind(Enum):
     FAILED: The query failed, or too many checkpoints did.
     LEASE_LOST: Another execution is the writer.
     SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
-    STALLED: It stalled for longer than the stream allows.
+    STALLED: It stalled for longer than the stream allows, or its JVM did not answer.
     """
 
     FINISHED = "FINISHED"

@@ -39,6 +39,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.runtime.journal import Journal
+from dagster_ckpt.runtime.jvm_watch import LONGEST_CALL_MS, JvmWatch
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
@@ -46,6 +47,7 @@ from dagster_ckpt.spark.query.progress import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.liveness import jvm_of
 
 POLL_S = 0.25
 
@@ -124,6 +126,12 @@ class Supervisor:
             wall_clock=wall_clock,
             tally=self._coordinator.failure_tally,
         )
+        self._jvm_watch = JvmWatch(
+            self._stream_id,
+            jvm_of(lease.record),
+            lambda: query.call,
+            limit_ms=min(self._stall_timeout_ms or LONGEST_CALL_MS, LONGEST_CALL_MS),
+        )
         self._journal = Journal(stream, prepared.live, lease, self._attempts.positions)
         self._end: QueryEnd | None = None
         self._is_ready = False
@@ -135,12 +143,17 @@ class Supervisor:
     def run(self) -> QueryEnd:
         """Supervise the query until it ends for any reason. On return it is stopped."""
         try:
-            while self._end is None:
-                try:
-                    self._step()
-                except LeaseLostError as error:
-                    # The catalog refused a write.
-                    self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
+            with self._jvm_watch:
+                while self._end is None:
+                    try:
+                        self._step()
+                    except LeaseLostError as error:
+                        # The catalog refused a write.
+                        self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
+                    except Exception:
+                        if self._jvm_watch.ended is None:
+                            raise
+                        self._end = QueryEnd(EndKind.STALLED, self._jvm_watch.ended)
             return self._end
         finally:
             self._close()
@@ -160,7 +173,7 @@ class Supervisor:
                 else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
             )
         elif self._stall_timeout_ms is not None and self._still.is_over(self._stall_timeout_ms):
-            self._end = QueryEnd(EndKind.STALLED, _describe_stall(self._still))
+            self._end = QueryEnd(EndKind.STALLED, f"{_describe_stall(self._still)}. It was stopped")
         else:
             self._coordinate()
 
@@ -315,15 +328,19 @@ class Supervisor:
 
     def _close(self) -> None:
         try:
-            if not self._is_stopped:
-                stands = self._end is not None and self._end.kind is EndKind.STALLED
-                self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
-            with suppress(CatalogError, LeaseLostError):
-                self._journal.note(self._query.facts().mode, has_ended=True)
+            if self._jvm_watch.ended is None:
+                self._stop_query()
         finally:
             # Even if the JVM has died and the query cannot be stopped.
             self._handle(QueryStopped(monotonic_ms()))
             self._attempts.close(self._end.reason if self._end else "the supervising process failed")
+
+    def _stop_query(self) -> None:
+        if not self._is_stopped:
+            stands = self._end is not None and self._end.kind is EndKind.STALLED
+            self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
+        with suppress(CatalogError, LeaseLostError):
+            self._journal.note(self._query.facts().mode, has_ended=True)
 
 
 def _describe_stall(still: QueryInactivity) -> str:

@@ -23,7 +23,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
-from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity, jvm_of
+from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, jvm_of
 
 # How long to wait for a batch in flight: twice the duration of the previous batch, within these
 # bounds.
@@ -147,9 +147,8 @@ def _end_jvm(
     if jvm.pid in (own_jvm_pid, os.getpid()) or any(other.stream_id != before.stream_id for other in others):
         return False
     still_mine()
-    # `_kill` checks again through a pidfd, which cannot refer to a later process with the same pid.
     with suppress(ProcessLookupError, PermissionError):
-        _kill(jvm)
+        jvm.send(signal.SIGKILL)
     deadline = time.monotonic() + JVM_GRACE_S
     while jvm.liveness() is Liveness.ALIVE and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -162,15 +161,3 @@ def _end_jvm(
             level=logging.WARNING,
         )
     return has_ended
-
-
-def _kill(process: ProcessIdentity) -> None:
-    if not hasattr(os, "pidfd_open"):
-        os.kill(process.pid, signal.SIGKILL)
-        return
-    handle = os.pidfd_open(process.pid)
-    try:
-        if process.liveness() is Liveness.ALIVE:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    finally:
-        os.close(handle)

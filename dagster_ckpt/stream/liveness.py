@@ -8,6 +8,7 @@ since they can be stepped.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -98,6 +99,25 @@ class ProcessIdentity:
         if seen is None:
             return Liveness.UNKNOWN
         return Liveness.ALIVE if seen.start_ticks == self.start_ticks and seen.runs else Liveness.ENDED
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to exactly this process; none if it is not known to be running.
+
+        Raises:
+            ProcessLookupError: It has ended.
+            PermissionError: It belongs to another user.
+        """
+        if not hasattr(os, "pidfd_open"):
+            if self.liveness() is Liveness.ALIVE:
+                os.kill(self.pid, number)
+            return
+        # Looked at again once it is held: a pidfd never refers to a later process with the same pid.
+        handle = os.pidfd_open(self.pid)
+        try:
+            if self.liveness() is Liveness.ALIVE:
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
 
 
 def boot_id() -> str:

@@ -1,8 +1,9 @@
-"""A writer whose Python process hangs while its JVM goes on: its successor loses no row, and writes none twice."""
+"""A writer of which one process hangs, Python or the JVM: its successor loses no row, and writes none twice."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream import fencing
 from tests.support.freezing import freeze, thaw
@@ -22,6 +24,8 @@ from tests.support.query_bench import DEADLINE_S, Bench, make_stream
 from tests.support.small_spark import small_spark
 
 pytestmark = pytest.mark.spark
+
+LONGEST_CALL_MS = 6_000
 
 
 class HungWriter:
@@ -32,7 +36,7 @@ class HungWriter:
         program = Path(__file__).with_name("hung_writer.py")
         self._log = (bench.root / "hung.log").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, str(program), str(bench.root)],
+            [sys.executable, str(program), str(bench.root), str(LONGEST_CALL_MS)],
             env={**os.environ, "PYTHONPATH": str(Path(fencing.__file__).parents[2])},
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -55,6 +59,10 @@ class HungWriter:
     def thaw(self) -> str:
         """Let it go on; what it says in the end."""
         thaw(self.process.pid)
+        return self.end()
+
+    def end(self) -> str:
+        """Wait until it ends by itself; what it says in the end."""
         self.process.wait(DEADLINE_S)
         return self._said()
 
@@ -144,4 +152,22 @@ def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) ->
 
     assert not hung.jvm.is_running() or hung.jvm.status() == psutil.STATUS_ZOMBIE
     assert any(report.startswith("Killed JVM") for report in bench.reports)
+    bench.assert_exact()
+
+
+def test_a_jvm_that_hangs_is_ended_and_its_successor_continues(bench: Bench, hung: HungWriter) -> None:
+    with feeding(bench):
+        hung.jvm.send_signal(signal.SIGSTOP)
+        said = hung.end()
+        lease = bench.stream.catalog.leases.current("orders")
+        [execution] = bench.stream.catalog.executions.of_stream("orders")
+        bench.run(lambda: bench.committed() > 5)
+    bench.run_to_the_end()
+
+    assert f"QueryStalledError: Stream 'orders': its JVM, process {hung.jvm.pid}, did not answer for 6 s" in said
+    assert not hung.jvm.is_running()
+    assert (execution.status, execution.settled) == (ExecutionStatus.FAILED, False)
+    # Its end was certain, so the successor did not wait, and continued in the same directory.
+    assert lease is None
+    assert bench.stream.catalog.streams.get("orders").live_directory == hung.live.url
     bench.assert_exact()

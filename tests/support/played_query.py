@@ -24,6 +24,7 @@ class PlayedQuery:
     ends: bool = False
     stopped: bool = False
     query_id: str = "query"
+    call: object | None = None
 
     def wait(self, timeout_s: float) -> bool:
         return self.ends or self.error is not None

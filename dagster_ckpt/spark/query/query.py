@@ -7,11 +7,12 @@ calls.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import QueryStopError
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -107,15 +110,33 @@ def jvm_pid(spark: SparkSession) -> int | None:
     return None if jvm is None else int(jvm.java.lang.ProcessHandle.current().pid())
 
 
+def _asks_jvm(method: _Method) -> _Method:
+    """Let another thread see that a call waits for the JVM: `SupervisedQuery.call`."""
+
+    @functools.wraps(method)
+    def asking(self: SupervisedQuery, *args: Any, **kwargs: Any) -> Any:
+        self.call = object()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.call = None
+
+    return cast("_Method", asking)
+
+
 class SupervisedQuery:
     """A started query.
 
     Args:
         query: The query.
         output: Where it writes; None if unknown.
+
+    Attributes:
+        call: Identifies the brief call that waits for the JVM at this moment; None: no such call does.
     """
 
     def __init__(self, query: StreamingQuery, output: NamedOutput | None = None) -> None:
+        self.call: object | None = None
         self._query = query
         self._output = output
         self._seen = ("", -1)
@@ -126,6 +147,7 @@ class SupervisedQuery:
         """Id of the query, the same after every restart from its checkpoint."""
         return str(self._query.id)
 
+    @_asks_jvm
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the query; returns True if it has ended, normally or with an error.
 
@@ -139,10 +161,12 @@ class SupervisedQuery:
         except StreamingQueryException:
             return True
 
+    @_asks_jvm
     def progress(self) -> QueryProgress | None:
         """The newest report of a batch, or None before the first one."""
         return next(self._reports(), None)
 
+    @_asks_jvm
     def recent_progress(self) -> list[QueryProgress]:
         """Reports of batches since the last call, oldest first.
 
@@ -157,6 +181,7 @@ class SupervisedQuery:
             self._seen = (news[0].run_id, news[0].batch_id)
         return news[::-1]
 
+    @_asks_jvm
     def facts(self) -> QueryFacts:
         """Facts about the query; without its plan until Spark has created one."""
         if self._facts is not None:
@@ -175,20 +200,24 @@ class SupervisedQuery:
             self._facts = facts
         return facts
 
+    @_asks_jvm
     def is_idle(self) -> bool:
         """Whether no batch is running and the available data does not start one."""
         status = self._query.status
         starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
 
+    @_asks_jvm
     def activity(self) -> QueryActivity:
         """The current activity of the query."""
         return activity_of(self._query)
 
+    @_asks_jvm
     def tasks(self) -> TaskCounts | None:
         """Task counts of its Spark jobs, or None if they are not visible."""
         return tasks_of(self._query)
 
+    @_asks_jvm
     def stack(self) -> list[str]:
         """Stack of its thread, innermost frame first; empty if it is not visible."""
         return stack_of(self._query)
@@ -227,6 +256,7 @@ class SupervisedQuery:
             conf = execution.sparkSession().sessionState().conf()
             conf.setConfString("spark.sql.streaming.stopTimeout", str(within_ms))
 
+    @_asks_jvm
     def exception(self) -> str | None:
         """Why the query failed, with all causes and without secrets; None if it has not failed."""
         error = self._query.exception()
@@ -238,6 +268,7 @@ class SupervisedQuery:
         text = str(error).partition("=== Streaming Query ===")[0].strip()
         return without_secrets("\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)]))
 
+    @_asks_jvm
     def trace(self) -> str | None:
         """Why the query failed, as printed by the JVM with causes and frames, without secrets; None if not visible."""
         from pyspark import SparkContext  # noqa: PLC0415 - see jvm_pid

@@ -282,6 +282,8 @@ def _producer(target: Transactions, transactional_id: str) -> Producer:
         "message.max.bytes": "1048576",
         # The most that a broker allows by default: a backlog of many rows is one share.
         "transaction.timeout.ms": "900000",
+        # Without notes on what is normal, such as an event that a closed producer leaves unread.
+        "log_level": "5",
     }
     return _created(lambda: KafkaProducer({**defaults, **target.client, "transactional.id": transactional_id}))
 

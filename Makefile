@@ -89,7 +89,7 @@ test-stack: java $(VENV)/.dev-$(SPARK)
 stack: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.stack
 
-# Also on the newest version: only there can state be rewritten.
+# Also on the newest version, since the main version cannot rewrite state.
 test-state: java $(VENV)/.dev-$(SPARK)
 	$(PYTEST) -m state
 ifeq ($(SPARK),$(MAIN_SPARK))

@@ -21,26 +21,8 @@ from dagster_ckpt.spark.state import rewriting
 from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.start_from import StartFrom
-from tests.support.executioner import Killed
+from tests.support.executioner import Executioner, Killed
 from tests.support.golden_stream import STREAM, GoldenStream
-
-
-class _Killer:
-    """Kills the process before its n-th call of some functions."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, passing: int, *changes: tuple[Any, str]) -> None:
-        self.left = passing
-        for owner, name in changes:
-            patch.setattr(owner, name, self._before(getattr(owner, name)))
-
-    def _before(self, change: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if self.left <= 0:
-                raise Killed
-            self.left -= 1
-            return change(*arguments, **named)
-
-        return call
 
 
 @pytest.fixture
@@ -81,7 +63,7 @@ def test_killed_at_any_file_of_the_deletion_a_plain_start_goes_on(golden: Golden
         with pytest.MonkeyPatch.context() as patch:
 
             def kill_the_deletion(*_: object, patch: pytest.MonkeyPatch = patch, steps: int = steps) -> None:
-                _Killer(patch, steps, (os, "unlink"), (os, "rmdir"))
+                Executioner(patch, steps, (os, "unlink"), (os, "rmdir"))
                 fails()
 
             killed = rewrite(golden, patch, kill_the_deletion)
@@ -102,7 +84,7 @@ def test_killed_at_any_file_of_the_skeleton_a_plain_start_goes_on(golden: Golden
         with pytest.MonkeyPatch.context() as patch:
             # A killed process does not tidy up either.
             patch.setattr(LiveDirectory, "delete", lambda _live: None)
-            _Killer(patch, len(was_killed) - 1, (LocalFileIO, "place"), (LocalFileIO, "write"))
+            Executioner(patch, len(was_killed) - 1, (LocalFileIO, "place"), (LocalFileIO, "write"))
             rewrite(golden, patch, dies)
         goes_on(golden)
     assert len(was_killed) > 5

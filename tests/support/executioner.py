@@ -16,21 +16,31 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-class Executioner:
-    """Lets so many changes of the world pass, and kills the process before the next."""
+# Every change of files and of the catalog by which one step follows another.
+CHANGES: tuple[tuple[Any, str], ...] = (
+    (LocalFileIO, "write"),
+    (LocalFileIO, "place"),
+    (LocalFileIO, "delete"),
+    (LocalFileIO, "delete_all"),
+    (LocalFileIO, "rename"),
+    (os, "link"),
+    (StreamRecords, "switch_live_directory"),
+    (StreamRecords, "restore_finished"),
+)
 
-    def __init__(self, patch: pytest.MonkeyPatch, passing: int) -> None:
+
+class Executioner:
+    """Lets so many changes of the world pass, and kills the process before the next.
+
+    Args:
+        patch: Ends the killing.
+        passing: How many pass.
+        changes: The functions that change it.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, passing: int, *changes: tuple[Any, str]) -> None:
         self.left = passing
-        for owner, name in [
-            (LocalFileIO, "write"),
-            (LocalFileIO, "place"),
-            (LocalFileIO, "delete"),
-            (LocalFileIO, "delete_all"),
-            (LocalFileIO, "rename"),
-            (os, "link"),
-            (StreamRecords, "switch_live_directory"),
-            (StreamRecords, "restore_finished"),
-        ]:
+        for owner, name in changes or CHANGES:
             patch.setattr(owner, name, self._before(getattr(owner, name)))
 
     def _before(self, change: Callable[..., Any]) -> Callable[..., Any]:

@@ -141,10 +141,19 @@ def test_a_replaced_row_is_what_the_query_continues_with(spark: SparkSession, tm
         (StateEdit(0, replace=rows.select("value")), r"column key that is missing"),
         (StateEdit(0, replace=rows.unionByName(rows)), r"a key several times"),
         (StateEdit(forget="user_id = 7"), r"its key has only the columns k"),
-        (StateEdit(forget="count("), r"its key has only the columns k"),
+        # Spark would find these below the rows that have the key alone.
+        (StateEdit(forget="key.k = 1"), r"its key has only the columns k"),
+        (StateEdit(forget="value.count > 1"), r"its key has only the columns k"),
+        # No column: whoever runs this, and so every key or none.
+        (StateEdit(forget="user = current_user()"), r"its key has only the columns k"),
+        (StateEdit(forget=F.lit(1) == 1), r"its key has only the columns k"),
+        (StateEdit(forget="count("), r"The condition is not SQL: \[PARSE_SYNTAX_ERROR\]"),
+        (StateEdit(forget="k = array(1)"), r"does not fit the key of default of operator 0.*DATATYPE_MISMATCH"),
     ):
         with pytest.raises(StateRewriteError, match=why):
             plan_edit(wrong, before)
+    for every in ("true", F.lit(True)):
+        assert plan_edit(StateEdit(forget=every), before).states == (name,)
 
     path = f"offsets/{before.batch_id}"
     entry = life.early.folder.read(path)

@@ -136,12 +136,12 @@ def test_a_preview_is_that_of_the_restart_with_the_same_options(
     monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[-1])
     golden.snapshot(SnapshotKind.SAVEPOINT, "s")
     golden.commit(5)
-    shown = run("restart", STREAM, "--from", "s", "--state-partitions", "12", "--no-safety-savepoint", "--preview").stdout
+    restart = ("restart", STREAM, "--from", "s", "--state-partitions", "12", "--preview")
+    shown = run(*restart, "--no-safety-savepoint").stdout
     assert "no safety savepoint is taken" in shown
     assert "the state is rewritten: 2 partitions of RocksDB" in shown
     monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[0])
-    refused = run("restart", STREAM, "--from", "s", "--state-partitions", "12", "--preview", status=FAILED).stderr
-    assert "Spark 4.2 is the oldest" in refused
+    assert "Spark 4.2 is the oldest" in run(*restart, status=FAILED).stderr
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import with_settings
 from dagster_ckpt.spark.state.diff import differences, paired
 from dagster_ckpt.spark.state.editing import StateEdit, check_edited, plan_edit
-from dagster_ckpt.spark.state.reading import StateReader
+from dagster_ckpt.spark.state.reading import StateName, StateReader
 from dagster_ckpt.spark.state.rewriting import rewrite_state
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, Feature
 from tests.support.needs import needs
@@ -103,6 +103,33 @@ def test_a_forgotten_key_is_gone_and_every_other_continues(
         [count] = late.select(state="count")
         counts = {row.key.k: row.value.n for row in late.frame(count).rows.collect()}
         assert counts == {0: 24, 1: 24, 2: 12, 3: 24}
+
+
+@pytest.mark.state
+def test_rows_that_are_replaced_by_themselves_change_nothing(
+    spark: SparkSession, tmp_path: Path, named_life: tuple[str, Life]
+) -> None:
+    name, life = named_life
+    if name.endswith("-v4"):
+        pytest.skip("join state v4 is not rewritten")
+    before = reader_of(spark, life.early)
+    uninterrupted = life.read(spark, late=True)
+    for state in before.states:
+        rows = before.frame(state).rows
+        edit = StateEdit(state.operator_id, replace=rows)
+        if state.operator == "globalLimit" or state.operator.startswith(("symmetricHashJoin", "transformWithState")):
+            with pytest.raises(StateRewriteError, match=r"(O|o)nly.* forgotten"):
+                plan_edit(edit, before)
+            continue
+        made, _, after = edited(spark, life, tmp_path / f"edited-{state.operator_id}", edit)
+        assert after.frame(state).rows.count() == rows.count() > 0
+        assert not _differing(before, after)
+        assert not _differing(uninterrupted, continued(spark, life, made))
+
+
+def _differing(left: StateReader, right: StateReader) -> list[StateName]:
+    found = differences(left, right, paired(left.states, right.states))
+    return [each.name for each in found if not each.is_empty]
 
 
 def _bumped(rows: DataFrame) -> DataFrame:

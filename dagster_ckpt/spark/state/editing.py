@@ -25,7 +25,7 @@ _VALUE_BYTES = "value_bytes"
 _FAMILY = "column_family_name"
 _DEFAULT = "default"
 _LIMIT = "globalLimit"
-# How Spark names a condition about a column that is not there; fields of columns that are there have one of their own.
+# Names of the errors that Spark has for a column, or a field of one, that is not there.
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
 _ENCODING = PINNED_SINCE_OPERATOR_METADATA
 

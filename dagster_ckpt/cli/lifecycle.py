@@ -123,7 +123,13 @@ def restart(
     """
     from dagster_ckpt.stream.start_from import StartFrom
 
-    point = StartFrom.parse(start_from, new_query_id=new_query_id, source_offsets=source_offsets)
+    point = StartFrom.parse(
+        start_from,
+        new_query_id=new_query_id,
+        no_safety_savepoint=no_safety_savepoint,
+        source_offsets=source_offsets,
+        state_partitions=state_partitions,
+    )
     ahead = client.preview_rewind(stream, start_from=point)
     if preview:
         _report(ahead, ahead.messages(), as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -217,5 +219,11 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
 def _spark() -> SparkSession:
     from dagster_ckpt.spark.query.session import start_application
 
+    with suppress(ImportError):
+        # Since Spark 4.0. PySpark logs each error that it raises, with the stack of the JVM; a command says it itself.
+        from pyspark.logger import PySparkLogger
+
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     return start_application(_THREADS, settings)

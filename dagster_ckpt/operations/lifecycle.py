@@ -225,6 +225,8 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
         SnapshotNotFoundError: The named snapshot does not exist.
         LiveDirectoryError: There is no state to start from, or the batch is not retained.
         RecoveryExhaustedError: Every point that the stream could continue from is damaged.
+        StateRewriteError: The state cannot be rewritten as wanted.
+        UnsupportedSparkError: The installed Spark cannot rewrite state.
     """
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
     while True:
@@ -232,7 +234,8 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
                 lost = lost_batches(stream, facts, plan)
-                return preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan))
+                ahead = preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan))
+                return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
         except CkptError as error:
             damage = damage_of(error)
             if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:
@@ -264,7 +267,6 @@ def request_start(
     """
     ahead = preview(stream, start_from)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
-    _check_rewrite(stream, ahead.plan, start_from)
     listed = listed_snapshot(stream, ahead.plan.snapshot)
     return stream.catalog.requests.submit(
         stream.stream_id,
@@ -322,8 +324,6 @@ def restart(
     for message in ahead.messages():
         report(message)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
-    for message in _check_rewrite(stream, ahead.plan, start_from):
-        report(message)
     request_id = str(uuid.uuid4())
     with (
         holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"),

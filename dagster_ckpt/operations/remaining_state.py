@@ -78,11 +78,16 @@ def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
 
 def _snapshots(stream: StreamHandle, edit: str) -> Iterator[str]:
     known: set[str] = set()
+    current = stream.catalog.streams.get(stream.stream_id)
     for each in stream.catalog.snapshots.of_stream(stream.stream_id):
         if each.status not in _MAY_HAVE_BYTES:
             continue
         known.add(each.location or "")
-        if edit not in each.state_edits and (each.location is None or _header(stream, each.location) is not None):
+        # The edits of a snapshot are recorded once it is complete. The stream's own timeline begins with its edits.
+        is_of_edited = each.location is None and each.timeline == current.timeline and edit in current.state_edits
+        if is_of_edited or edit in each.state_edits:
+            continue
+        if each.location is None or _header(stream, each.location) is not None:
             yield f"{describe_snapshot(each)}, {_who_deletes(each)}: {each.location or 'being taken'}"
     for location in (*stream.store.checkpoints(), *stream.store.savepoints()):
         header = _header(stream, location) if location not in known else None

@@ -153,7 +153,8 @@ def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> li
 def _shown(state: StreamState, name: StateName, where: str | None, limit: int, largest: int) -> ShownState:
     frame = state.frame(name)
     rows = frame.where(where) if where is not None else frame.rows
-    number = attempt(rows.count, state.live, str(name))
+    what = str(name) if where is None else f"{name}, with the condition {where!r}"
+    number = attempt(rows.count, state.live, what)
     keys = _largest(state, name, rows, largest) if largest and number else ()
     columns = tuple(rows.columns)
     first = attempt(lambda: _texts(rows, [], limit), state.live, str(name))

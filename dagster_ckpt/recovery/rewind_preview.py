@@ -59,6 +59,7 @@ class RewindPreview:
             since the epoch; None if unknown.
         safety_savepoint: How the current state will be preserved; None if nothing is left behind.
         undone_edits: Edits of the state that the start undoes, each described.
+        state: How the start rewrites the state, and settings that Spark keeps, one message each.
     """
 
     plan: RecoveryPlan
@@ -70,6 +71,7 @@ class RewindPreview:
     undone_since_ms: int | None = None
     safety_savepoint: str | None = None
     undone_edits: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
 
     @property
     def batches(self) -> int:
@@ -107,6 +109,7 @@ class RewindPreview:
                 f"batch {self.plan.from_batch} back to {self.plan.to_batch}), rows: {self.rows}, time: {span}"
             )
         lines += [f"this undoes an edit of the state: {edit}" for edit in self.undone_edits]
+        lines += self.state
         lines += [self.safety_savepoint] if self.safety_savepoint is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
         return lines

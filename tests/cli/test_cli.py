@@ -25,7 +25,10 @@ from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
 from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
+from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.spark.versions import RELEASES
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.history import lengthen
 
@@ -125,6 +128,20 @@ def test_a_rewind_is_previewed_and_asks_before_it_undoes_anything(golden: Golden
     assert preview["plan"]["kind"] in ("RESTORE", "RESUME", "REWIND")
     result = run("restart", STREAM, "--from", "empty", "--discard-state", status=2)
     assert "--yes" in result.stderr
+
+
+def test_a_preview_is_that_of_the_restart_with_the_same_options(
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[-1])
+    golden.snapshot(SnapshotKind.SAVEPOINT, "s")
+    golden.commit(5)
+    restart = ("restart", STREAM, "--from", "s", "--state-partitions", "12", "--preview")
+    shown = run(*restart, "--no-safety-savepoint").stdout
+    assert "no safety savepoint is taken" in shown
+    assert "the state is rewritten: 2 partitions of RocksDB" in shown
+    monkeypatch.setattr(plan_check, "installed_release", lambda: RELEASES[0])
+    assert "Spark 4.2 is the oldest" in run(*restart, status=FAILED).stderr
 
 
 @pytest.mark.parametrize(

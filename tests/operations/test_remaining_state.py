@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotTrigger
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.lifecycle import preview
@@ -72,6 +72,23 @@ def test_a_start_from_the_savepoint_says_that_its_safety_savepoint_has_the_key(g
     again = preview(golden.stream, asked)
     assert again.safety_savepoint is not None
     assert "before the edit" not in again.safety_savepoint
+
+
+def test_a_snapshot_that_the_edited_stream_takes_is_not_listed(golden: GoldenStream) -> None:
+    def begin(number: int) -> None:
+        golden._writer.snapshots.start(
+            snapshot_id=f"attempt-{number}",
+            execution_id="first",
+            kind="CHECKPOINT",
+            number=number,
+            trigger=SnapshotTrigger.PERIODIC,
+            timeline=golden.stream.catalog.streams.get(STREAM).timeline,
+        )
+
+    begin(20)
+    golden.start("forgotten", accept_loss=True)
+    begin(21)
+    assert [each for each in places(golden) if "2" in each] == ["chk-20 at batch None"]
 
 
 def test_the_list_ends_once_everything_is_deleted(golden: GoldenStream) -> None:

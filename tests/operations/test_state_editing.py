@@ -72,8 +72,12 @@ def content(folder: Path) -> dict[Path, bytes]:
 def test_a_key_is_forgotten_in_a_savepoint_of_its_own(spark: SparkSession, golden: GoldenStream) -> None:
     live, old = content(golden.live), content(golden.root / "savepoints")
     client = Client(golden.stream.catalog, origin="ada")
+    # A condition means what it means in the caller's session: there, second 2 is at nine o'clock.
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    at_nine = StateEdit(forget="k = 2 AND hour(timestamp_seconds(k)) = 9")
 
-    done = client.edit_state(STREAM, StateEdit(forget="k = 2"), reason="request 4711", label="forgotten", spark=spark)
+    done = client.edit_state(STREAM, at_nine, reason="request 4711", label="forgotten", spark=spark)
+    spark.conf.unset("spark.sql.session.timeZone")
 
     assert content(golden.live) == live
     assert old.items() <= content(golden.root / "savepoints").items()

@@ -118,7 +118,9 @@ def test_what_is_shown_of_a_state_is_text(spark: SparkSession, golden: GoldenStr
             show_state(state, where="user_id = 7")
 
 
-def test_the_commands_print_tables_and_json(spark: SparkSession, golden: GoldenStream, tmp_path: Path) -> None:
+def test_the_commands_print_tables_and_json(
+    spark: SparkSession, golden: GoldenStream, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(commands(), ["state", *arguments])
         assert result.exit_code == 0, result.output + str(result.exception)
@@ -133,6 +135,11 @@ def test_the_commands_print_tables_and_json(spark: SparkSession, golden: GoldenS
     assert "CHANGED" in run("diff", STREAM, "live", "chk-1")
     [difference] = json.loads(run("diff", STREAM, "chk-1", "chk-1", "--json"))
     assert set(difference["counts"].values()) == {0}
+
+    capfd.readouterr()
+    wrong = CliRunner().invoke(commands(), ["state", "show", STREAM, "--where", "k = 'seven'"])
+    assert re.search(r"with the condition \"k = 'seven'\": \[CAST_INVALID_INPUT\]", wrong.stderr)
+    assert "SQLQueryContextLogger" not in wrong.output + capfd.readouterr().err
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.state.diff import CHANGE, Change, StateDifference
 from dagster_ckpt.spark.state.raw_rows import StateStoreName
-from dagster_ckpt.spark.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader
+from dagster_ckpt.spark.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
 from dagster_ckpt.spark.state.rewriting import PARTITION_KEY
 from dagster_ckpt.spark.state.unsafe_rows import encoder, plain
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
@@ -25,6 +25,8 @@ _VALUE_BYTES = "value_bytes"
 _FAMILY = "column_family_name"
 _DEFAULT = "default"
 _LIMIT = "globalLimit"
+# Names of the errors that Spark has for a column, or a field of one, that is not there.
+_NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
 _ENCODING = PINNED_SINCE_OPERATOR_METADATA
 
 
@@ -199,23 +201,52 @@ def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
         return "a limit keeps a counter and no keys."
     if not frame.key_fields:
         return "it has no key, all rows of the input are in one value."
+    other = f"its key has only the columns {', '.join(frame.key_fields)}."
     try:
-        _without(frame.rows, condition, KEY)
-    except (AnalysisException, ParseException):
-        return f"its key has only the columns {', '.join(frame.key_fields)}."
-    return None
+        left = _unmet(_with_fields(frame.rows, KEY), condition)
+    except ParseException as error:
+        raise StateRewriteError(f"The condition is not SQL: {cause_in(error)} Nothing was changed.") from error
+    except AnalysisException as error:
+        if (error.getCondition() or "").startswith(_NO_SUCH_COLUMN):
+            return other
+        raise StateRewriteError(
+            f"The condition does not fit the key of {frame.name}: {cause_in(error)} Nothing was changed."
+        ) from error
+    # Spark takes a name that is no column for a function, if it has one: `user` is the current user, the
+    # same for every key.
+    names_a_column = not left._jdf.queryExecution().analyzed().condition().references().isEmpty()
+    return None if names_a_column or _is_true(condition) else other
+
+
+def _is_true(condition: Column | str) -> bool:
+    """Whether a condition is plainly `true`, for every key."""
+    return (condition if isinstance(condition, str) else str(condition)[8:-2]).strip().lower() == "true"
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
     """The rows whose key does not meet a condition; one that is null is not met."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
 
-    fields = rows.select(f"{key}.*").columns
-    shadowed = rows.select(*(F.col(name).alias(f"__{name}") for name in rows.columns), F.col(f"{key}.*"))
-    met = F.expr(condition) if isinstance(condition, str) else condition
-    left = shadowed.where(~F.coalesce(met, F.lit(False)))
-    assert not set(fields) & {f"__{name}" for name in rows.columns}
+    left = _unmet(_with_fields(rows, key), condition)
     return left.select(*(F.col(f"__{name}").alias(name) for name in rows.columns))
+
+
+def _with_fields(rows: DataFrame, key: str) -> DataFrame:
+    """Rows with the fields of their key by name, and their own columns under other names."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+    fields = rows.select(f"{key}.*").columns
+    assert not set(fields) & {f"__{name}" for name in rows.columns}
+    # Without an alias, a condition would find the columns below, such as `value`, too.
+    return rows.select(*(F.col(name).alias(f"__{name}") for name in rows.columns), F.col(f"{key}.*")).alias("__rows")
+
+
+def _unmet(rows: DataFrame, condition: Column | str) -> DataFrame:
+    """The rows that do not meet a condition on their columns."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+
+    met = F.expr(condition) if isinstance(condition, str) else condition
+    return rows.where(~F.coalesce(met, F.lit(False)))
 
 
 def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequence[StateName]) -> None:

@@ -10,6 +10,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import COMPRESSION_CODEC, DEFAULT_CO
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
 from dagster_ckpt.spark.state.heap import HeapStore
+from dagster_ckpt.spark.state.reading import session_like
 from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.spark.state.skeleton import StoppedState
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-_STATE_SETTINGS = "spark.sql.streaming.stateStore."
 
 
 class StateStoreName(NamedTuple):
@@ -45,14 +45,10 @@ def stores_of(operators: Sequence[Operator]) -> list[StateStoreName]:
 def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
     """A session that reads or writes state of this shape.
 
-    Settings of the state store are taken from a session; adaptive execution, which might merge
-    partitions, is off.
+    It is like another one (`session_like`), but adaptive execution, which might merge partitions, is
+    off.
     """
-    session = spark.newSession()
-    for name, value in spark.conf.getAll.items():
-        if name.startswith(_STATE_SETTINGS):
-            session.conf.set(name, value)
-    session.conf.set(FORMAT_VERSION, str(shape.checkpoint_format))
+    session = session_like(spark, str(shape.checkpoint_format))
     session.conf.set("spark.sql.adaptive.enabled", "false")
     # Starts the coordinator that state stores report to, as in `require_state_reader`.
     _ = session.streams.active

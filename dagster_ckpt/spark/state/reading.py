@@ -27,6 +27,13 @@ VALUE = "value"
 PARTITION = "partition"
 
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+# Settings of a session that its copies have too: of state stores, and what an SQL condition depends on.
+_KEPT = (
+    "spark.sql.streaming.stateStore.",
+    "spark.sql.session.timeZone",
+    "spark.sql.ansi.enabled",
+    "spark.sql.caseSensitive",
+)
 _JOIN = "symmetricHashJoin"
 _SIDES = ("left", "right")
 _T = TypeVar("_T")
@@ -281,7 +288,20 @@ def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
     """
     if spark.conf.get(_FORMAT_VERSION, "1") == format_version:
         return spark
+    return session_like(spark, format_version)
+
+
+def session_like(spark: SparkSession, format_version: str) -> SparkSession:
+    """A session for state of a checkpoint format, in which a condition means what it means in the caller's.
+
+    Args:
+        spark: The session of the caller; its settings of the state store apply.
+        format_version: The checkpoint format.
+    """
     session = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if name.startswith(_KEPT):
+            session.conf.set(name, value)
     session.conf.set(_FORMAT_VERSION, format_version)
     return session
 

@@ -240,7 +240,8 @@ def import_snapshot(
     "sinks",
     metavar="PLACE",
     multiple=True,
-    help="Where the query writes: a folder of files, a Delta table by its path, or Spark's name of the sink.",
+    help="Where the query writes: a folder of files, a Delta table by its path, or an Iceberg table as "
+    "IcebergTable[lake.sales.orders].",
 )
 @click.option("--in-place", is_flag=True, help="Continue in the directory itself, instead of in a copy.")
 @click.option("--label", help="A name for the first snapshot.")
@@ -268,6 +269,8 @@ def adopt(
         label=label,
         dry_run=dry_run,
     )
+    if made.snapshot is not None:
+        note_same_label(client, made.snapshot)
     _report(made, made.messages(), as_json)
 
 

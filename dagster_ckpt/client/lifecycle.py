@@ -270,8 +270,8 @@ class LifecycleMethods(Connection):
         Args:
             stream: The stream that continues the query; it must not have any state yet.
             checkpoint_location: The `checkpointLocation` of the query.
-            sinks: Where the query writes: a folder of files, a Delta table by its path, or Spark's name of
-                the sink.
+            sinks: Where the query writes: a folder of files, a Delta table by its path, or another
+                sink by Spark's name; an Iceberg table as `IcebergTable[lake.sales.orders]`.
             in_place: Continue in the directory itself, instead of in a copy.
             label: A name of the first snapshot.
             dry_run: Only examine the directory.
@@ -322,6 +322,8 @@ class LifecycleMethods(Connection):
         from dagster_ckpt.operations.export import export_snapshot
 
         folder = given_folder(to, "to") or ""
+        for new in (outputs or {}).values():
+            given_folder(new, "outputs")
         return export_snapshot(self._open(stream), snapshot, folder, outputs=outputs, progress=progress)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:

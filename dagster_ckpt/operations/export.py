@@ -13,13 +13,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.operations.description import find_snapshot
 from dagster_ckpt.recovery.fork import give_outputs
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.sink import Replay, Sink, newest_batch
+from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -151,16 +151,25 @@ def _exported(
     if new is not None:
         why = f"its rows up to batch {found.batch_id} were copied to {new}, with their log: write there"
         return ExportedSink(sink.name, new, is_ready=True, explanation=why)
+    asked = sink.rolls_back or sink.knows_queries
+    try:
+        last = newest_batch(sink, found.query_id) if asked else None
+    except CkptError as error:
+        return ExportedSink(sink.name, place, is_ready=False, explanation=f"its newest batch is unknown: {error}")
     if isinstance(sink, FileSink):
-        last = newest_batch(sink, None)
-        if last is not None and last > found.batch_id:
-            why = (
-                f"its log is at batch {last}, so plain Spark would skip batches {found.batch_id + 1} to {last} and "
-                "lose their rows. Export the newest snapshot of the stopped stream, or copy the rows up to batch "
-                f"{found.batch_id} to a new folder with outputs"
-            )
-            return ExportedSink(sink.name, place, is_ready=False, explanation=why)
-        why = f"its log is at batch {last}, where the exported query continues: write there"
+        is_ready, why = _at_the_log(last, found.batch_id)
+        return ExportedSink(sink.name, place, is_ready=is_ready, explanation=why)
+    if sink.rolls_back and last is not None and last > found.batch_id:
+        # Also if the rows were undone since: Delta remembers the batch.
+        why = (
+            f"it has had batches up to {last} of this query, and nothing but this package rolls it back: plain Spark "
+            f"may skip batches {found.batch_id + 1} to {last} and lose their rows. Export the newest snapshot of the "
+            "stopped stream; to go back, start the stream from this snapshot, stop it with a savepoint, and export "
+            "that one"
+        )
+        return ExportedSink(sink.name, place, is_ready=False, explanation=why)
+    if last is not None and last <= found.batch_id:
+        why = f"it has batches up to {last} of this query: write there"
         return ExportedSink(sink.name, place, is_ready=True, explanation=why)
     in_flight = properties.get("in_flight_batch")
     replay = Replay(
@@ -170,10 +179,26 @@ def _exported(
         log_entries=dict(logs),
         query_ids=(found.query_id,),
     )
-    newest = newest_batch(sink, found.query_id) if sink.knows_queries else None
-    if newest is not None and newest <= found.batch_id:
-        why = f"it has batches up to {newest} of this query: write there"
-        return ExportedSink(sink.name, place, is_ready=True, explanation=why)
     forecast = sink.forecast(replay)
     why = f"{forecast.effect}. {forecast.reason} {forecast.advice}".rstrip()
-    return ExportedSink(sink.name, place, is_ready=False, explanation=why)
+    # A table that has no batch of this query skips none.
+    is_ready = sink.rolls_back and sink.knows_queries and forecast.effect is SinkEffect.EXACT
+    return ExportedSink(sink.name, place, is_ready=is_ready, explanation=why)
+
+
+def _at_the_log(last: int | None, batch_id: int) -> tuple[bool, str]:
+    """Whether plain Spark continues in the folder of a file sink, and why."""
+    if last is not None and last > batch_id:
+        return False, (
+            f"its log is at batch {last}, so plain Spark would skip batches {batch_id + 1} to {last} and lose their "
+            f"rows. Export the newest snapshot of the stopped stream, or copy the rows up to batch {batch_id} to a new "
+            "folder with outputs"
+        )
+    if last is None or last < batch_id:
+        log = "it has no log" if last is None else f"its log ends at batch {last}"
+        return False, (
+            f"{log}, and so it lacks the rows of batches {0 if last is None else last + 1} to {batch_id}, which plain "
+            "Spark does not write again. Export a snapshot that was taken since the sink went back, or copy the rows "
+            f"up to batch {batch_id} to a new folder with outputs"
+        )
+    return True, f"its log is at batch {last}, where the exported query continues: write there"

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.checkpointing.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
-from dagster_ckpt.errors import LiveDirectoryError, RequestFailedError, SharedSinkError
+from dagster_ckpt.errors import LiveDirectoryError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
 from dagster_ckpt.recovery.facts import unknown_state
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
+from dagster_ckpt.sinks.tables import NamedTable
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.stream.adopted import CLAIM, Adopted, adopted_directory, claim_of, pending_adoption
@@ -91,8 +92,9 @@ def adopt(
     Args:
         stream: The stream; it must not have any state yet.
         checkpoint_location: The `checkpointLocation` of the query.
-        sinks: Where the query writes: a folder of files, a Delta table by its path, or Spark's name of
-            the sink. With the log of its file sink, the first snapshot can be restored exactly.
+        sinks: Where the query writes: a folder of files, a Delta table by its path, or another
+            sink by Spark's name; an Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file
+            sink, the first snapshot can be restored exactly.
         in_place: Continue in the directory itself, instead of in a copy in the stream's folder of live
             directories.
         label: A name of the first snapshot, to start from later.
@@ -101,7 +103,8 @@ def adopt(
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
-        LiveDirectoryError: The directory is damaged, managed by a stream, or was taken over before.
+        OptionError: A sink is named in a way that does not tell what it is.
+        LiveDirectoryError: The directory is none of Spark's, is damaged, managed by a stream, or was taken over before.
         SharedSinkError: The log of a named sink is not that of this query.
         RequestFailedError: The stream already has state.
         LeaseHeldError: The stream is running.
@@ -112,6 +115,11 @@ def adopt(
     _refuse_managed(stream, live)
     named = [_sink(sink) for sink in sinks]
     state = inspect_live_directory(live)
+    if state.status is LiveStatus.EMPTY and METADATA not in (found_there := live.folder.list()) and found_there:
+        raise LiveDirectoryError(
+            f"Nothing is adopted, nothing was changed: {live.url} is not a checkpoint directory of Spark: it has "
+            f"{min(found_there)}, but no file {METADATA}. Name the checkpointLocation of the query."
+        )
     if state.status in (LiveStatus.MISSING, LiveStatus.BROKEN):
         raise LiveDirectoryError(f"Nothing is adopted, nothing was changed: {state.reason}")
     found = describe_checkpoint(live)
@@ -218,7 +226,18 @@ def _owner(folder: str) -> str | None:
 def _sink(place: str) -> Sink:
     """The sink that a user names by its location, or as Spark does."""
     if not is_location(place) and not place.startswith("file:"):
-        return sink_of(place)
+        named = sink_of(place)
+        if isinstance(named, NamedTable):
+            raise OptionError(
+                f"{place} names a table of a catalog without its kind, so nothing is known of the batches in it. Name "
+                f"an Iceberg table IcebergTable[{place}], a Delta table by its path, and leave out another table."
+            )
+        if type(named) is Sink:
+            raise OptionError(
+                f"{place!r} is neither an absolute path or URL nor a name that Spark gives a sink, such as "
+                "FileSink[/data/orders]. Leave out a sink of another kind."
+            )
+        return named
     if open_file_io(place).list(_DELTA_LOG):
         return sink_of(f"DeltaSink[{place}]")
     return FileSink.at(place)

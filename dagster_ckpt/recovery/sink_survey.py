@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
-from dagster_ckpt.sinks.file_sink import FileSink, copied_files
+from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
 from dagster_ckpt.sinks.file_sink_log import files_of, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
@@ -160,7 +160,7 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
         batch_id: The batch.
 
     Raises:
-        SharedSinkError: A target folder is in use.
+        SharedSinkError: A target folder is in use, or has files of others.
         RestoreError: A log names a file that lies elsewhere.
         LiveDirectoryError: A log cannot be read.
         StorageAccessError: A folder cannot be reached.
@@ -172,10 +172,16 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
         facts = SinkFacts(Start.FORKED, batch_id, ours=False, noted=True, originals=sink.is_among(originals))
         if not facts.originals:
             at_hand = read_log_at_hand(new, batch_id)
+            anothers = unexpected_file(new, old, logs[old]) if at_hand.last_batch is None else None
+            if anothers is not None:
+                raise SharedSinkError(
+                    f"No rows are copied to {new}: {anothers} exists there, and Spark would no longer read it beside a "
+                    "log that does not list it. Name an empty folder."
+                )
             past = past_of(at_hand, copied_files(old, new, logs[old]))
             facts = replace(facts, last=at_hand.last_batch, past=past)
         judgements.append(judge(sink, facts))
-    _refuse(judgements, "The output is not forked, nothing was changed.", "Name an empty folder.")
+    _refuse(judgements, "No rows are copied, nothing was changed.", "Name an empty folder.")
 
 
 def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Survey:

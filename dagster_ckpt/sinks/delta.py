@@ -54,6 +54,7 @@ class DeltaCommit:
         batches: Batches by the id of their query (`txn` actions).
         restored_to: The version whose files it restored, for a RESTORE.
         empties: Whether it removed all rows.
+        is_roll_back: Whether this package committed it to undo batches; a restore does not say so.
         changes: Whether it changed rows, or the table's schema or settings.
     """
 
@@ -61,6 +62,7 @@ class DeltaCommit:
     batches: Mapping[str, int]
     restored_to: int | None
     empties: bool
+    is_roll_back: bool
     changes: bool
 
     def batch_of(self, query_ids: Collection[str]) -> int | None:
@@ -117,7 +119,10 @@ def plan_table_roll_back(
             # The table is as it was then: what lies between does not count.
             at = commit.restored_to
             continue
-        if commit.restored_to is not None or commit.empties:
+        if commit.empties and wanted < 0:
+            # The table is as before the first version.
+            break
+        if commit.restored_to is not None or (commit.empties and commit.is_roll_back):
             target, others = wanted, [*others, *foreign]
             break
         if commit.batch_of(own) is not None:
@@ -167,7 +172,7 @@ class _Log:
     def _before(self, at: int, own: Collection[str], batch_id: int) -> int | None:
         while at >= self.oldest:
             commit = _known(self.commit(at))
-            if commit.empties:
+            if commit.empties and commit.is_roll_back:
                 return None
             if commit.restored_to is not None:
                 at = commit.restored_to
@@ -219,6 +224,7 @@ def _read(table: FileIO, version: int) -> DeltaCommit:
         batches,
         number_in(str(parameters.get("version"))) if operation == "RESTORE" else None,
         operation == "TRUNCATE" or (operation == "DELETE" and parameters.get("predicate") in _NO_PREDICATE),
+        ROLL_BACK_ID in batches,
         # A roll-back with nothing to undo repeats the metadata.
         ROLL_BACK_ID not in batches and any(_is_change(action) for action in found),
     )

@@ -19,7 +19,7 @@ from dagster_ckpt.spark.query.session import active_in_thread
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The id under which a table records a roll-back that had nothing to undo.
+# The id under which a table records a roll-back that had nothing to undo, or that removed all rows.
 ROLL_BACK_ID = "dagster_ckpt roll-back"
 # Between the id of a query and the name of one of several writes of a batch.
 _NAME_FOLLOWS = "/"
@@ -66,7 +66,9 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
         newest = table.snapshot(decided_on)
         transaction = table.transaction(newest)
         if version < 0:
-            table.commit(transaction, table.removals(table.files(newest)), table.operation("Truncate"))
+            # Marked, so that it is not taken for rows that others have deleted.
+            emptied = [table.roll_back_mark(decided_on), *table.removals(table.files(newest))]
+            table.commit(transaction, emptied, table.operation("Truncate"))
             return
         wanted = table.snapshot(version)
         kept, there = table.files(wanted), table.files(newest)
@@ -90,8 +92,8 @@ def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> 
         UnknownDeltaError: This Delta has other interfaces.
     """
     with _Table.opened(session, folder, decided_on) as table:
-        record = table.delta.actions.SetTransaction(ROLL_BACK_ID, decided_on, table.none())
-        table.commit(table.transaction(table.snapshot(decided_on)), [record], table.manual_update())
+        record = [table.roll_back_mark(decided_on)]
+        table.commit(table.transaction(table.snapshot(decided_on)), record, table.manual_update())
 
 
 def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int | None:
@@ -184,6 +186,9 @@ class _Table:
                 "Start with new_query_id to leave its rows and write the batches again."
             )
         return found
+
+    def roll_back_mark(self, decided_on: int) -> Any:
+        return self.delta.actions.SetTransaction(ROLL_BACK_ID, decided_on, self.none())
 
     def removals(self, files: DataFrame) -> list[Any]:
         return [_with_defaults(each, "removeWithTimestamp") for each in self._add_actions(files)]

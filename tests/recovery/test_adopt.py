@@ -355,6 +355,27 @@ def test_damage_and_emptiness_are_refused_with_what_was_found(outside: Outside) 
         outside.adopt()
 
 
+def test_a_folder_that_is_no_checkpoint_directory_is_named_as_such(outside: Outside) -> None:
+    """Waiting for a first batch there would be in vain."""
+    with pytest.raises(LiveDirectoryError, match=r"is not a checkpoint directory of Spark: .* no file metadata"):
+        adopt(outside.stream, str(outside.sink), origin="a test")
+
+
+@pytest.mark.parametrize("sink", ["orders", "data/orders", "FileSink"])
+def test_a_sink_that_is_neither_a_place_nor_a_name_of_spark_is_refused(outside: Outside, sink: str) -> None:
+    with pytest.raises(OptionError, match="neither an absolute path or URL nor a name that Spark gives"):
+        outside.adopt(sinks=[sink])
+    assert outside.stream.catalog.streams.all() == []
+
+
+def test_a_table_by_its_name_alone_is_refused_with_the_name_to_use(outside: Outside) -> None:
+    """Of such a table nothing is known: every start from the first snapshot would be refused."""
+    with pytest.raises(OptionError, match=r"IcebergTable\[lake.sales.orders\]"):
+        outside.adopt(sinks=["lake.sales.orders"])
+
+    outside.adopt(sinks=["IcebergTable[lake.sales.orders]"])
+
+
 def test_an_exported_snapshot_is_the_plain_directory(outside: Outside) -> None:
     original = tree(outside.directory)
     outside.adopt(label="from-before")
@@ -384,6 +405,89 @@ def test_an_exported_query_gets_its_rows_in_a_new_folder(outside: Outside) -> No
 
     assert [(sink.continues_at, sink.is_ready) for sink in made.sinks] == [(new, True)]
     assert sorted(path.name for path in Path(new).glob("part-*")) == [f"part-{batch}" for batch in range(LAST + 1)]
+
+
+def test_an_exported_query_gets_its_rows_in_no_folder_of_others(outside: Outside) -> None:
+    """With a log, Spark would read only what the log lists: their files would be gone for every reader."""
+    outside.adopt(label="from-before")
+    theirs = outside.root / "theirs-too"
+    theirs.mkdir()
+    (theirs / "0001.json").write_text("{}")
+
+    with pytest.raises(SharedSinkError, match=r"theirs-too: 0001.json exists there"):
+        export_snapshot(
+            outside.stream, "from-before", str(outside.root / "exported"), outputs={str(outside.sink): str(theirs)}
+        )
+
+    assert [path.name for path in theirs.iterdir()] == ["0001.json"]
+    assert not (outside.root / "exported").exists()
+
+
+def test_the_folder_of_an_interrupted_export_gets_the_rest(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+    new = outside.root / "new"
+    new.mkdir()
+    (new / "part-0").write_text("rows")
+
+    made = export_snapshot(
+        outside.stream, "from-before", str(outside.root / "exported"), outputs={str(outside.sink): str(new)}
+    )
+
+    assert [sink.is_ready for sink in made.sinks] == [True]
+
+
+def test_a_new_folder_is_named_by_an_absolute_path(outside: Outside) -> None:
+    outside.adopt(label="from-before")
+
+    with Client(outside.stream.catalog) as client, pytest.raises(OptionError, match="a relative path"):
+        client.export(STREAM, "from-before", to=str(outside.root / "exported"), outputs={str(outside.sink): "orders-3"})
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_sink_that_lacks_batches_of_the_snapshot_is_not_ready(outside: Outside, gone: bool) -> None:
+    """Its rows were undone since, or its folder was emptied: plain Spark does not write them again."""
+    outside.adopt(label="from-before")
+    for path in (outside.sink / "_spark_metadata").iterdir():
+        if gone or path.name == str(LAST):
+            path.unlink()
+
+    made = export_snapshot(outside.stream, "from-before", str(outside.root / "exported"))
+
+    (sink,) = made.sinks
+    assert not sink.is_ready
+    assert f"lacks the rows of batches {0 if gone else LAST} to {LAST}" in sink.explanation
+
+
+@pytest.mark.parametrize(
+    ("newest", "undone", "is_ready", "says"),
+    [
+        (LAST, False, True, "write there"),
+        (None, False, True, f"no batch of this stream after {LAST}"),
+        (LAST + 2, False, False, f"may skip batches {LAST + 1} to {LAST + 2}"),
+        # A restored table still skips them under the same query id.
+        (LAST + 2, True, False, f"may skip batches {LAST + 1} to {LAST + 2}"),
+    ],
+)
+def test_a_delta_table_is_ready_if_it_skips_no_batch_of_the_exported_query(
+    outside: Outside, newest: int | None, undone: bool, is_ready: bool, says: str
+) -> None:
+    table = outside.root / "table"
+    (table / "_delta_log").mkdir(parents=True)
+    query_id = json.loads((outside.directory / "metadata").read_text())["id"]
+    commits: list[dict[str, Any]] = [
+        {"txn": {"appId": query_id if newest is not None else "another", "version": batch}}
+        for batch in range((newest or 0) + 1)
+    ]
+    if undone:
+        commits.append({"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": LAST}}})
+    for version, action in enumerate(commits):
+        (table / f"_delta_log/{version:020}.json").write_text(json.dumps(action))
+    outside.adopt(label="from-before", sinks=[str(table)])
+
+    (sink,) = export_snapshot(outside.stream, "from-before", str(outside.root / "exported")).sinks
+
+    assert (sink.name, sink.is_ready) == (f"DeltaSink[{table}]", is_ready)
+    assert says in sink.explanation
 
 
 def test_an_output_that_cannot_be_given_leaves_no_directory(outside: Outside) -> None:

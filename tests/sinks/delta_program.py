@@ -19,7 +19,7 @@ from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
 from dagster_ckpt.sinks import delta_commit
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.sink import RollBack
-from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, replayed, tell
+from tests.support.shop_tables import Shops, adopted, back_and_forth, in_flight, lost_directory, replayed, tell
 from tests.support.small_spark import SETTINGS
 
 DELTA = {
@@ -57,7 +57,10 @@ class DeltaShops(Shops):
 def from_nothing(shops: DeltaShops) -> None:
     shops.feed(3)
     shops.run()
+    shops.savepoint("three")
     shops.run("empty", files_per_batch=2)
+    # Forth again, over what the start has emptied.
+    shops.run("three")
 
 
 def killed_after_the_restore(shops: DeltaShops) -> None:
@@ -182,6 +185,10 @@ SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
     "paused in its roll-back": paused_in_its_roll_back,
     "in a checkpoint": in_a_checkpoint,
 }
+# Only by name.
+MORE_SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
+    "adopted": lambda shops: adopted(shops, shops.table),
+}
 
 
 def compare_with_sql(spark: SparkSession, folder: Path) -> Iterator[dict[str, Any]]:
@@ -241,8 +248,8 @@ def commit_of(table: Path, version: int) -> dict[str, Any]:
 def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
     """Play the scenarios with these names, by default all."""
     spark = SparkSession.builder.master("local[2]").config(map={**SETTINGS, **DELTA, "spark.jars": jars}).getOrCreate()
-    for name, play in SCENARIOS.items():
-        if only and name not in only:
+    for name, play in (SCENARIOS | MORE_SCENARIOS).items():
+        if name not in (only or SCENARIOS):
             continue
         shops = DeltaShops(spark, folder / name.replace(" ", "-").replace(",", ""))
         refused, ended = None, None

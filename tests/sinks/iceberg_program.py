@@ -19,7 +19,7 @@ from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
 from tests.support.iceberg_rest import iceberg_rest_catalog
-from tests.support.shop_tables import Shops, back_and_forth, in_flight, lost_directory, replayed, tell
+from tests.support.shop_tables import Shops, adopted, back_and_forth, in_flight, lost_directory, replayed, tell
 from tests.support.small_spark import SETTINGS
 
 HADOOP, JDBC, REST, FOLDER = "lake", "books", "rest", "folder"
@@ -275,6 +275,10 @@ SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {
     "paused, and the successor goes on, by REST": (REST, lambda shops: paused(shops, successor=goes_on)),
     "paused, and the successor goes back, by REST": (REST, lambda shops: paused(shops, successor=goes_back_and_on)),
 }
+# Only by name.
+MORE_SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {
+    "adopted": (HADOOP, lambda shops: adopted(shops, f"IcebergTable[{shops.table}]")),
+}
 
 
 def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
@@ -287,8 +291,8 @@ def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
 
 
 def play_all(spark: SparkSession, folder: Path, only: Sequence[str]) -> None:
-    for name, (catalog, play) in SCENARIOS.items():
-        if only and name not in only:
+    for name, (catalog, play) in (SCENARIOS | MORE_SCENARIOS).items():
+        if name not in (only or SCENARIOS):
             continue
         shops = IcebergShops(spark, folder / name.replace(" ", "_").replace(",", "").replace("-", "_"), catalog)
         refused = None

@@ -14,6 +14,7 @@ import yaml
 
 from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
 from dagster_ckpt.sinks import delta
+from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
 from dagster_ckpt.sinks.registry import forecast, sink_of
 from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
@@ -33,6 +34,9 @@ def write_delta(table: Path, commits: Sequence[tuple[str, int] | str], *, first:
         else:
             operation, _, version_to = commit.partition(" ")
             parameters = {"version": version_to} if version_to else {}
+            if operation == "EMPTIED":
+                operation = "TRUNCATE"
+                actions.insert(0, {"txn": {"appId": ROLL_BACK_ID, "version": version - 1}})
             actions.insert(0, {"commitInfo": {"operation": operation, "operationParameters": parameters}})
         (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
     (log / "00000000000000000000.checkpoint.parquet").write_bytes(b"PAR1")
@@ -65,6 +69,15 @@ def test_delta(tmp_path: Path, case: dict[str, Any]) -> None:
     write_delta(tmp_path / "table", commits, first=case.get("first", 0))
 
     assert_forecast(forecast(f"DeltaSink[{tmp_path}/table]", replay(case)), case)
+
+
+def test_what_others_have_emptied_stays_empty_under_a_new_query_id(tmp_path: Path) -> None:
+    """The stream went on from batch 1 under a second id, and goes back there."""
+    write_delta(tmp_path, ["CREATE TABLE", (QUERY, 0), (QUERY, 1), "TRUNCATE", ("second", 2)])
+
+    told = forecast(f"DeltaSink[{tmp_path}]", Replay(1, "second", query_ids=[QUERY, "second"]))
+
+    assert (told.effect, told.reason.partition(":")[0]) == (SinkEffect.EXACT, "The table is restored to version 3")
 
 
 @pytest.mark.parametrize("kind", ["DeltaSink[{}]", "IcebergTable[{}]"])

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, Client, run_stream
+from dagster_ckpt.spark.query.table_names import table_of
 from tests.support.small_spark import lay_file
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,13 @@ class Shops:
             ),
         )
 
+    def run_plainly(self, checkpoint: str) -> None:
+        """Without this package."""
+        writer = self.writer(self.spark, 1).option("checkpointLocation", f"{self.folder}/{checkpoint}")
+        table = table_of(writer)
+        query = writer.start() if table is None else writer.toTable(table)
+        query.awaitTermination()
+
     def savepoint(self, label: str) -> None:
         with Client(**self.places) as client:
             client.trigger_savepoint(self.stream, label=label)
@@ -123,6 +131,30 @@ def back_and_forth(shops: Shops) -> None:
     shops.run("four")
     shops.feed(1)
     shops.run()
+
+
+def adopted(shops: Shops, sink: str) -> None:
+    """A query of plain Spark is adopted, loses its directory, goes back, and goes on as plain Spark."""
+    shops.feed(3)
+    shops.run_plainly("plain")
+    with Client(**shops.places) as client:
+        client.adopt(shops.stream, checkpoint_location=f"{shops.folder}/plain", sinks=[sink], label="adopted")
+    shops.feed(1)
+    shops.run_plainly("plain")
+    shops.feed(1)
+    shops.run()
+    # The journal has no batch that plain Spark has run: the table goes back to the first snapshot.
+    shops.lose_the_directory()
+    shops.run(files_per_batch=2)
+    shops.run("adopted", files_per_batch=2)
+    shops.savepoint("last")
+    with Client(**shops.places) as client:
+        (exported,) = client.export(shops.stream, "last", to=f"{shops.folder}/exported").sinks
+        (early,) = client.export(shops.stream, "adopted", to=f"{shops.folder}/early").sinks
+    assert exported.is_ready, exported
+    assert not early.is_ready, early
+    shops.feed(1)
+    shops.run_plainly("exported")
 
 
 def in_flight(shops: Shops, *, state_too: bool) -> None:

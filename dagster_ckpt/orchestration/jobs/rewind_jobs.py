@@ -86,8 +86,9 @@ class AdoptConfigSchema(dg.Config):
     )
     sinks: list[str] = Field(
         default=[],
-        description="Where the query writes: a folder of files, a Delta table by its path, or Spark's name of the "
-        "sink. With the log of its file sink, the first snapshot can be restored exactly.",
+        description="Where the query writes: a folder of files, a Delta table by its path, or an Iceberg table "
+        "as IcebergTable[lake.sales.orders]. With the log of its file sink, the first snapshot can be restored "
+        "exactly.",
     )
     in_place: bool = Field(
         default=False, description="Continue in the directory itself, instead of in a copy among the live directories."

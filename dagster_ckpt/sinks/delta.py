@@ -54,7 +54,7 @@ class DeltaCommit:
         batches: Batches by the id of their query (`txn` actions).
         restored_to: The version whose files it restored, for a RESTORE.
         empties: Whether it removed all rows.
-        is_roll_back: Whether this package committed it to undo batches; a restore does not say so.
+        is_roll_back: Whether this package committed it to undo batches.
         changes: Whether it changed rows, or the table's schema or settings.
     """
 
@@ -122,7 +122,7 @@ def plan_table_roll_back(
         if commit.empties and wanted < 0:
             # The table is as before the first version.
             break
-        if commit.restored_to is not None or (commit.empties and commit.is_roll_back):
+        if commit.is_roll_back and (commit.restored_to is not None or commit.empties):
             target, others = wanted, [*others, *foreign]
             break
         if commit.batch_of(own) is not None:

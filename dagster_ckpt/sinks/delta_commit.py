@@ -19,7 +19,7 @@ from dagster_ckpt.spark.query.session import active_in_thread
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The id under which a table records a roll-back that had nothing to undo, or that removed all rows.
+# The id under which a table records a roll-back, so that it is not taken for what others have undone or deleted.
 ROLL_BACK_ID = "dagster_ckpt roll-back"
 # Between the id of a query and the name of one of several writes of a batch.
 _NAME_FOLLOWS = "/"
@@ -66,13 +66,13 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
         newest = table.snapshot(decided_on)
         transaction = table.transaction(newest)
         if version < 0:
-            # Marked, so that it is not taken for rows that others have deleted.
             emptied = [table.roll_back_mark(decided_on), *table.removals(table.files(newest))]
             table.commit(transaction, emptied, table.operation("Truncate"))
             return
         wanted = table.snapshot(version)
         kept, there = table.files(wanted), table.files(newest)
         actions = [
+            table.roll_back_mark(decided_on),
             *table.additions(kept.join(there, _KEY, "left_anti"), version),
             *table.removals(there.join(kept, _KEY, "left_anti")),
             *table.domains(wanted, newest),

@@ -20,6 +20,8 @@ from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, 
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 
 QUERY = "11111111-2222"
+# What the package names its roll-backs in the cases, and Delta in its log.
+OF_THE_PACKAGE = {"EMPTIED": "TRUNCATE", "RESTORED": "RESTORE"}
 
 
 def write_delta(table: Path, commits: Sequence[tuple[str, int] | str], *, first: int = 0) -> None:
@@ -34,8 +36,8 @@ def write_delta(table: Path, commits: Sequence[tuple[str, int] | str], *, first:
         else:
             operation, _, version_to = commit.partition(" ")
             parameters = {"version": version_to} if version_to else {}
-            if operation == "EMPTIED":
-                operation = "TRUNCATE"
+            if operation in OF_THE_PACKAGE:
+                operation = OF_THE_PACKAGE[operation]
                 actions.insert(0, {"txn": {"appId": ROLL_BACK_ID, "version": version - 1}})
             actions.insert(0, {"commitInfo": {"operation": operation, "operationParameters": parameters}})
         (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))

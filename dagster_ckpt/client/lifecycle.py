@@ -105,23 +105,25 @@ class LifecycleMethods(Connection):
         return lifecycle.cancel(self._open(stream), origin=self._origin, timeout_s=timeout_s)
 
     def preview_rewind(
-        self, stream: str, *, start_from: str | StartFrom = "latest", new_query_id: bool = False
+        self, stream: str, *, start_from: str | StartFrom = "latest", **options: Unpack[StartOptions]
     ) -> RewindPreview:
         """What a start would undo and process again, and the effect on each sink. Changes nothing.
 
         Args:
             stream: The stream; it may be running.
             start_from: As in `restart`.
-            new_query_id: As in `StartOptions`.
+            options: See `StartOptions`.
 
         Raises:
             SnapshotNotFoundError: The named snapshot does not exist.
             LiveDirectoryError: There is no state to start from, or the batch is not retained.
+            StateRewriteError: The state cannot be rewritten to `state_partitions`.
+            UnsupportedSparkError: The installed Spark cannot rewrite state.
         """
         from dagster_ckpt.operations import lifecycle
-        from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+        from dagster_ckpt.stream.start_from import StartPoint
 
-        point = StartFrom.parse(start_from, new_query_id=new_query_id) if isinstance(start_from, str) else start_from
+        point = _start_from(start_from, options)
         if point.point is StartPoint.EMPTY:
             # A preview discards no state, so it needs no confirmation.
             point = replace(point, discard_state=True)

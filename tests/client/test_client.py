@@ -297,6 +297,8 @@ class TestVerbs:
 
         assert preview.plan.kind is RecoveryKind.RESTORE
         assert client.preview_rewind(STREAM, start_from="empty").plan.kind is RecoveryKind.START_EMPTY
+        with pytest.raises(OptionError, match="state_partitions is 0"):
+            client.preview_rewind(STREAM, state_partitions=0)
         assert client.describe_stream(STREAM).requests == ()
 
     def test_a_start_is_requested(self, golden: GoldenStream, client: Client) -> None:

@@ -308,6 +308,10 @@ NEW_QUERY_ID = (
     "With a rewind: continue as a new query, so that sinks which remember query ids (Delta, Iceberg) "
     "write the rewound batches again instead of skipping them."
 )
+STATE_PARTITIONS = (
+    "Rewrite the state to this number of partitions, 1 to 32768, before the query starts. Spark keeps "
+    "the number of the first batch otherwise. Needs Spark 4.2 or later."
+)
 
 
 class StartConfig(dg.Config):
@@ -346,11 +350,7 @@ class StartConfig(dg.Config):
         description='Where Kafka sources continue, as JSON: {"orders": {"0": 124}} skips to a record, and '
         '{"orders": "2026-11-23T07:00:00Z"} to a time. Only with a snapshot or batch-<n>.',
     )
-    state_partitions: int | None = Field(
-        default=None,
-        description="Rewrite the state to this number of partitions, 1 to 32768, before the query starts. Spark keeps "
-        "the number of the first batch otherwise. Needs Spark 4.2 or later.",
-    )
+    state_partitions: int | None = Field(default=None, description=STATE_PARTITIONS)
 
     def parsed(self) -> StartFrom:
         """The starting point.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 from dagster_ckpt.spark.versions import SparkRelease, installed_release
 from tests.support.maven import from_maven, java
 
-BROKER = ("org.apache.kafka", "kafka_2.13", "3.9.1")
+# Another broker: `KAFKA_BROKER=4.4.0`.
+BROKER = ("org.apache.kafka", "kafka_2.13", os.environ.get("KAFKA_BROKER", "3.9.1"))
 # Scala, the connector, and the module for its tokens, which no test here uses: the newest of each that Maven Central
 # has for a release of Spark. There is none for 4.3; that of 4.2 talks to it as well.
 CONNECTORS = {

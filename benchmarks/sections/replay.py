@@ -45,8 +45,10 @@ def _measure(bench: Bench) -> Findings:
             ("bytes", *(f"{each:.0f}" for each in size)),
         ),
     )
+    more = (statistics.median(walls[REPLAYED]) - statistics.median(walls[FIRST_TIME])) / BATCHES
     targets = (
-        at_most(f"replay of {BATCHES} lost batches / the same batches the first time", 1.5, ratios[REPLAYED]),
+        # Each replayed batch is a query of its own, because Spark runs only the last batch of an offset log again.
+        at_most("replay: seconds that a batch takes more than the first time", 1.0, more),
         at_most("journal: a write / a batch", 0.05, write[0] * BATCHES / statistics.median(walls[FIRST_TIME])),
     )
     return Findings((batches, journal), targets, {})

@@ -69,17 +69,24 @@ class JvmWatch:
             waited_ms = waited_ms + look_ms if call is not None and call is before else 0.0
             before = call
             if waited_ms >= self._limit_ms:
-                self._end()
-                return
+                self._end(call)
+                if self._ended is not None:
+                    return
+                waited_ms = 0.0
 
-    def _end(self) -> None:
+    def _end(self, call: object) -> None:
         assert self._jvm is not None
+        # First, because a JVM that runs with -Xrs ends at SIGQUIT.
         self._ended = (
             f"its JVM, process {self._jvm.pid}, did not answer for {rounded_duration(self._limit_ms)} and was killed"
         )
         with suppress(ProcessLookupError, PermissionError):
             self._jvm.send(signal.SIGQUIT)
             self._over.wait(_PRINT_S)
+            if self._call() is not call and self._jvm.liveness() is Liveness.ALIVE:
+                # It has answered after all.
+                self._ended = None
+                return
             self._jvm.send(signal.SIGKILL)
         log_transition(
             self._stream_id,

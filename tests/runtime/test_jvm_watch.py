@@ -12,6 +12,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.errors import QueryStalledError
+from dagster_ckpt.runtime import jvm_watch
 from dagster_ckpt.runtime.jvm_watch import JvmWatch
 from dagster_ckpt.stream.liveness import ProcessIdentity
 from tests.support.played_query import PlayedQuery, Stage
@@ -22,7 +23,11 @@ LOOKS_WITHIN_THE_LIMIT = 4
 
 @pytest.fixture
 def jvm() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "600"]) as process:
+    # A JVM prints its stacks at SIGQUIT.
+    ignores_quit = ["sh", "-c", "trap '' QUIT; echo ready; exec sleep 600"]
+    with subprocess.Popen(ignores_quit, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         yield process
         process.kill()
 
@@ -51,6 +56,18 @@ class Calls:
     ids=["many calls that return", "a call that returned just in time", "no call"],
 )
 def test_a_jvm_that_answers_is_left_alone(jvm: subprocess.Popen[bytes], calls: Calls) -> None:
+    with JvmWatch("orders", ProcessIdentity.of(jvm.pid), calls, limit_ms=LIMIT_MS) as watch:
+        assert calls.all_seen.wait(60)
+
+    assert watch.ended is None
+    assert jvm.poll() is None
+
+
+def test_a_jvm_that_answers_while_it_prints_its_stacks_is_left_alone(
+    jvm: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jvm_watch, "_PRINT_S", 0.01)
+    calls = Calls(*["one"] * (LOOKS_WITHIN_THE_LIMIT + 1), *[None] * LOOKS_WITHIN_THE_LIMIT)
     with JvmWatch("orders", ProcessIdentity.of(jvm.pid), calls, limit_ms=LIMIT_MS) as watch:
         assert calls.all_seen.wait(60)
 

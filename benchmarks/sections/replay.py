@@ -47,7 +47,7 @@ def _measure(bench: Bench) -> Findings:
     )
     more = (statistics.median(walls[REPLAYED]) - statistics.median(walls[FIRST_TIME])) / BATCHES
     targets = (
-        # Each replayed batch is a query of its own, because Spark runs only the last batch of an offset log again.
+        # A separate query replays each batch: Spark repeats only the last batch of an offset log.
         at_most("replay: seconds that a batch takes more than the first time", 1.0, more),
         at_most("journal: a write / a batch", 0.05, write[0] * BATCHES / statistics.median(walls[FIRST_TIME])),
     )

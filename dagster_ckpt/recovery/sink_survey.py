@@ -175,8 +175,8 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
             anothers = unexpected_file(new, old, logs[old]) if at_hand.last_batch is None else None
             if anothers is not None:
                 raise SharedSinkError(
-                    f"No rows are copied to {new}: {anothers} exists there, and Spark would no longer read it beside a "
-                    "log that does not list it. Name an empty folder."
+                    f"No rows are copied to {new}: {anothers} exists there, and Spark ignores every file that the log "
+                    "of a file sink does not list. Name an empty folder."
                 )
             past = past_of(at_hand, copied_files(old, new, logs[old]))
             facts = replace(facts, last=at_hand.last_batch, past=past)

@@ -144,19 +144,23 @@ class Supervisor:
         """Supervise the query until it ends for any reason. On return it is stopped."""
         try:
             with self._jvm_watch:
-                while self._end is None:
-                    try:
-                        self._step()
-                    except LeaseLostError as error:
-                        # The catalog refused a write.
-                        self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
-                    except Exception:
-                        if self._jvm_watch.ended is None:
-                            raise
-                        self._end = QueryEnd(EndKind.STALLED, self._jvm_watch.ended)
+                return self._until_the_end()
+        except Exception:
+            if self._jvm_watch.ended is None:
+                raise
+            self._end = QueryEnd(EndKind.STALLED, self._jvm_watch.ended)
             return self._end
         finally:
             self._close()
+
+    def _until_the_end(self) -> QueryEnd:
+        while self._end is None:
+            try:
+                self._step()
+            except LeaseLostError as error:
+                # The catalog refused a write.
+                self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
+        return self._end
 
     def _step(self) -> None:
         terminated = self._wait()

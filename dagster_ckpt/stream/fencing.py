@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import LeaseRecord
@@ -147,12 +144,7 @@ def _end_jvm(
     if jvm.pid in (own_jvm_pid, os.getpid()) or any(other.stream_id != before.stream_id for other in others):
         return False
     still_mine()
-    with suppress(ProcessLookupError, PermissionError):
-        jvm.send(signal.SIGKILL)
-    deadline = time.monotonic() + JVM_GRACE_S
-    while jvm.liveness() is Liveness.ALIVE and time.monotonic() < deadline:
-        time.sleep(0.05)
-    has_ended = jvm.liveness() is Liveness.ENDED
+    has_ended = jvm.kill(within_s=JVM_GRACE_S)
     if has_ended:
         log_transition(
             before.stream_id,

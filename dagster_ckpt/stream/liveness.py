@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -118,6 +119,15 @@ class ProcessIdentity:
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
+
+    def kill(self, *, within_s: float) -> bool:
+        """Kill exactly this process with SIGKILL; returns whether it has provably ended within a time."""
+        with suppress(ProcessLookupError, PermissionError):
+            self.send(signal.SIGKILL)
+        deadline = time.monotonic() + within_s
+        while self.liveness() is Liveness.ALIVE and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.liveness() is Liveness.ENDED
 
 
 def boot_id() -> str:

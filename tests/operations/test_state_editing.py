@@ -76,8 +76,10 @@ def test_a_key_is_forgotten_in_a_savepoint_of_its_own(spark: SparkSession, golde
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     at_nine = StateEdit(forget="k = 2 AND hour(timestamp_seconds(k)) = 9")
 
-    done = client.edit_state(STREAM, at_nine, reason="request 4711", label="forgotten", spark=spark)
-    spark.conf.unset("spark.sql.session.timeZone")
+    try:
+        done = client.edit_state(STREAM, at_nine, reason="request 4711", label="forgotten", spark=spark)
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
 
     assert content(golden.live) == live
     assert old.items() <= content(golden.root / "savepoints").items()

@@ -33,7 +33,7 @@ def jvm() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Calls:
-    """Plays the calls of a query, one for each look, and tells when it has been looked at often enough."""
+    """Returns the given calls one by one, and reports when all were returned."""
 
     def __init__(self, *calls: object | None) -> None:
         self._calls = [*calls]
@@ -72,6 +72,31 @@ def test_a_jvm_that_answers_while_it_prints_its_stacks_is_left_alone(
         assert calls.all_seen.wait(60)
 
     assert watch.ended is None
+    assert jvm.poll() is None
+
+
+def test_an_error_while_a_jvm_that_answered_prints_its_stacks_stops_the_query(
+    stage: Callable[..., Stage], jvm: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease must not be released with a query that runs."""
+    is_suspected = threading.Event()
+    monkeypatch.setattr(ProcessIdentity, "send", lambda *_: is_suspected.set())
+
+    class Answering(PlayedQuery):
+        def wait(self, timeout_s: float) -> bool:
+            self.call = "wait"
+            assert is_suspected.wait(60)
+            self.call = None
+            raise ValueError("of something else")
+
+    query = Answering()
+    play = stage(query)
+    play.stream = replace(play.stream, stall_timeout_ms=LIMIT_MS)
+
+    with pytest.raises(ValueError, match="of something else"):
+        play.run(jvm_pid=jvm.pid)
+
+    assert query.stopped
     assert jvm.poll() is None
 
 

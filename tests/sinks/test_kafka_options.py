@@ -252,7 +252,7 @@ def execution(
         ("never started", [], 7, Past()),
         ("not yet at its first batch", [execution(HERE, None)], 7, Past()),
         ("ended between two batches", [execution(HERE, None), execution(HERE, 6)], 6, Past()),
-        ("which was long ago", [execution(HERE, None), execution(HERE, 6, at_ms=9)], 6, Past(may_be_forgotten=True)),
+        ("which was long ago", [execution(HERE, None), execution(HERE, 6, at_ms=9)], 6, Past(may_lack_markers=True)),
         ("killed within a batch", [execution(HERE, None), execution(HERE, 6)], 7, Past(has_written=True)),
         ("goes on in another directory", [execution(HERE, 8, OTHER_LIVE)], 6, Past(has_written=True)),
         ("with a new query id", [execution(HERE, 8, OTHER_LIVE, "query-0")], 6, Past()),

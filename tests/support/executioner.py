@@ -16,7 +16,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-# Every change of files and of the catalog by which one step follows another.
+# What a start changes in storage and in the catalog.
 CHANGES: tuple[tuple[Any, str], ...] = (
     (LocalFileIO, "write"),
     (LocalFileIO, "place"),
@@ -30,12 +30,12 @@ CHANGES: tuple[tuple[Any, str], ...] = (
 
 
 class Executioner:
-    """Lets so many changes of the world pass, and kills the process before the next.
+    """Kills the process before the n-th call of functions that change something.
 
     Args:
-        patch: Ends the killing.
-        passing: How many pass.
-        changes: The functions that change it.
+        patch: Undoes the patching.
+        passing: How many calls succeed before.
+        changes: The functions, each with its owner; default: `CHANGES`.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, passing: int, *changes: tuple[Any, str]) -> None:

@@ -134,7 +134,7 @@ def back_and_forth(shops: Shops) -> None:
 
 
 def adopted(shops: Shops, sink: str) -> None:
-    """A query of plain Spark is adopted, loses its directory, goes back, and goes on as plain Spark."""
+    """A plain Spark query is adopted, loses its directory, is rewound, exported, and continued by plain Spark."""
     shops.feed(3)
     shops.run_plainly("plain")
     with Client(**shops.places) as client:

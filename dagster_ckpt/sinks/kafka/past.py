@@ -24,13 +24,13 @@ class Past:
     Attributes:
         places: Other topics and prefixes with which the stream has written since its last batch at this one.
         has_written: Whether the query has written, and its next batch may be one of those: then it has markers.
-        may_be_forgotten: Whether the query has written so long ago that Kafka may have deleted its markers, and its
-            next batch is none of those.
+        may_lack_markers: Whether Kafka may have deleted the markers since the last batch. Only true if the query has
+            no planned batch: that one could be in the topic.
     """
 
     places: tuple[tuple[str, str], ...] = ()
     has_written: bool = False
-    may_be_forgotten: bool = False
+    may_lack_markers: bool = False
 
 
 def place_in(sink: str) -> KafkaPlace | None:
@@ -74,4 +74,4 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
     # before may be, and so may one after a snapshot that was restored.
     is_new = wrote_from_here and positions.offset == positions.commit
     is_long_ago = now_ms - wrote_at_ms > KEPT_FOR_MS
-    return Past(tuple(places), wrote and not is_new, may_be_forgotten=wrote and is_new and is_long_ago)
+    return Past(tuple(places), wrote and not is_new, may_lack_markers=wrote and is_new and is_long_ago)

@@ -87,7 +87,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
         raise OptionError("Transactions need confluent-kafka. Run: pip install 'dagster-ckpt[kafka]'.") from error
     refuse_shared_threads(session_of(writer))
     past = past_of(place, owner.executions(), live, now_ms=time.time() * 1000)
-    if past.may_be_forgotten:
+    if past.may_lack_markers:
         # Once Spark has planned a batch, a start without markers is refused: the batch may be in the topic.
         await_topic(client_properties(place.client), place.topic)
     return writer.foreachBatch(TransactionalBatches(place, owner, live, past))

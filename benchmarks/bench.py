@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.live_directories import KeptDirectory, Shape, kept_directory
 from benchmarks.machine import describe_machine
@@ -100,3 +103,16 @@ class Section:
 def first_line(*command: str) -> str:
     """First line of what a program says of its version."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
+
+
+def measured_by(program: str, *arguments: object) -> Any:
+    """Run a module of the bench as a process of its own; returns the JSON of its last line.
+
+    Raises:
+        RuntimeError: It failed; with the end of what it printed.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{program}", *map(str, arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-8_000:]}")
+    return json.loads(done.stdout.splitlines()[-1])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from dagster_ckpt import CheckpointConfig, Client, run_stream
 from dagster_ckpt.catalog import journal
 from dagster_ckpt.catalog.journal import JournalRecords, PlannedBatch
 from dagster_ckpt.catalog.records import LeaseRecord
+from tests.support.small_spark import lose
 
 BATCHES, ROWS_OF_A_BATCH, PARTITIONS = 20, 50_000, 4
 # Before the savepoint.
@@ -95,7 +95,7 @@ class Lost:
     def lose_the_directory(self) -> None:
         """Delete every live directory."""
         for live in (self.folder / "live" / STREAM).glob("live-*"):
-            shutil.rmtree(live)
+            lose(live)
 
     def play(self) -> dict[str, float]:
         """Run batches, lose them, and get them back, in both ways."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 
-from benchmarks.bench import Bench, Findings, Section
+from benchmarks.bench import Bench, Findings, Section, measured_by
 from benchmarks.kafka_sinks import (
     BATCHES,
     BYTES_OF_A_VALUE,
@@ -23,9 +20,7 @@ from benchmarks.results import Table, at_least
 
 def _measure(bench: Bench) -> Findings:
     folder = bench.repetition(0)
-    command = [sys.executable, "-m", "benchmarks.kafka_sinks", str(folder), str(bench.repetitions)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    windows = [Window(**window) for window in json.loads(done.stdout.splitlines()[-1])]
+    windows = [Window(**window) for window in measured_by("kafka_sinks", folder, bench.repetitions)]
     speeds = {
         sink.name: [window.rows / window.trigger_s for window in windows if window.sink == sink.name] for sink in SINKS
     }

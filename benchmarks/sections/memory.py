@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from benchmarks.bench import Bench, Findings, Section
+from benchmarks.bench import Bench, Findings, Section, measured_by
 from benchmarks.driver_memory import BATCHES, PARTITIONS, Step
 from benchmarks.results import Table, Target, at_most, seconds
 
@@ -19,9 +16,7 @@ def _measure(bench: Bench) -> Findings:
     steps = {}
     for number, sst_bytes in enumerate(SST_BYTES):
         folder = bench.repetition(number)
-        command = [sys.executable, "-m", "benchmarks.driver_memory", str(folder), str(sst_bytes)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        steps[sst_bytes] = [Step(**step) for step in json.loads(done.stdout.splitlines()[-1])]
+        steps[sst_bytes] = [Step(**step) for step in measured_by("driver_memory", folder, sst_bytes)]
     tables = tuple(_table(f"{PARTITIONS * size / 1e6:.0f} MB of SSTs", found) for size, found in steps.items())
     return Findings(tables, _targets([step for found in steps.values() for step in found]), {})
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from benchmarks.bench import Bench, Findings, Section
+from benchmarks.bench import Bench, Findings, Section, measured_by
 from benchmarks.measuring import paired_ratio
 from benchmarks.replayed import BATCHES, FIRST_TIME, PARTITIONS, REPLAYED, ROWS_OF_A_BATCH, Measured
 from benchmarks.results import Table, at_most, seconds
 
 
 def _measure(bench: Bench) -> Findings:
-    command = [sys.executable, "-m", "benchmarks.replayed", str(bench.repetition(0)), str(bench.repetitions)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    found = Measured(**json.loads(done.stdout.splitlines()[-1]))
+    found = Measured(**measured_by("replayed", bench.repetition(0), bench.repetitions))
     walls = found.walls
     ratios = {what: paired_ratio(per_round, walls[FIRST_TIME]) for what, per_round in walls.items()}
     batches = Table(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from benchmarks.bench import MILLION, Bench, Findings, Section
+from benchmarks.bench import MILLION, Bench, Findings, Section, measured_by
 from benchmarks.results import Table, Target, at_most, seconds
 from benchmarks.rewritten_state import CHANGES, PARTITIONS, Step
 from dagster_ckpt.spark.versions import Feature, installed_release
@@ -22,9 +19,7 @@ def _measure(bench: Bench) -> Findings:
     installed_release().require(Feature.STATE_REWRITER, "This section (run it with SPARK=4.3)")
     found = {}
     for number, keys in enumerate(KEYS):
-        command = [sys.executable, "-m", "benchmarks.rewritten_state", str(bench.repetition(number)), str(keys)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found[keys] = [Step(**step) for step in json.loads(done.stdout.splitlines()[-1])]
+        found[keys] = [Step(**step) for step in measured_by("rewritten_state", bench.repetition(number), keys)]
     return Findings(tuple(_table(keys, steps) for keys, steps in found.items()), _targets(found[MILLION]), {})
 
 

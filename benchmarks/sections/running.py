@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 
-from benchmarks.bench import Bench, Findings, Section
+from benchmarks.bench import Bench, Findings, Section, measured_by
 from benchmarks.measuring import paired_ratio
 from benchmarks.results import Table, at_least
 from benchmarks.running_query import BATCHES_OF_A_WINDOW, KEYS, PARTITIONS, ROUND, Window
@@ -20,9 +17,7 @@ ROUNDS_OF_A_REPETITION = 3
 def _measure(bench: Bench) -> Findings:
     folder = bench.repetition(0)
     rounds = ROUNDS_OF_A_REPETITION * bench.repetitions
-    command = [sys.executable, "-m", "benchmarks.running_query", str(folder), str(rounds)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    windows = [Window(**window) for window in json.loads(done.stdout.splitlines()[-1])]
+    windows = [Window(**window) for window in measured_by("running_query", folder, rounds)]
     of_rounds = [windows[first : first + len(ROUND)] for first in range(0, len(windows), len(ROUND))]
     with_snapshots = [_together(window for window in windows if window.snapshots) for windows in of_rounds]
     without = [_together(window for window in windows if not window.snapshots) for windows in of_rounds]

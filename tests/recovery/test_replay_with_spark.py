@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import RestoreError
 from dagster_ckpt.runtime import start as starting
 from tests.support.log_lines import collecting
-from tests.support.small_spark import lay_file, small_spark
+from tests.support.small_spark import lay_file, lose, small_spark
 
 pytestmark = pytest.mark.spark
 
@@ -72,7 +71,7 @@ class Orders:
 
     def lose_the_directory(self) -> None:
         for live in (self.folder / "live/orders").glob("live-*"):
-            shutil.rmtree(live)
+            lose(live)
 
     @property
     def log(self) -> dict[str, list[str]]:

@@ -38,7 +38,7 @@ from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.query_bench import NO_DATA_BATCHES, Bench, Person, make_stream, when
-from tests.support.small_spark import small_spark
+from tests.support.small_spark import lose, small_spark
 
 pytestmark = pytest.mark.spark
 ORIGIN = "a test"
@@ -143,7 +143,7 @@ def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(be
     bench.run(lambda: any((snapshot.batch_id or 0) >= 2 for snapshot in bench.snapshots()))
     live = Path(bench.stream.catalog.streams.get("orders").live_directory or "")
     if damage == "deleted":
-        shutil.rmtree(live)
+        lose(live)
     elif damage == "a commit is missing":
         shutil.rmtree(live / "commits")
     else:

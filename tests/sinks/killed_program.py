@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -157,8 +156,7 @@ def at_each_step(spark: SparkSession, life: Life, random: Random) -> Iterator[di
         shops.feed(1)
         shops.run()
         if way == "latest":
-            for live in (shops.folder / "live" / shops.stream).glob("live-*"):
-                shutil.rmtree(live)
+            shops.lose_the_directory()
         within_ms = random.randint(0, LONGEST_COMMIT_MS)
         how = {"step": step, "when": when, "within_ms": within_ms, "start_from": way}
         killed.run_and_die(**how, files_per_batch=2, max_replayed_batches=0)

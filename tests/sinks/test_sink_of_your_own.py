@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from dagster_ckpt.sinks.guarantees import can_replay_a_batch
 from dagster_ckpt.sinks.registry import described_sink, forecast, sink_of
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, newest_batch, roll_back
 from dagster_ckpt.spark.query.description import NamedOutput
-from tests.support.small_spark import lay_file, small_spark
+from tests.support.small_spark import lay_file, lose, small_spark
 
 PAGE = Path(__file__).parents[2] / "docs/sinks.md"
 
@@ -124,7 +123,7 @@ def test_the_example_shows_each_row_once_wherever_the_stream_goes_back_to(sales:
         sales.run("batch-1", files_per_batch=3)
     elif how == "lost directory":
         for live in (sales.root / "live/sales").glob("live-*"):
-            shutil.rmtree(live)
+            lose(live)
         sales.run(files_per_batch=3)
     else:
         sales.run("empty", files_per_batch=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, Client, run_stream
 from dagster_ckpt.spark.query.table_names import table_of
-from tests.support.small_spark import lay_file
+from tests.support.small_spark import lay_file, lose
 
 ROOT = Path(__file__).parents[2]
 _MARK = "TOLD "
@@ -84,7 +83,7 @@ class Shops:
 
     def lose_the_directory(self) -> None:
         for live in (self.folder / "live" / self.stream).glob("live-*"):
-            shutil.rmtree(live)
+            lose(live)
 
     def lose_the_last_commit(self, *, state_too: bool) -> None:
         """As if the query had been killed after the table had the batch, and before its commit."""

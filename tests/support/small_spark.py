@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,3 +50,12 @@ def lay_file(folder: Path, number: int, rows: Iterable[Mapping[str, Any]]) -> No
     # Spark orders files by their times; out of order, rows would be late and dropped.
     os.utime(unfinished, (1_700_000_000 + number, 1_700_000_000 + number))
     unfinished.replace(folder / f"{number:04}.json")
+
+
+def lose(live: Path) -> None:
+    """Delete a live directory. A state store of the stopped query may still upload a file there."""
+    for _ in range(9):
+        shutil.rmtree(live, ignore_errors=True)
+        if not live.exists():
+            return
+    shutil.rmtree(live)

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, NothingCommittedError, StorageAccessError
+from dagster_ckpt.errors import CkptError, NothingCommittedError, StorageAccessError
 from dagster_ckpt.operations.verification import verify_snapshot
+from dagster_ckpt.recovery.examination import diagnose_live_directory
 from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_rewrite_id
-from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
-from dagster_ckpt.spark.doctor.checksums import KnownSnapshot
-from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.doctor.diagnosis import Diagnosis
 from dagster_ckpt.stream.handle import StreamHandle
 
 
@@ -90,12 +87,12 @@ def examine_live_directory(
             "canceled. Start it first, or give the directory."
         )
     snapshots = stream.catalog.snapshots.restorable(stream.stream_id)
-    diagnosis = diagnose(
+    diagnosis = diagnose_live_directory(
+        stream,
         LiveDirectory(location),
-        sinks=sinks_of(stream.catalog.executions.last_sinks(stream.stream_id)),
-        expected_query_id=snapshots[0].query_id if snapshots else None,
+        sinks=stream.catalog.executions.last_sinks(stream.stream_id),
         deep=deep,
-        snapshot=_known_snapshot(stream, snapshots, LiveDirectory(location)) if deep else None,
+        looks_back=True,
     )
 
     def problems(snapshot: SnapshotRecord) -> Sequence[str]:
@@ -105,36 +102,6 @@ def examine_live_directory(
     known = [batch for batch in (diagnosis.batch_id, reported) if batch is not None]
     choice = choose_snapshot(snapshots, newest_batch=max(known, default=None), problems=problems)
     return StreamExamination(stream.stream_id, diagnosis, choice)
-
-
-def _known_snapshot(
-    stream: StreamHandle, snapshots: Sequence[SnapshotRecord], live: LiveDirectory
-) -> KnownSnapshot | None:
-    """The newest snapshot of the timeline whose list of files can be read.
-
-    One from before a rewrite of the state has other files by the same names.
-    """
-    rewrite_id = _rewrite_of(live)
-    for snapshot in snapshots:
-        try:
-            manifest = stream.store.manifest(snapshot.location or "")
-        except StorageAccessError:
-            raise
-        except CkptError:
-            # Its problems are reported when a snapshot is chosen.
-            continue
-        if rewrite_of(manifest.header.properties) != rewrite_id:
-            continue
-        return KnownSnapshot(snapshot.location or "", manifest.header.batch_id, list(manifest.files))
-    return None
-
-
-def _rewrite_of(live: LiveDirectory) -> str | None:
-    try:
-        return parse_rewrite_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-    except (FileNotFoundError, LiveDirectoryError):
-        # Reported by the diagnosis.
-        return None
 
 
 def _problems(stream: StreamHandle, snapshot: SnapshotRecord, *, deep: bool) -> Sequence[str]:

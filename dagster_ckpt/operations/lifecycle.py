@@ -28,7 +28,8 @@ from dagster_ckpt.operations.requests import (
     snapshot_of,
     withdrawing,
 )
-from dagster_ckpt.recovery.damage import damage_of
+from dagster_ckpt.recovery.damage import is_suspicious
+from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
@@ -237,8 +238,10 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
                 ahead = preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan))
                 return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
         except CkptError as error:
-            damage = damage_of(error)
-            if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:
+            if plan.point is None or start_from.point is not StartPoint.LATEST or not is_suspicious(error):
+                raise
+            damage = Examiner(stream).damage_of_point(plan)
+            if damage is None:
                 raise
             # The start will skip it as well.
             failed = PointFailure(0, "preview", plan.point, damage.error, damage.detail, True, plan.to_batch, 0)

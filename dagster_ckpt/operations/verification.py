@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import (
     CkptError,
-    RestoreError,
     SnapshotCorruptError,
     SnapshotNotFoundError,
     StorageAccessError,
@@ -18,13 +15,8 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.recovery.snapshot_examination import snapshot_problems
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
-from dagster_ckpt.snapshot.store import SnapshotStore
-from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_entry
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.doctor.diagnosis import diagnose
-from dagster_ckpt.spark.doctor.finding import Code, Severity
 from dagster_ckpt.spark.state.reading import StateReader, StateRows
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding_location, is_named
@@ -35,11 +27,6 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 ALL = "all"
-# Content that determines which files belong together. For all other files name and length suffice.
-_READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
-_READ_SUFFIXES = (".zip", ".crc")
-# A restore rewrites these paths.
-_NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 # Receives how many of how many are done.
 Progress = Callable[[int, int], None]
@@ -182,13 +169,11 @@ def verify_snapshot(
 def _verify_snapshot(
     stream: StreamHandle, location: str, *, deep: bool, spark: SparkSession | None
 ) -> SnapshotVerification:
-    problems = stream.store.verify(location, deep=deep)
+    problems = snapshot_problems(stream.store, location, deep=deep)
     try:
         header = stream.store.manifest(location).header
     except (SnapshotNotFoundError, SnapshotCorruptError) as trouble:
         return SnapshotVerification(location, None, deep, tuple(problems or [str(trouble)]))
-    if not problems:
-        problems = layout_problems(stream.store, location)
     state = None
     if spark is not None and not problems:
         try:
@@ -212,66 +197,6 @@ def record_verification(stream: StreamHandle, verification: SnapshotVerification
     for snapshot in listed:
         if snapshot.location == verification.location:
             stream.catalog.snapshots.verified(snapshot.snapshot_id, problem)
-
-
-def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore of a snapshot would lack, without restoring its state.
-
-    Examines a hollow copy like a live directory: logs and metadata files are real, while all other
-    files have only names and lengths.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: A file that must be read is missing or was altered.
-    """
-    manifest = store.manifest(location)
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
-        root = Path(scratch)
-        for entry in manifest.files:
-            if entry.path.split("/")[0] == SINKS_FOLDER:
-                try:
-                    sink_entry(entry.path)
-                except RestoreError as trouble:
-                    return [f"{location}: {trouble}"]
-            elif not _must_be_read(entry.path):
-                _make_hollow(root / entry.path, entry.size)
-        store.extract(location, _writer(root), only=_must_be_read)
-        diagnosis = diagnose(LiveDirectory(str(root)), expected_query_id=manifest.header.query_id, deep=False)
-    found = [
-        f"{location}: {item.path}: {item.explanation.replace(f'file://{root}/', '')}"
-        for item in diagnosis.findings
-        if item.severity is Severity.ERROR and item.code not in _NOT_OF_A_SNAPSHOT
-    ]
-    if not found and diagnosis.batch_id != manifest.header.batch_id:
-        found.append(
-            f"The header of {location} names batch {manifest.header.batch_id}, but its files belong to batch "
-            f"{diagnosis.batch_id}. Use another snapshot."
-        )
-    return found
-
-
-def _must_be_read(path: str) -> bool:
-    parts = path.split("/")
-    is_note = "_metadata" in parts or "_stateSchema" in parts
-    # The header of a changelog with a unique id in its name lists the files before it.
-    is_lineage = path.endswith(".changelog") and "_" in parts[-1]
-    return parts[0] in _READ_FOLDERS or is_note or is_lineage or path.endswith(_READ_SUFFIXES)
-
-
-def _make_hollow(path: Path, size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as stream:
-        stream.truncate(size)
-
-
-def _writer(root: Path) -> Any:
-    def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-        path = root / entry.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as stream:
-            stream.writelines(chunks)
-
-    return write
 
 
 def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:

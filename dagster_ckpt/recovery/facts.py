@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotStatus, StreamRecord
+from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
+from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
@@ -29,6 +32,7 @@ def recovery_facts(
     is_automatic: bool = False,
     remembers: bool = True,
     output: NamedOutput | None = None,
+    examiner: Examiner | None = None,
 ) -> RecoveryFacts:
     """Gather everything that a recovery plan depends on. Changes nothing.
 
@@ -39,6 +43,8 @@ def recovery_facts(
         is_automatic: Whether no user requested this start.
         remembers: Whether to consider earlier recovery failures; a start by a user ignores them.
         output: Where the query to start will write; None if that is unknown.
+        examiner: Of a start. Unless all executions in the live directory ended in order, it then reads the state that
+            the query will load. None: only the logs and the metadata are read.
 
     Raises:
         SnapshotNotFoundError: The named snapshot belongs to another stream.
@@ -50,10 +56,13 @@ def recovery_facts(
     live = LiveDirectory(record.live_directory) if record.live_directory else None
     state = inspect_live_directory(live) if live is not None else None
     executions = catalog.executions.of_stream(stream.stream_id)
+    failures = _that_count(stream, executions) if remembers else []
+    if live is not None and state is not None and state.status is LiveStatus.GOOD:
+        deep = examiner is not None and (bool(failures) or not _last_ended_in_order(executions, live))
+        state = (examiner or Examiner(stream)).state_of(live, state, deep=deep)
     listed = catalog.snapshots.completed(stream.stream_id)
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
-    failures = catalog.recoveries.of_stream(stream.stream_id) if remembers else []
     # The state may belong to another catalog.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(
@@ -80,13 +89,35 @@ def recovery_facts(
     )
 
 
+_IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
+
+
+def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
+    """The recorded damage, without that which only the Spark of another version of the code has seen."""
+    versions = {each.execution_id: each.code_version for each in executions}
+    return [
+        failure
+        for failure in stream.catalog.recoveries.of_stream(stream.stream_id)
+        if failure.error != NOT_LOADABLE or versions.get(failure.execution_id) == stream.code_version
+    ]
+
+
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
     """Whether all executions in a live directory ended deliberately, without a reboot since then."""
     in_it = [each for each in executions if each.live_directory == live_directory]
     # An earlier failure may be due to damage that still exists, even if the next attempt was
     # canceled.
-    ends = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
-    return bool(in_it) and all(each.status in ends and each.boot_id == boot_id() for each in in_it)
+    return bool(in_it) and all(each.status in _IN_ORDER and each.boot_id == boot_id() for each in in_it)
+
+
+def _last_ended_in_order(executions: Sequence[ExecutionRecord], live: LiveDirectory) -> bool:
+    """Whether the last execution in a directory ended deliberately; its start has read what earlier ones left.
+
+    What a machine had not yet written when it went down is lost on its own disk only.
+    """
+    last = next((each for each in executions if each.live_directory == live.url), None)
+    same_boot = last is not None and (live.local_path is None or last.boot_id == boot_id())
+    return last is not None and last.status in _IN_ORDER and same_boot
 
 
 def _origin_batch_is_retained(record: StreamRecord) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,16 @@ from typing import Any
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
-# Number of tries; a third one is not made.
-TRIES = 2
+# Error of a live directory whose state Spark cannot load from a copy either, while it loads that of a snapshot.
+NOT_LOADABLE = "STATE_NOT_LOADABLE"
+# Errors that were found by reading a point. Earlier releases recorded others, taken from a message of Spark's.
+_PROVEN = {*(code.value for code in Code), "SnapshotCorruptError", "SnapshotNotFoundError", NOT_LOADABLE}
+
+
+_LIVE = "live:"
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class RecoveryPoint:
 
 def live_point(directory: str) -> str:
     """Name of the point for a live directory itself."""
-    return f"live:{directory}"
+    return f"{_LIVE}{directory}"
 
 
 def finish_point(directory: str) -> str:
@@ -65,16 +70,20 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 
 
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
-    """The points that are no longer tried, each with the reason.
+    """The points that are damaged, each with what was found there.
+
+    A live directory is examined at each start. What was found there before does not count, unless only Spark can see
+    it.
 
     Args:
         failures: Recovery failures, oldest first.
     """
-    tries = Counter((failure.point, failure.error) for failure in failures)
     return {
         failure.point: f"{failure.error}: {failure.detail}"
         for failure in failures
-        if failure.is_certain or tries[failure.point, failure.error] >= TRIES
+        if failure.error in _PROVEN
+        and failure.is_certain
+        and (failure.error == NOT_LOADABLE or not failure.point.startswith(_LIVE))
     }
 
 

@@ -12,6 +12,7 @@ from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
+from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
 from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
 from dagster_ckpt.runtime.start import Start, StartedQuery
@@ -74,6 +75,7 @@ class StreamRun:
         self._acquired = acquired
         self._settlement = Settlement(stream, request, lease)
         self._predecessor_ended = acquired.predecessor_ended
+        self._examiner = Examiner(stream)
 
     def until_the_end(self, execution_id: str) -> Outcome:
         """Execute the stream, again after each failure that its restart strategy allows a restart for.
@@ -124,6 +126,7 @@ class StreamRun:
                 start_from=start_from,
                 cause=cause,
                 predecessor_ended=self._predecessor_ended,
+                examiner=self._examiner,
             )
             try:
                 started = start.run()
@@ -143,9 +146,7 @@ class StreamRun:
             # For example the JVM was killed. This process cannot continue, but a new run can.
             self._settlement.failed(execution_id, f"{type(error).__name__}: {error}")
             raise
-        if end.kind is EndKind.FAILED:
-            start.note_failed_query(started.prepared.live, end)
-        return end
+        return start.examined(started, end) if end.kind is EndKind.FAILED else end
 
     def _supervise(self, execution_id: str, started: StartedQuery) -> QueryEnd:
         stream = self._stream

@@ -264,7 +264,7 @@ class Settlement:
         Raises:
             LeaseLostError: Another execution is the writer.
         """
-        reason = f"{type(error).__name__}: {error}"
+        reason = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         # A refused start is settled. After any other error the restart strategy decides.
         is_refused = isinstance(error, _REFUSALS)
         self.failed(execution_id, reason, settled=is_refused)

@@ -1,6 +1,7 @@
 """Starting a query: check the request, fence the predecessor, choose a recovery point, prepare the live directory.
 
-A recovery point that turns out to be damaged is noted in the catalog, and the start tries the next one.
+If a start fails, the point that it began from is examined. One that is found to be damaged is noted in the catalog, and
+the start tries the next one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.errors import (
+    CkptError,
     LeaseLostError,
     LiveDirectoryError,
     RestoreError,
     StateRewriteError,
 )
-from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
+from dagster_ckpt.recovery.damage import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
+from dagster_ckpt.recovery.examination import Damage, Examiner, describe_point, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
@@ -101,6 +104,7 @@ class Start:
         start_from: Where to start.
         cause: Whether a user or a restart started this execution.
         predecessor_ended: Whether the previous execution can no longer write anything.
+        examiner: Examines the points that this run starts from.
     """
 
     def __init__(
@@ -114,8 +118,10 @@ class Start:
         start_from: StartFrom,
         cause: StartCause,
         predecessor_ended: bool,
+        examiner: Examiner,
     ) -> None:
         self._stream = stream
+        self._examiner = examiner
         self._request = request
         self._acquired = acquired
         self._lease = lease
@@ -158,9 +164,21 @@ class Start:
             stream.catalog.recoveries.forget(self._lease.record)
         return self._start_at_best_point()
 
-    def note_failed_query(self, live: LiveDirectory, end: QueryEnd) -> None:
-        """After the started query failed: note if its live directory is damaged, so that the next start avoids it."""
-        self._note_damage(live, damage_in(end.trace or end.reason))
+    def examined(self, started: StartedQuery, end: QueryEnd) -> QueryEnd:
+        """After the started query failed: its end, with what an examination of its live directory found.
+
+        Damage is noted, so that the next start chooses another point.
+        """
+        live = started.prepared.live
+        if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
+            return end
+        try:
+            damage = self._examine(live)
+            found = _told(f"The live directory {live.url}", damage)
+        except CkptError as error:
+            # Nothing is known, so nothing is given up.
+            found = f"The live directory {live.url} could not be examined after the failure: {error}"
+        return replace(end, reason=f"{end.reason}\n{found}")
 
     def _still_mine(self) -> None:
         self._watch()
@@ -170,6 +188,7 @@ class Start:
         """Start the query at the best recovery point. If that one is damaged, try the next one."""
         stream = self._stream
         output = named_output(self._request.describe()) if self._request.describe is not None else None
+        given_up: set[str] = set()
         while True:
             facts = self._facts(output)
             plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
@@ -192,14 +211,31 @@ class Start:
                     self._watch()
                     return StartedQuery(plan, prepared, self._request.start_query(prepared.live))
             except Exception as error:
-                damage = damage_of(error)
                 # A point that the user named is never replaced by another one.
-                if damage is None or plan.point is None or self._start_from.point is not StartPoint.LATEST:
+                if plan.point is None or self._start_from.point is not StartPoint.LATEST or not is_suspicious(error):
                     raise
-                if prepared is None:
-                    self._note_failure(plan.point, damage, plan.to_batch, plan=plan)
-                else:
-                    self._note_damage(prepared.live, damage)
+                if plan.point in given_up or not self._gives_up(plan, prepared, error):
+                    raise
+                given_up.add(plan.point)
+
+    def _gives_up(self, plan: RecoveryPlan, prepared: PreparedStart | None, error: Exception) -> bool:
+        """Whether a start failed because the point that it began from is damaged. If so, that is noted."""
+        live = prepared.live if prepared is not None else None
+        if live is None and not isinstance(error, CkptError):
+            # Of the description of the query: nothing of the point has been used.
+            return False
+        try:
+            damage = self._examiner.damage_of_point(plan) if live is None else self._examine(live)
+        except CkptError as trouble:
+            # Nothing is known, so nothing is given up.
+            error.add_note(f"What the start began from could not be examined after the failure: {trouble}")
+            return False
+        if damage is None:
+            error.add_note(_told(describe_point(plan, live), None))
+            return False
+        if live is None:
+            self._note_failure(plan.point or "", damage, plan.to_batch, plan=plan)
+        return True
 
     def _facts(self, output: NamedOutput | None) -> RecoveryFacts:
         return recovery_facts(
@@ -208,6 +244,7 @@ class Start:
             predecessor_ended=self._predecessor_ended,
             is_automatic=self._cause is not StartCause.MANUAL,
             output=output,
+            examiner=self._examiner,
         )
 
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
@@ -225,6 +262,8 @@ class Start:
             self._check_loss(preview_rewind(stream, facts, plan, output))
         query_plan = self._check_plan(plan)
         refuse_shared_folder(stream, output)
+        if plan.kind in (RecoveryKind.RESUME, RecoveryKind.CLONE):
+            refuse_broken_sinks(stream, LiveDirectory(facts.stream.live_directory or ""), output)
         self._watch()
         return Checked(query_plan, rewrite)
 
@@ -337,18 +376,21 @@ class Start:
             noted["sinks"] = [sink.name]
         self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
 
-    def _note_damage(self, live: LiveDirectory, damage: Damage | None) -> None:
-        """Note that the query cannot resume in a live directory, so that the next start chooses another point."""
+    def _examine(self, live: LiveDirectory) -> Damage | None:
+        """Examine the directory in which a query failed. Damage of it, and of what it was made from, is noted."""
+        damage = self._examiner.damage_of_live(live)
         if damage is None:
-            return
+            return None
         with suppress(LeaseLostError):
             self._note_failure(live_point(live.url), damage, None)
             record = self._stream.catalog.streams.get(self._stream.stream_id)
-            origin = point_of_origin(record.origin) if record.live_directory == live.url else None
-            if origin is not None:
-                # A second restore from the same point may succeed. If it fails the same way, the point is damaged too.
-                at_batch = record.origin.batch_id if record.origin is not None else None
-                self._note_failure(origin, replace(damage, is_certain=False), at_batch)
+            origin = record.origin if record.live_directory == live.url else None
+            point = point_of_origin(origin)
+            # Damage that it already had comes back each time that the directory is made from it.
+            inherited = self._examiner.damage_of_origin(record) if point is not None else None
+            if origin is not None and point is not None and inherited is not None:
+                self._note_failure(point, inherited, origin.batch_id)
+        return damage
 
     def _note_failure(
         self, point: str, damage: Damage, batch_id: int | None, *, plan: RecoveryPlan | None = None
@@ -359,11 +401,20 @@ class Start:
             point,
             error=damage.error,
             detail=damage.detail,
-            is_certain=damage.is_certain,
+            is_certain=True,
             batch_id=batch_id,
             rewound_batches=plan.rewound_batches if plan is not None else None,
             rewound_ms=plan.rewound_ms if plan is not None else None,
         )
+
+
+def _told(what: str, damage: Damage | None) -> str:
+    if damage is not None:
+        return f"{what} was examined after the failure and is damaged: {damage.detail}"
+    return (
+        f"{what} was examined after the failure and is intact, so nothing of it is given up: the cause lies in the "
+        "code, a source, a sink or the environment."
+    )
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:

@@ -9,7 +9,7 @@ from typing import Any
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, check_pinned_provider, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
 from dagster_ckpt.spark.doctor.checksums import (
@@ -131,7 +131,7 @@ class Diagnosis:
         in_flight: The batch that is planned and not committed, or None.
         findings: The findings, the worst first.
         good_back_to: The newest committed batch after which a resume finds everything that it
-            needs, or None.
+            needs, or None; None too if that was not looked for.
     """
 
     url: str
@@ -169,6 +169,7 @@ def diagnose(
     expected_query_id: str | None = None,
     deep: bool = True,
     snapshot: KnownSnapshot | None = None,
+    looks_back: bool = True,
 ) -> Diagnosis:
     """Examine a live directory without changing it; a query may be running in it.
 
@@ -180,8 +181,9 @@ def diagnose(
         sinks: The query's sinks; they are compared with the checkpoint.
         expected_query_id: The id of the stream's query; None if unknown.
         deep: Read the content of every state file that a resume needs, and examine older state
-            snapshots. Otherwise check names and sizes only.
-        snapshot: A snapshot of this directory, to compare its files with if `deep`.
+            snapshots. Otherwise check their names and sizes only; the logs are read in either case.
+        snapshot: A snapshot of this directory, to compare its logs with, and its state files if `deep`.
+        looks_back: Find out how far back it is intact, which reads everything again.
 
     Raises:
         StorageAccessError: The directory cannot be reached, so it cannot be examined.
@@ -207,7 +209,7 @@ def diagnose(
         batch_id=subject.commit,
         in_flight=in_flight,
         findings=tuple(findings),
-        good_back_to=good_back_to(live, sinks=sinks, deep=deep, damaged=_damaged(findings)),
+        good_back_to=good_back_to(live, sinks=sinks, deep=deep, damaged=_damaged(findings)) if looks_back else None,
     )
 
 
@@ -225,11 +227,10 @@ def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Findi
     ]
     state = examine_state_files(subject)
     findings += state.findings
-    if subject.deep:
-        findings += examine_contents(state.needed)
-        findings += examine_log_contents(subject)
-        if snapshot is not None:
-            findings += examine_against_snapshot(subject, snapshot, state.needed)
+    findings += examine_contents(state.needed) if subject.deep else ()
+    findings += examine_log_contents(subject)
+    if snapshot is not None:
+        findings += examine_against_snapshot(subject, snapshot, state.needed if subject.deep else ())
     findings += [finding for sink in subject.sinks for finding in sink.examine(subject)]
     findings += examine_leftovers(subject)
     yield from _without_repetition(findings)
@@ -249,5 +250,10 @@ def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
 def _by_the_check_of_a_start(subject: Subject) -> Iterator[Finding]:
     """A directory that the check before every start rejects is never reported as good."""
     state = inspect_live_directory(subject.live)
-    if state.status is LiveStatus.BROKEN:
-        yield error(Code.NOT_WHOLE, subject.path_in(LiveDirectoryError(state.reason)), state.reason)
+    why = state.reason if state.status is LiveStatus.BROKEN else None
+    try:
+        check_pinned_provider(subject.live)
+    except LiveDirectoryError as trouble:
+        why = why or str(trouble)
+    if why is not None:
+        yield error(Code.NOT_WHOLE, subject.path_in(LiveDirectoryError(why)), why)

@@ -1,0 +1,292 @@
+"""The examination of a recovery point: whether it is damaged is read there, and never inferred from an error's words.
+
+The doctor, previews, preflights and starts examine a live directory here, so that they say the same. A
+failure only makes a start look: if the point that it began from is found to be good, the failure is one of code,
+source, sink or environment, and no recovery point is given up for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
+from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, SharedSinkError, StorageAccessError, UnknownLayoutError
+from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.recovery.plan import RecoveryPlan
+from dagster_ckpt.recovery.recovery_points import snapshot_of_origin
+from dagster_ckpt.recovery.snapshot_examination import content_problems
+from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, Positions
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id
+from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
+from dagster_ckpt.spark.doctor.checksums import KnownSnapshot, examine_contents
+from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity
+from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+
+# Number of findings that a message lists.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What was found to be wrong with a point.
+
+    Attributes:
+        error: The code of the finding, or the class of the error: the same for the same problem.
+        detail: What was found, for a message.
+    """
+
+    error: str
+    detail: str
+
+
+def diagnose_live_directory(
+    stream: StreamHandle, live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool, looks_back: bool = False
+) -> Diagnosis:
+    """Diagnose a live directory of a stream, with everything that the catalog knows of its content. Changes nothing.
+
+    Args:
+        stream: The stream.
+        live: Its live directory, an earlier one, or a copy; a query may be running in it.
+        sinks: The sinks of its query, as Spark names them, to be compared with it.
+        deep: Read every state file that a resume needs, which costs what loading the state costs. The logs and
+            the metadata are always read, and compared with checksums and the newest snapshot.
+        looks_back: See `diagnose`.
+
+    Raises:
+        StorageAccessError: The directory or the newest snapshot cannot be reached.
+    """
+    snapshot, query_id = _reference(stream, live)
+    return diagnose(
+        live,
+        sinks=sinks_of(sinks),
+        expected_query_id=query_id,
+        deep=deep,
+        snapshot=snapshot,
+        looks_back=looks_back,
+    )
+
+
+def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
+    """The newest snapshot whose files the directory must have, and the id of its query."""
+    record = stream.catalog.streams.get(stream.stream_id)
+    rewrite_id, query_id, commit = _rewrite_of(live), _query_of(live), live.positions().commit
+    is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
+    expected: str | None = None
+    for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
+        # Another timeline ran the same batches with other results, unless the directory is a copy, of whatever.
+        taken_here = not is_own or _was_taken_in(record, snapshot)
+        is_origin = record.origin is not None and snapshot.snapshot_id == record.origin.snapshot_id
+        if not (taken_here or is_origin):
+            continue
+        expected = expected or (snapshot.query_id if taken_here else None)
+        if (snapshot.batch_id or 0) > (commit if commit is not None else -1):
+            continue
+        try:
+            manifest = stream.store.manifest(snapshot.location or "")
+        except StorageAccessError:
+            raise
+        except CkptError:
+            # Its problems are reported when it is used.
+            continue
+        # One from before a rewrite of the state has other files by the same names.
+        if rewrite_of(manifest.header.properties) != rewrite_id:
+            continue
+        entries = list(manifest.files)
+        if not taken_here or query_id != manifest.header.query_id:
+            # A restore may give the query another id, and move its sources.
+            entries = [each for each in entries if each.path.partition("/")[0] not in (METADATA, OFFSETS, COMMITS)]
+        return KnownSnapshot(snapshot.location or "", manifest.header.batch_id, entries), expected
+    return None, expected
+
+
+def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
+    """Whether a snapshot is of the stream's current live directory, or of one that it is an exact copy of."""
+    origin = record.origin
+    is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
+    return is_adopted or snapshot.timeline == record.timeline
+
+
+def _rewrite_of(live: LiveDirectory) -> str | None:
+    try:
+        return parse_rewrite_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+    except (FileNotFoundError, LiveDirectoryError):
+        # Reported by the diagnosis.
+        return None
+
+
+def _query_of(live: LiveDirectory) -> str | None:
+    try:
+        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+    except (FileNotFoundError, LiveDirectoryError):
+        return None
+
+
+class Examiner:
+    """Examines the points that one run of a stream starts from.
+
+    What it has just read is not read again by the start that follows.
+
+    Args:
+        stream: The stream.
+    """
+
+    def __init__(self, stream: StreamHandle) -> None:
+        self._stream = stream
+        self._good: tuple[str, Positions] | None = None
+
+    def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
+        """The state of a live directory that looks good, after an examination: BROKEN if that finds damage.
+
+        Args:
+            live: The directory.
+            state: The result of its inspection.
+            deep: See `diagnose_live_directory`.
+
+        Raises:
+            UnknownLayoutError: A file in it has an unsupported version.
+            StorageAccessError: It cannot be reached.
+        """
+        known, self._good = self._good, None
+        is_known = known == (live.url, live.positions())
+        damage = self.damage_of_live(live, deep=deep and not is_known)
+        return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
+
+    def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
+        """The damage of a live directory; None if everything that a resume needs is good.
+
+        Raises:
+            UnknownLayoutError: A file in it has an unsupported version.
+            StorageAccessError: It cannot be reached.
+        """
+        positions = live.positions()
+        damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
+        self._good = (live.url, positions) if deep and damage is None else None
+        return damage
+
+    def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
+        """The damage of the point that a plan continues from; None if it is good.
+
+        Raises:
+            UnknownLayoutError: A file of it has an unsupported version.
+            StorageAccessError: It cannot be reached.
+        """
+        stream = self._stream
+        if plan.snapshot is not None:
+            return self.damage_of_snapshot(plan.snapshot)
+        current = stream.catalog.streams.get(stream.stream_id).live_directory
+        directory = plan.directory or current
+        if directory is None:
+            return None
+        if plan.to_batch is None or directory == current:
+            return self.damage_of_live(LiveDirectory(directory))
+        return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
+
+    def damage_of_origin(self, record: StreamRecord) -> Damage | None:
+        """The damage of what the stream's live directory was made from, if that was a snapshot or a directory.
+
+        Raises:
+            UnknownLayoutError: A file of it has an unsupported version.
+            StorageAccessError: It cannot be reached.
+        """
+        origin = record.origin
+        snapshot = snapshot_of_origin(record, origin) if origin is not None else None
+        if snapshot is not None:
+            return self.damage_of_snapshot(snapshot)
+        if origin is None or origin.directory is None or origin.batch_id is None:
+            return None
+        return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
+
+    def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
+        """The damage of a snapshot, or of what was captured in it; None if it is good.
+
+        Raises:
+            StorageAccessError: It cannot be reached.
+        """
+        if snapshot.location is None:
+            return Damage("SnapshotNotFoundError", "the catalog does not record its location")
+        try:
+            with holding(self._stream.catalog, [snapshot], "examination after a failure"):
+                problems = content_problems(self._stream, snapshot.location)
+        except StorageAccessError:
+            raise
+        except CkptError as trouble:
+            problems = [str(trouble)]
+        return Damage("SnapshotCorruptError", "; ".join(problems[:_SHOWN])) if problems else None
+
+
+def describe_point(plan: RecoveryPlan, live: LiveDirectory | None) -> str:
+    """What a start began from, for a message."""
+    if plan.snapshot is not None:
+        return describe_snapshot(plan.snapshot)
+    return f"the live directory {live.url}" if live is not None else f"batch {plan.to_batch} of {plan.directory}"
+
+
+def _damage(findings: Sequence[Finding], live: LiveDirectory) -> Damage | None:
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    unknown = next((each for each in errors if each.code is Code.UNKNOWN_VERSION), None)
+    if unknown is not None:
+        # Written by another version, and not damaged.
+        raise UnknownLayoutError(unknown.explanation)
+    if not errors:
+        return None
+    told = "; ".join(_told(each, live) for each in errors[:_SHOWN])
+    more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
+    return Damage(errors[0].code.value, f"{told}{more}")
+
+
+def _told(finding: Finding, live: LiveDirectory) -> str:
+    explanation = finding.explanation.rstrip(".")
+    if finding.path in explanation:
+        return explanation
+    return f"{live.url}/{finding.path} ({finding.code}): {explanation}"
+
+
+def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
+    """The damage of an earlier directory, at a batch to which a recovery would go back there."""
+    try:
+        needed = cut(live, carry_in_flight=True, at_batch=batch_id).needed
+    except UnknownLayoutError:
+        raise
+    except LiveDirectoryError as trouble:
+        return Damage(Code.NOT_WHOLE.value, str(trouble))
+    return _damage(list(examine_contents(needed)), live)
+
+
+def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
+    """Refuse to continue where the log of the query's sink cannot be read or continued.
+
+    Args:
+        stream: The stream.
+        live: The directory in which the query continues.
+        output: Where it will write; None if unknown: the sinks it last wrote to are examined.
+
+    Raises:
+        SharedSinkError: The doctor finds an error.
+    """
+    described = described_sink(output)
+    sinks = [described] if described is not None else sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+
+    def look() -> dict[tuple[Code, str], Finding]:
+        found = [finding for sink in sinks for finding in sink.examine(Subject.of(live, sinks=sinks))]
+        # The survey of the sinks refuses one that is ahead.
+        return {
+            (each.code, each.path): each
+            for each in found
+            if each.severity is Severity.ERROR and each.code is not Code.SINK_LOG_AHEAD
+        }
+
+    # The query may have compacted the log meanwhile, if it still runs elsewhere.
+    errors = look()
+    errors = {key: each for key, each in look().items() if key in errors} if errors else {}
+    if errors:
+        told = " ".join(f"{each.path}: {each.explanation} {each.advice}" for each in list(errors.values())[:_SHOWN])
+        raise SharedSinkError(f"Stream {stream.stream_id!r} is not started, nothing was changed. {told}")

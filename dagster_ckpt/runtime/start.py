@@ -29,11 +29,12 @@ from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.examination import Damage, Examiner, describe_point, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.loading_trial import unloadable_state
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
+from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, live_point, point_of_origin
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
@@ -379,6 +380,10 @@ class Start:
     def _examine(self, live: LiveDirectory) -> Damage | None:
         """Examine the directory in which a query failed. Damage of it, and of what it was made from, is noted."""
         damage = self._examiner.damage_of_live(live)
+        if damage is None:
+            request = self._request
+            trouble = unloadable_state(self._stream, live, request.describe, interrupted=request.interrupted)
+            damage = Damage(NOT_LOADABLE, trouble) if trouble is not None else None
         if damage is None:
             return None
         with suppress(LeaseLostError):

@@ -102,7 +102,7 @@ def _unjudged(live: LiveDirectory, files: Iterable[NeededFile]) -> Iterable[Need
 
 @dataclass(frozen=True)
 class _Trial:
-    """Loads the state in a copy: with Spark's reader, which runs none of the user's code, or in a batch without data."""
+    """Loads the state in a copy: with Spark's reader, which runs no code of the user, or in a batch without data."""
 
     session: SparkSession
     has_reader: bool

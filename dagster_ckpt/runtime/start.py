@@ -6,8 +6,7 @@ the start tries the next one.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +17,18 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.errors import (
-    CkptError,
-    LeaseLostError,
     LiveDirectoryError,
     RestoreError,
     StateRewriteError,
 )
-from dagster_ckpt.recovery.damage import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
-from dagster_ckpt.recovery.examination import Damage, Examiner, describe_point, refuse_broken_sinks
+from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.new_directory import StateRewrite
-from dagster_ckpt.recovery.loading_trial import unloadable_state
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, live_point, point_of_origin
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
@@ -42,6 +36,7 @@ from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
 from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest
+from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.runtime.start_watch import StartWatch
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
@@ -123,6 +118,7 @@ class Start:
     ) -> None:
         self._stream = stream
         self._examiner = examiner
+        self._failures = StartFailures(stream, request, lease, execution_id, examiner)
         self._request = request
         self._acquired = acquired
         self._lease = lease
@@ -166,20 +162,8 @@ class Start:
         return self._start_at_best_point()
 
     def examined(self, started: StartedQuery, end: QueryEnd) -> QueryEnd:
-        """After the started query failed: its end, with what an examination of its live directory found.
-
-        Damage is noted, so that the next start chooses another point.
-        """
-        live = started.prepared.live
-        if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
-            return end
-        try:
-            damage = self._examine(live)
-            found = _told(f"The live directory {live.url}", damage)
-        except CkptError as error:
-            # Nothing is known, so nothing is given up.
-            found = f"The live directory {live.url} could not be examined after the failure: {error}"
-        return replace(end, reason=f"{end.reason}\n{found}")
+        """After the started query failed: see `StartFailures.examined`."""
+        return self._failures.examined(started.prepared.live, end)
 
     def _still_mine(self) -> None:
         self._watch()
@@ -213,30 +197,11 @@ class Start:
                     return StartedQuery(plan, prepared, self._request.start_query(prepared.live))
             except Exception as error:
                 # A point that the user named is never replaced by another one.
-                if plan.point is None or self._start_from.point is not StartPoint.LATEST or not is_suspicious(error):
+                if plan.point is None or self._start_from.point is not StartPoint.LATEST or plan.point in given_up:
                     raise
-                if plan.point in given_up or not self._gives_up(plan, prepared, error):
+                if not self._failures.gives_up(plan, prepared.live if prepared is not None else None, error):
                     raise
                 given_up.add(plan.point)
-
-    def _gives_up(self, plan: RecoveryPlan, prepared: PreparedStart | None, error: Exception) -> bool:
-        """Whether a start failed because the point that it began from is damaged. If so, that is noted."""
-        live = prepared.live if prepared is not None else None
-        if live is None and not isinstance(error, CkptError):
-            # Of the description of the query: nothing of the point has been used.
-            return False
-        try:
-            damage = self._examiner.damage_of_point(plan) if live is None else self._examine(live)
-        except CkptError as trouble:
-            # Nothing is known, so nothing is given up.
-            error.add_note(f"What the start began from could not be examined after the failure: {trouble}")
-            return False
-        if damage is None:
-            error.add_note(_told(describe_point(plan, live), None))
-            return False
-        if live is None:
-            self._note_failure(plan.point or "", damage, plan.to_batch, plan=plan)
-        return True
 
     def _facts(self, output: NamedOutput | None) -> RecoveryFacts:
         return recovery_facts(
@@ -376,50 +341,6 @@ class Start:
         if sink is not None:
             noted["sinks"] = [sink.name]
         self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
-
-    def _examine(self, live: LiveDirectory) -> Damage | None:
-        """Examine the directory in which a query failed. Damage of it, and of what it was made from, is noted."""
-        damage = self._examiner.damage_of_live(live)
-        if damage is None:
-            request = self._request
-            trouble = unloadable_state(self._stream, live, request.describe, interrupted=request.interrupted)
-            damage = Damage(NOT_LOADABLE, trouble) if trouble is not None else None
-        if damage is None:
-            return None
-        with suppress(LeaseLostError):
-            self._note_failure(live_point(live.url), damage, None)
-            record = self._stream.catalog.streams.get(self._stream.stream_id)
-            origin = record.origin if record.live_directory == live.url else None
-            point = point_of_origin(origin)
-            # Damage that it already had comes back each time that the directory is made from it.
-            inherited = self._examiner.damage_of_origin(record) if point is not None else None
-            if origin is not None and point is not None and inherited is not None:
-                self._note_failure(point, inherited, origin.batch_id)
-        return damage
-
-    def _note_failure(
-        self, point: str, damage: Damage, batch_id: int | None, *, plan: RecoveryPlan | None = None
-    ) -> None:
-        self._stream.catalog.recoveries.failed(
-            self._lease.record,
-            self._execution_id,
-            point,
-            error=damage.error,
-            detail=damage.detail,
-            is_certain=True,
-            batch_id=batch_id,
-            rewound_batches=plan.rewound_batches if plan is not None else None,
-            rewound_ms=plan.rewound_ms if plan is not None else None,
-        )
-
-
-def _told(what: str, damage: Damage | None) -> str:
-    if damage is not None:
-        return f"{what} was examined after the failure and is damaged: {damage.detail}"
-    return (
-        f"{what} was examined after the failure and is intact, so nothing of it is given up: the cause lies in the "
-        "code, a source, a sink or the environment."
-    )
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:

@@ -14,9 +14,9 @@ from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, SharedSinkError, StorageAccessError, UnknownLayoutError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.recovery.plan import RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.recovery_points import snapshot_of_origin
-from dagster_ckpt.recovery.snapshot_examination import content_problems
+from dagster_ckpt.recovery.snapshot_examination import content_problems, snapshot_problems
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
@@ -182,7 +182,14 @@ class Examiner:
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
-        current = stream.catalog.streams.get(stream.stream_id).live_directory
+        record = stream.catalog.streams.get(stream.stream_id)
+        location = (record.pending_restore or {}).get("location")
+        if plan.kind is RecoveryKind.FINISH_RESTORE and location is not None:
+            # Its sinks are rolled back with what the snapshot holds of them.
+            problems = snapshot_problems(stream.store, str(location))
+            if problems:
+                return Damage("SnapshotCorruptError", "; ".join(problems[:_SHOWN]))
+        current = record.live_directory
         directory = plan.directory or current
         if directory is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ class PlayedQuery:
     stopped: bool = False
     query_id: str = "query"
     call: object | None = None
+    # Called when it is started.
+    before: Callable[[], object] = lambda: None
 
     def wait(self, timeout_s: float) -> bool:
         return self.ends or self.error is not None
@@ -71,6 +74,7 @@ class Stage:
         query = self.queries.pop(0)
         if isinstance(query, Exception):
             raise query
+        query.before()
         Path(live.url).mkdir(parents=True, exist_ok=True)
         return query
 

@@ -13,6 +13,7 @@ from blake3 import blake3
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum, decompress_block
@@ -288,13 +289,16 @@ def examine_against_snapshot(
         except FileNotFoundError:
             # Purged; other examinations report files that are needed and missing.
             continue
-        if len(data) == entry.size and blake3(data).hexdigest() != entry.digest:
-            yield error(
+        # Other examinations report a state file of another length.
+        if (is_log or len(data) == entry.size) and blake3(data).hexdigest() != entry.digest:
+            found = error(
                 Code.CONTENT_DIFFERS,
                 entry.path,
-                f"It has the name and the length, but not the content that it has in {snapshot.location}, and Spark "
-                "never changes such a file: it was altered since.",
+                f"It does not have the content that it has in {snapshot.location}, and Spark never changes such a file: "
+                "it was altered since.",
             )
+            is_read = not is_log or _is_read_by_a_start(subject, entry.path)
+            yield found if is_read else replace(found, severity=Severity.WARNING)
 
 
 def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
@@ -304,7 +308,7 @@ def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
         return True
     name = rest.rpartition("/")[2]
     if folder in (OFFSETS, COMMITS, SOURCES):
-        number = number_in(rest if folder != SOURCES else name)
+        number = entry_id(name) if folder == SOURCES else number_in(rest)
         return number is not None and (number <= batch_id or folder == SOURCES)
     version = number_in(name.partition(".")[0].partition("_")[0])
     return name.endswith(_CHANGES) and version is not None and version <= batch_id + 1

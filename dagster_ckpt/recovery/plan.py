@@ -9,7 +9,7 @@ from enum import Enum
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.config.durations import rounded_duration
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.stream.start_from import StartFrom
@@ -210,7 +210,7 @@ class RecoveryFacts:
     @property
     def live_batch(self) -> int | None:
         """The stream's current batch, as far as known."""
-        if self.live is not None and self.live.status is LiveStatus.GOOD:
+        if self.live is not None and self.live.batch_id is not None:
             return self.live.batch_id
         return self.last_batch
 

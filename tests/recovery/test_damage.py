@@ -140,7 +140,7 @@ def test_a_repaired_directory_is_resumed_by_the_next_start(ladder: Ladder) -> No
     path = Path(ladder.first.url.removeprefix("file://")) / "offsets/13"
     whole = path.read_bytes()
     with pytest.raises(RuntimeError):
-        ladder.run(PlayedQuery(ends=True, error="?", before=lambda: path.write_bytes(b"v1")), RuntimeError("?"))
+        ladder.run(PlayedQuery(ends=True, error="?", before=lambda: path.write_bytes(b"")), RuntimeError("?"))
     assert ladder.stream.catalog.recoveries.of_stream(STREAM)
     # The restore that the second start made is undone as well: only the damage is recorded.
     as_before = ladder.stream.catalog.streams.get(STREAM).live_directory

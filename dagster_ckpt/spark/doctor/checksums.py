@@ -13,7 +13,7 @@ from blake3 import blake3
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum, decompress_block
@@ -245,12 +245,27 @@ def _is_log(path: str) -> bool:
 
 
 def _is_read_by_a_start(subject: Subject, path: str) -> bool:
-    """Only the end of a batch log is read by a start; everything else is assumed to be read."""
+    """Only the end of a log is read by a start; everything else is assumed to be read."""
     folder, _, name = path.partition("/")
+    if folder == SOURCES and name.count("/") == 1:
+        return _is_after_a_compacted_entry(subject, path)
     number = number_in(name)
     if folder not in (OFFSETS, COMMITS) or number is None:
         return True
     return number >= (subject.commit or 0) - (1 if folder == OFFSETS else 0)
+
+
+# A start asks a source for the files of the committed batch and of the one in flight again.
+_READ_APART = 2
+
+
+def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
+    """Whether no later entry of a source's log, which a start reads instead, contains this one."""
+    directory, _, name = path.rpartition("/")
+    numbers = {entry: number for entry in subject.folder.list(directory) if (number := entry_id(entry)) is not None}
+    number, last = entry_id(name), max(numbers.values(), default=0)
+    compacted = max((numbers[entry] for entry in numbers if entry.endswith(COMPACT)), default=-1)
+    return number is None or number >= min(compacted, last - _READ_APART)
 
 
 _CHANGES = (".delta", ".changelog")
@@ -294,8 +309,8 @@ def examine_against_snapshot(
             found = error(
                 Code.CONTENT_DIFFERS,
                 entry.path,
-                f"It does not have the content that it has in {snapshot.location}, and Spark never changes such a file: "
-                "it was altered since.",
+                f"It does not have the content that it has in {snapshot.location}, and Spark never changes such a "
+                "file: it was altered since.",
             )
             is_read = not is_log or _is_read_by_a_start(subject, entry.path)
             yield found if is_read else replace(found, severity=Severity.WARNING)
@@ -308,7 +323,8 @@ def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
         return True
     name = rest.rpartition("/")[2]
     if folder in (OFFSETS, COMMITS, SOURCES):
-        number = entry_id(name) if folder == SOURCES else number_in(rest)
+        # What a source keeps in folders of its own is not known.
+        number = number_in(rest) if folder != SOURCES else entry_id(name) if rest.count("/") == 1 else None
         return number is not None and (number <= batch_id or folder == SOURCES)
     version = number_in(name.partition(".")[0].partition("_")[0])
     return name.endswith(_CHANGES) and version is not None and version <= batch_id + 1

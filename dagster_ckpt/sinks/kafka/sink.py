@@ -6,13 +6,14 @@ The package's docstring explains the protocol of the latter.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Self
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.sinks.kafka.client import markers_in_kafka
+from dagster_ckpt.sinks.kafka.client import markers_in_kafka, topic_id
 from dagster_ckpt.sinks.kafka.marker import Marker
 from dagster_ckpt.sinks.kafka.past import place_in
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
 # Spark's name for its own sink contains the class of the table, and no topic.
@@ -37,6 +38,7 @@ class KafkaSink(Sink):
 class TransactionalKafkaSink(Sink):
     """A Kafka topic, written in transactions that also commit the number of the batch."""
 
+    noun = "topic"
     on_repeat = OnRepeat.RUNS
     # Each stream has its own transactions and markers.
     knows_queries = True
@@ -52,6 +54,10 @@ class TransactionalKafkaSink(Sink):
         if not isinstance(other, TransactionalKafkaSink):
             return False
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
+
+    def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
+        """See `Sink.look`. Whether the topic still has the records of a batch is up to its retention."""
+        return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
         """The newest batch of which the topic has at least the share of one writer; others may be missing."""

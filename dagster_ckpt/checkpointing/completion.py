@@ -28,8 +28,8 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
             directory.
 
     Returns:
-        `sink_ids` (see `known_sinks`), `parent_snapshot_id` (the previous snapshot on this timeline, or the one that the timeline
-        began with), `timeline`, and for a running query `code_version`, `plan_fingerprint`,
+        `sink_ids` (see `stream/known_sinks.py`), `parent_snapshot_id` (the previous snapshot on this timeline, or the
+        one that the timeline began with), `timeline`, and for a running query `code_version`, `plan_fingerprint`,
         `spark_version`, `mode` and `guarantee`. `plan` is that of the running query, else that of the
         query that was started last. Unknown values are omitted.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.recovery.sink_survey import Survey
+from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.guard import Start
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import FoundSink, Sink, SinkEffect, SinkForecast
@@ -42,9 +43,7 @@ def missing_batches(found: FoundSink, known: KnownSink, batch_id: int, sink: Sin
     if found.identity is None:
         reason = f"{what} does not exist any more, with batches up to {expected} of this stream."
     elif known.identity is not None and known.identity != found.identity:
-        reason = (
-            f"{what} has another id: it was {known.identity}, and is {found.identity}. It was dropped and made again"
-        )
+        reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and made again"
         reason += f": {lost}." if lost else "."
     elif found.is_certain and lost:
         reason = f"{what}: {lost}. It was made again, or brought back from an older copy."
@@ -95,6 +94,35 @@ def forecast_missing_batches(
         if forecast is not None:
             told.append(forecast)
     return tuple(told)
+
+
+def forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
+    """A forecast if the query starts from the beginning in a table or topic that another stream wrote last.
+
+    The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.
+    """
+    aim, sink = survey.aim, described_sink(output)
+    starts_empty = aim.start is Start.EMPTY or (aim.start is Start.RESUME and aim.batch_id < 0)
+    if sink is None or sink.place is None or isinstance(sink, FileSink) or aim.is_unfinished or not starts_empty:
+        return ()
+    executions = stream.catalog.executions
+    if sink.is_among(sinks_of(executions.last_sinks(stream.stream_id))):
+        return ()
+    others = executions.sinks_by_other(stream.stream_id)
+    other = next((each for each, names in others.items() if sink.is_among(sinks_of(names))), None)
+    if other is None:
+        return ()
+    return (
+        SinkForecast(
+            sink.name,
+            SinkEffect.SHARED,
+            f"Stream {other!r} of this catalog wrote to {sink.place} last, and this start reads its sources from the "
+            "beginning: rows that both read would be there twice.",
+            f"To continue that stream under another name, stop it (dagster-ckpt stop {other}) and set "
+            f"stream_id={other!r} in the new definition. To begin anew, write elsewhere. If both streams are to write "
+            "there, start this one once with accept_loss.",
+        ),
+    )
 
 
 def _written(stream: StreamHandle, output: NamedOutput | None) -> Sequence[Sink]:

@@ -52,6 +52,8 @@ class SinkEffect(StrEnum):
     IRREVERSIBLE: The sink has to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there: the sink is not changed.
     STARTS: The query has not written there before: the sink contains only rows from now on.
+    SHARED: Another stream of the catalog wrote there last, and the query starts from the beginning: rows may be there
+        twice.
     REFUSED: The sink belongs to another query, or is at another batch than the query: the start is
         refused.
     """
@@ -65,6 +67,7 @@ class SinkEffect(StrEnum):
     IRREVERSIBLE = "IRREVERSIBLE"
     UNTOUCHED = "UNTOUCHED"
     STARTS = "STARTS"
+    SHARED = "SHARED"
     REFUSED = "REFUSED"
 
 

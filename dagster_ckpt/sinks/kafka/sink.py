@@ -16,14 +16,15 @@ from dagster_ckpt.sinks.kafka.past import place_in
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
-# Spark's name for its own sink contains the class of the table, and no topic.
-_NAME = re.compile(r".*Kafka(Table|Sink|SourceProvider).*")
+# Spark's name for its own sink contains the class of the table, and no topic; `kafka_sink_name` adds that.
+_NAME = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
 
 class KafkaSink(Sink):
     """Kafka topics, written by Spark's own sink."""
 
+    noun = "topic"
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
     reason = "Kafka keeps no memory of batches: the records of the rewound ones are sent again."
@@ -32,7 +33,8 @@ class KafkaSink(Sink):
     @classmethod
     def of(cls, name: str) -> Self | None:
         """See `Sink.of`."""
-        return cls(name) if _NAME.fullmatch(name) else None
+        match = _NAME.fullmatch(name)
+        return cls(name, match["place"]) if match else None
 
 
 class TransactionalKafkaSink(Sink):

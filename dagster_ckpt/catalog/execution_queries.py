@@ -155,6 +155,10 @@ class ExecutionQueries:
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
         """The last known sinks of every other stream, as Spark names them."""
+        return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
+
+    def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
+        """The last known sinks of every other stream, as Spark names them, by its id."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -164,7 +168,9 @@ class ExecutionQueries:
         )
         is_newest = (executions.c.stream_id == newest.c.stream_id) & (executions.c.ordinal == newest.c.ordinal)
         query = select(executions).join(newest, is_newest)
-        return [str(sink) for each in self._all(query) for sink in (each.progress or {}).get("sinks", ())]
+        return {
+            each.stream_id: [str(sink) for sink in (each.progress or {}).get("sinks", ())] for each in self._all(query)
+        }
 
     def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
         with self._database.reading() as connection:

@@ -14,6 +14,7 @@ from dagster_ckpt.errors import CkptError, LeaseLostError
 from dagster_ckpt.sinks.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import SINK_IDS, with_newest_batch
 
 
 def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
@@ -27,14 +28,16 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
             directory.
 
     Returns:
-        `parent_snapshot_id` (the previous snapshot on this timeline, or the one that the timeline
-        began with), `timeline`, and for a running query `code_version`, `plan_fingerprint`,
+        `sink_ids` (see `stream/known_sinks.py`), `parent_snapshot_id` (the previous snapshot on this timeline, or the
+        one that the timeline began with), `timeline`, and for a running query `code_version`, `plan_fingerprint`,
         `spark_version`, `mode` and `guarantee`. `plan` is that of the running query, else that of the
         query that was started last. Unknown values are omitted.
     """
     before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     record = stream.catalog.streams.get(stream.stream_id)
+    latest = stream.catalog.executions.latest(stream.stream_id)
     known: dict[str, object | None] = {
+        SINK_IDS: with_newest_batch((latest.progress if latest is not None else None) or {}) or None,
         "parent_snapshot_id": before.snapshot_id if before is not None else None,
         "timeline": record.timeline,
     }

@@ -18,7 +18,6 @@ from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
@@ -118,11 +117,8 @@ def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
 
 def _weigh_sinks(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> None:
     """Raise the errors that the start would raise."""
-    if is_running(stream) and plan.kind is RecoveryKind.RESUME:
-        # Its batch in flight is transient: the current query is stopped first and finishes it.
-        survey_sinks(stream, plan, output).refuse(stream.stream_id)
-    else:
-        refuse_loss(stream, preview_rewind(stream, facts, plan, output), accept_loss=False)
+    ahead = preview_rewind(stream, facts, plan, output, is_running=is_running(stream))
+    refuse_loss(stream, ahead, accept_loss=False)
 
 
 def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None:

@@ -10,6 +10,7 @@ from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackEr
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
+from dagster_ckpt.recovery.sink_identity import forecast_missing_batches, forecast_shared
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
@@ -116,7 +117,12 @@ class RewindPreview:
 
 
 def preview_rewind(
-    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
+    stream: StreamHandle,
+    facts: RecoveryFacts,
+    plan: RecoveryPlan,
+    output: NamedOutput | None = None,
+    *,
+    is_running: bool = False,
 ) -> RewindPreview:
     """Determine what a planned start would undo and process again.
 
@@ -126,6 +132,8 @@ def preview_rewind(
         plan: The plan. For one that undoes nothing, the preview contains only sinks that already have a
             batch which the query has not committed, or that the query must not write to.
         output: Where the query to start will write; None if unknown.
+        is_running: Whether the current query still runs. If the start continues where it stops, its batch in flight
+            is none of the start's: it is stopped first and finishes that.
 
     Raises:
         SnapshotNotFoundError: The snapshot no longer exists.
@@ -133,9 +141,13 @@ def preview_rewind(
         StorageAccessError: The snapshot or the live directory cannot be reached.
     """
     survey = survey_sinks(stream, plan, output)
-    judged = survey.forecasts()
+    judged = [
+        *survey.forecasts(),
+        *forecast_missing_batches(stream, survey, output),
+        *forecast_shared(stream, survey, output),
+    ]
     if plan.kind not in _REWINDS:
-        going_on = (*judged, *_sinks_in_flight(stream, facts, plan, survey))
+        going_on = (*judged, *(() if is_running else _sinks_in_flight(stream, facts, plan, survey)))
         return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
@@ -198,7 +210,7 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
     Raises:
         RowsAtRiskError: A sink could lose rows.
         SharedSinkError: A sink belongs to another query, or does not match the query's state; accepting
-            a loss does not help.
+            a loss does not help. Or another stream wrote to a table or topic last, and that was not accepted.
         SinkRollbackError: A sink must be rolled back and cannot be; accepting a loss does not help.
         StorageAccessError: A sink did not answer; try again.
     """
@@ -215,6 +227,12 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
                 f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: "
                 + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
             )
+    shared = [sink for sink in preview.sinks if sink.effect is SinkEffect.SHARED]
+    if shared and not accept_loss:
+        raise SharedSinkError(
+            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
+            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}" for sink in shared)
+        )
     if preview.losing and not accept_loss:
         sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
         raise RowsAtRiskError(

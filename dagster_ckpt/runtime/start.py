@@ -50,7 +50,8 @@ from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
+from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import holding
@@ -340,6 +341,7 @@ class Start:
         noted: dict[str, Any] = {"query_id": live_query_id(live)}
         if sink is not None:
             noted["sinks"] = [sink.name]
+            noted[SINK_IDS] = seen_sinks([sink], query_ids_of(self._stream))
         self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
 
 

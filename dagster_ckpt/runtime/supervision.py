@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from random import Random
+from typing import Any
 
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
@@ -43,9 +44,11 @@ from dagster_ckpt.runtime.jvm_watch import LONGEST_CALL_MS, JvmWatch
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
+from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.query.progress import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
+from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import jvm_of
 
@@ -60,6 +63,10 @@ REQUEST_POLL_MS = 500
 
 # Longer than the usual time between two signs of activity.
 REPORT_AFTER_MS = 60_000
+
+
+# A table may be made by the first batch.
+LOOKS_AT_SINKS = 3
 
 
 # A stalled query may not react to an interrupt either.
@@ -133,6 +140,9 @@ class Supervisor:
             limit_ms=min(self._stall_timeout_ms or LONGEST_CALL_MS, LONGEST_CALL_MS),
         )
         self._journal = Journal(stream, prepared.live, lease, self._attempts.positions)
+        noted = self._catalog.executions.get(execution_id).progress or {}
+        self._sink_ids: dict[str, Any] = dict(noted.get(SINK_IDS) or {})
+        self._looked_after: set[int] = set()
         self._end: QueryEnd | None = None
         self._is_ready = False
         self._savepoint_to_stop_with: int | None = None
@@ -277,7 +287,17 @@ class Supervisor:
         with suppress(CatalogError):
             self._beat()
 
+    def _note_sinks(self) -> None:
+        """Find out which tables and topics the first batches have written to, as far as the start did not know them."""
+        latest = self._log.latest
+        if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
+            return
+        self._looked_after.add(latest.batch_id)
+        unknown = [sink for sink in sinks_of(latest.sinks) if (self._sink_ids.get(sink.name) or {}).get("id") is None]
+        self._sink_ids |= seen_sinks(unknown, ())
+
     def _beat(self) -> None:
+        self._note_sinks()
         latest = self._log.latest
         self._catalog.executions.heartbeat(
             self._lease.record,
@@ -291,6 +311,7 @@ class Supervisor:
                 "watermark": latest.watermark if latest else None,
                 # Before the first report: the sinks named at the start.
                 "sinks": list(self._attempts.sinks),
+                SINK_IDS: self._sink_ids,
                 # Before the first batch Spark may still be planning the query.
                 "plan_fingerprint": self._query.facts().plan_fingerprint if latest else None,
                 "sources": [asdict(source) for source in latest.sources] if latest else [],

@@ -29,8 +29,9 @@ from dagster_ckpt.sinks.delta_commit import (
     query_of,
     record_roll_back,
     restore_version,
+    table_id,
 )
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.query.session import active_session, default_file_system
@@ -41,6 +42,8 @@ _NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _COMMIT = re.compile(r"(\d{20})\.json")
 # Other writers, such as OPTIMIZE, may commit between a decision and its commit.
 _ATTEMPTS = 10
+# Commits that are looked at for the table's id, and for the newest batch of the stream.
+_COMMITS_LOOKED_AT = 200
 # How Delta writes the predicate of a statement without a WHERE.
 _NO_PREDICATE = (None, "[]", '["true"]')
 
@@ -153,6 +156,32 @@ class _Log:
             self._commits[version] = _read(self._table, version)
         return self._commits[version]
 
+    def identity(self) -> str | None:
+        """The id of the table; None if the commits that are looked at do not have it.
+
+        A commit has it if it changes the schema or the settings, and so has the checksum file of any version (Delta 4).
+        """
+        for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
+            found = _identity_in(self._table, version)
+            if found is not None:
+                return found
+        return None
+
+    def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
+        """The newest batch of these queries in the rows of the table, and whether that is certain."""
+        at = self.newest
+        for _ in range(_COMMITS_LOOKED_AT):
+            if at < self.oldest:
+                return None, self.oldest == 0
+            commit = _known(self.commit(at))
+            batch = commit.batch_of(own)
+            if batch is not None:
+                return batch, True
+            if commit.is_roll_back and commit.empties:
+                return None, True
+            at = commit.restored_to if commit.restored_to is not None else at - 1
+        return None, False
+
     def version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
         """The version after which the table holds the rows up to a batch; None if that is unknown."""
         first_own, first_of_query = self.newest + 1, self.newest + 1
@@ -230,6 +259,17 @@ def _read(table: FileIO, version: int) -> DeltaCommit:
     )
 
 
+def _identity_in(table: FileIO, version: int) -> str | None:
+    name = f"{LOG}/{version:020}"
+    for action in map(from_json, table.read(f"{name}.json").decode("utf-8", "replace").splitlines()):
+        metadata = action.get("metaData") if isinstance(action, dict) else None
+        if isinstance(metadata, dict) and metadata.get("id"):
+            return str(metadata["id"])
+    with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+        return str(from_json(table.read(f"{name}.crc"))["metadata"]["id"])
+    return None
+
+
 def _batch(action: Mapping[str, Any]) -> tuple[str, int] | None:
     txn = action.get("txn")
     if not isinstance(txn, dict) or not isinstance(txn.get("version"), int):
@@ -249,6 +289,7 @@ def _is_change(action: Mapping[str, Any]) -> bool:
 class DeltaTable(Sink):
     """A Delta table known by its folder."""
 
+    noun = "table"
     on_repeat = OnRepeat.SKIPS
     rolls_back = True
     knows_queries = True
@@ -269,6 +310,24 @@ class DeltaTable(Sink):
     def name_of(cls, output_format: str, place: str) -> str | None:
         """See `Sink.name_of`."""
         return f"DeltaSink[{place}]" if output_format == "delta" else None
+
+    def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
+        """See `Sink.look`."""
+        files = self._files()
+        if not files.list(LOG):
+            return FoundSink(None)
+        try:
+            log = _Log(files)
+        except FileNotFoundError:
+            return None
+        identity = log.identity()
+        session = active_session()
+        if identity is None and session is not None:
+            with suppress(UnknownDeltaError):
+                identity = table_id(session, self.folder)
+        if identity is None:
+            return None
+        return FoundSink(identity, *(log.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
     def last_batch(self, query_id: str | None) -> int | None:
         """See `Sink.last_batch`."""
@@ -293,6 +352,8 @@ class DeltaTable(Sink):
         try:
             found = plan_table_roll_back(self._files(), replay.query_ids, replay.query_id, replay.to_batch)
         except (CkptError, FileNotFoundError) as error:
+            if isinstance(error, FileNotFoundError) and replay.to_batch < 0:
+                return self._told(SinkEffect.EXACT, "There is no such table yet.")
             return cannot_look(self, "Delta", error)
         if not found.reaches_back:
             return self._told(

@@ -107,6 +107,16 @@ def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int
         return max(batches, default=None)
 
 
+def table_id(session: SparkSession, folder: str) -> str:
+    """The id of a table, also if only a checkpoint of its log has it.
+
+    Raises:
+        UnknownDeltaError: This Delta has other interfaces.
+    """
+    with _Table.opened(session, folder, _NEVER) as table:
+        return str(table.current().metadata().id())
+
+
 class _Table:
     """A table through Delta's classes in the JVM. What it passes around are objects of the JVM."""
 

@@ -7,6 +7,7 @@ as a command line, forecasts by the newest metadata file in the table's folder; 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Self
 
 from dagster_ckpt.errors import CkptError, SinkRollbackError, StorageAccessError
@@ -19,7 +20,7 @@ from dagster_ckpt.sinks.iceberg_history import (
     history_in,
     history_in_folder,
 )
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
@@ -36,6 +37,7 @@ _TRIES = 5
 class IcebergTable(Sink):
     """An Iceberg table, by its name in a catalog or by its folder."""
 
+    noun = "table"
     on_repeat = OnRepeat.RUNS
     rolls_back = True
     knows_queries = True
@@ -69,6 +71,25 @@ class IcebergTable(Sink):
             return True
         mine, others = self._folder, other._folder
         return mine is not None and others is not None and same_folder(mine, others)
+
+    def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
+        """See `Sink.look`. Only the catalog says which table has the name; a table by its folder needs none."""
+        session = active_session()
+        try:
+            if session is not None:
+                opened = OpenIcebergTable.find(session, self.table)
+                history = history_in(opened.metadata, opened.name) if opened is not None else None
+            elif _FOLDER.fullmatch(self.table):
+                history = history_in_folder(open_file_io(self.table))
+            else:
+                return None
+        except FileNotFoundError:
+            history = None
+        if history is None:
+            return FoundSink(None)
+        if history.uuid is None:
+            return None
+        return FoundSink(history.uuid, *(history.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
     def last_batch(self, query_id: str | None) -> int | None:
         """See `Sink.last_batch`. The newest batch on any timeline of the table."""

@@ -99,6 +99,7 @@ class MainEntry(BaseModel):
 
 
 class _Metadata(BaseModel):
+    uuid: str | None = Field(default=None, alias="table-uuid")
     current: int | None = Field(default=None, alias="current-snapshot-id")
     snapshots: list[IcebergSnapshot] = []
     refs: dict[str, _Ref] = {}
@@ -106,7 +107,7 @@ class _Metadata(BaseModel):
 
     def history(self) -> IcebergHistory:
         heads = {name: ref.snapshot for name, ref in self.refs.items() if ref.kind == "branch" and name != _MAIN}
-        return IcebergHistory(self.current, self.snapshots, heads, self.log)
+        return IcebergHistory(self.current, self.snapshots, heads, self.log, uuid=self.uuid)
 
 
 class IcebergHistory:
@@ -118,6 +119,7 @@ class IcebergHistory:
         branches: Id of the newest snapshot of each branch but main.
         main_log: The snapshots that were the current one, oldest first. Where one has expired, `expire_snapshots`
             has deleted its entry and those before it.
+        uuid: The uuid of the table.
     """
 
     def __init__(
@@ -126,7 +128,10 @@ class IcebergHistory:
         snapshots: Collection[IcebergSnapshot],
         branches: Mapping[str, int] | None = None,
         main_log: Sequence[MainEntry] = (),
+        *,
+        uuid: str | None = None,
     ) -> None:
+        self.uuid = uuid
         self._branches = dict(branches or {})
         self._of_main = frozenset(entry.snapshot for entry in main_log)
         self._log_begins_ms = main_log[0].at_ms if main_log else None
@@ -143,6 +148,21 @@ class IcebergHistory:
         """The newest batch of a query on any timeline, even if it was undone since."""
         batches = (snapshot.batch_of([query_id]) for snapshot in self._snapshots.values())
         return max((batch for batch in batches if batch is not None), default=None)
+
+    def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
+        """The newest batch of these queries that main or a branch contains, and whether that is certain."""
+        heads = [self._current, *(self._snapshots.get(head) for head in self._branches.values())]
+        newest: list[int] = []
+        is_certain = True
+        for head in heads:
+            for each in self._from(head):
+                batch = each.batch_of(own)
+                if batch is not None:
+                    newest.append(batch)
+                    break
+                # Older snapshots have expired.
+                is_certain &= each.parent is None or self._parent(each) is not None
+        return max(newest, default=None), is_certain
 
     def plan_roll_back(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> TableRollBack:
         """Determine what a roll-back to a batch would do.

@@ -52,6 +52,8 @@ class SinkEffect(StrEnum):
     IRREVERSIBLE: The sink has to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there: the sink is not changed.
     STARTS: The query has not written there before: the sink contains only rows from now on.
+    SHARED: Another stream of the catalog wrote there last, and the query starts from the beginning: rows may be there
+        twice.
     REFUSED: The sink belongs to another query, or is at another batch than the query: the start is
         refused.
     """
@@ -65,6 +67,7 @@ class SinkEffect(StrEnum):
     IRREVERSIBLE = "IRREVERSIBLE"
     UNTOUCHED = "UNTOUCHED"
     STARTS = "STARTS"
+    SHARED = "SHARED"
     REFUSED = "REFUSED"
 
 
@@ -131,6 +134,21 @@ class RollBack:
     roll_back_tables: bool = True
 
 
+@dataclass(frozen=True)
+class FoundSink:
+    """The table or topic that is now at the place of a sink.
+
+    Attributes:
+        identity: Its id, which another one made under the same name does not have; None if there is none.
+        batch: The newest batch of the stream that its readers see; None if they see none, or that is not known.
+        is_certain: Whether `batch` comes from its whole history, and the stream writes there with each batch.
+    """
+
+    identity: str | None
+    batch: int | None = None
+    is_certain: bool = False
+
+
 class Sink:
     """A sink of a query, and the protocol of all kinds of sinks.
 
@@ -151,8 +169,10 @@ class Sink:
         effect: Effect of a replay, for a sink that does not roll back.
         reason: Why, in a sentence or two.
         advice: How to make it exact, or an empty string.
+        noun: What it is, for messages.
     """
 
+    noun: ClassVar[str] = "sink"
     on_repeat: ClassVar[OnRepeat] = OnRepeat.UNKNOWN
     is_proven: ClassVar[bool] = True
     rolls_back: ClassVar[bool] = False
@@ -207,6 +227,18 @@ class Sink:
     def is_among(self, others: Collection[Sink]) -> bool:
         """Whether it is one of some sinks."""
         return any(self.is_same(other) for other in others)
+
+    def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
+        """What is now at its place; None if it has no identity, or if that cannot be told from here.
+
+        Args:
+            query_ids: The ids that the stream's query has had; without them, no batch is looked for.
+
+        Raises:
+            StorageAccessError: It cannot be reached.
+            LiveDirectoryError: Its memory of batches cannot be parsed.
+        """
+        return None
 
     def last_batch(self, query_id: str | None) -> int | None:
         """The newest batch of a query that it has; None if it has none, or keeps no memory of batches.

@@ -11,6 +11,7 @@ from typing import Any
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, fields_of
 from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY
+from dagster_ckpt.sinks.sink import FoundSink
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
 # For processes that describe no query, such as the command line: properties of the client, a line each.
@@ -87,8 +88,7 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise StorageAccessError("confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'.") from error
-    given = {**client_properties(place.client), **_from_file()}
-    settings: dict[str, Any] = {name: value for name, value in given.items() if name not in PRODUCER_ONLY}
+    settings = _settings(place)
     down: list[str] = []
 
     def noted(reason: Any) -> None:
@@ -120,6 +120,40 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
             "Start again when it answers."
         ) from error
     return markers
+
+
+def topic_id(place: KafkaPlace) -> FoundSink | None:
+    """The id of a topic, which another one made under the same name does not have.
+
+    Returns:
+        None if the client is not installed, or the brokers give topics no ids (before Kafka 2.8).
+
+    Raises:
+        StorageAccessError: Kafka does not answer.
+        OptionError: An option of the client has no counterpart.
+    """
+    try:
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection  # noqa: PLC0415 - an extra
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
+    except ImportError:
+        return None
+    try:
+        admin = AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
+        asked = admin.describe_topics(TopicCollection([place.topic]), request_timeout=_LOOK_S)
+        found = asked[place.topic].result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return FoundSink(None)
+        raise StorageAccessError(
+            f"Kafka at {place.servers} did not say which topic {place.topic} is: {error}. Start again when it answers."
+        ) from error
+    identity = str(found.topic_id)
+    return FoundSink(identity) if identity.strip("A=") else None
+
+
+def _settings(place: KafkaPlace) -> dict[str, Any]:
+    given = {**client_properties(place.client), **_from_file()}
+    return {name: value for name, value in given.items() if name not in PRODUCER_ONLY}
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:

@@ -6,23 +6,25 @@ The package's docstring explains the protocol of the latter.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Self
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.sinks.kafka.client import markers_in_kafka
+from dagster_ckpt.sinks.kafka.client import markers_in_kafka, topic_id
 from dagster_ckpt.sinks.kafka.marker import Marker
 from dagster_ckpt.sinks.kafka.past import place_in
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
-# Spark's name for its own sink contains the class of the table, and no topic.
-_NAME = re.compile(r".*Kafka(Table|Sink|SourceProvider).*")
+# Spark's name for its own sink contains the class of the table, and no topic; `kafka_sink_name` adds that.
+_NAME = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
 
 class KafkaSink(Sink):
     """Kafka topics, written by Spark's own sink."""
 
+    noun = "topic"
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
     reason = "Kafka keeps no memory of batches: the records of the rewound ones are sent again."
@@ -31,12 +33,14 @@ class KafkaSink(Sink):
     @classmethod
     def of(cls, name: str) -> Self | None:
         """See `Sink.of`."""
-        return cls(name) if _NAME.fullmatch(name) else None
+        match = _NAME.fullmatch(name)
+        return cls(name, match["place"]) if match else None
 
 
 class TransactionalKafkaSink(Sink):
     """A Kafka topic, written in transactions that also commit the number of the batch."""
 
+    noun = "topic"
     on_repeat = OnRepeat.RUNS
     # Each stream has its own transactions and markers.
     knows_queries = True
@@ -52,6 +56,10 @@ class TransactionalKafkaSink(Sink):
         if not isinstance(other, TransactionalKafkaSink):
             return False
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
+
+    def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
+        """See `Sink.look`. Whether the topic still has the records of a batch is up to its retention."""
+        return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
         """The newest batch of which the topic has at least the share of one writer; others may be missing."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.modes import TimeCharacteristic
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.spark.query.kafka_output import kafka_place
+from dagster_ckpt.spark.query.kafka_output import kafka_place, kafka_sink_name
 from dagster_ckpt.spark.query.table_names import iceberg_name, sink_of, sink_of_name, table_of
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
     if table is None and output_format == _ICEBERG and place is not None and "/" not in place:
         table = place
     if table is None:
-        return NamedOutput(output_format, place)
+        return NamedOutput(output_format, place, kafka_sink_name(options) if output_format == "kafka" else None)
     sink = sink_of_name(session_of(writer), table)
     if sink is None and output_format == _ICEBERG:
         # The start creates it.

@@ -50,6 +50,16 @@ class KafkaPlace:
         return KafkaPlace(match["servers"], match["topic"], match["prefix"], client=client)
 
 
+def kafka_sink_name(options: Mapping[str, str]) -> str | None:
+    """The name of Spark's own Kafka sink that says where it writes; None if each row names its topic.
+
+    Args:
+        options: Options of the writer.
+    """
+    servers, topic = options.get(_SERVERS), options.get("topic")
+    return f"KafkaTable[{servers.replace(' ', '')}/{topic}]" if servers and topic else None
+
+
 # How the queries that were described in this process reach Kafka: a name carries no secrets.
 _clients: dict[str, Mapping[str, str]] = {}
 

@@ -1,0 +1,92 @@
+"""What the catalog and snapshots record of the tables and topics of a stream: which ones they were, and what they had.
+
+`sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for each sink, by
+its name: the id of its table or topic, and the newest batch of the stream in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.catalog.records import ExecutionRecord
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.sinks.registry import sink_of, sinks_of
+from dagster_ckpt.sinks.sink import Sink
+
+SINK_IDS = "sink_ids"
+
+
+@dataclass(frozen=True)
+class KnownSink:
+    """What is recorded of a table or topic.
+
+    Attributes:
+        identity: Its id; None if none is recorded.
+        batch: The newest batch that the stream had written there when that was recorded; None if it had written none.
+        goes_on: Whether the stream has written there since: then also what it has committed later.
+    """
+
+    identity: str | None
+    batch: int | None = None
+    goes_on: bool = False
+
+    def expected(self, batch_id: int) -> int | None:
+        """The newest batch up to this one that the table or topic must have; None if it need not have any."""
+        if self.goes_on:
+            return batch_id
+        return None if self.batch is None else min(batch_id, self.batch)
+
+
+def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, Any]:
+    """The entries of `sink_ids` for the tables and topics as they are now; one that cannot be asked has none."""
+    seen: dict[str, Any] = {}
+    for sink in sinks:
+        with suppress(CkptError):
+            found = sink.look(query_ids)
+            if found is not None:
+                seen[sink.name] = {"id": found.identity, "batch": found.batch}
+    return seen
+
+
+def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
+    """What the progress of an execution, or a snapshot's properties, record of a sink."""
+    entries = record.get(SINK_IDS)
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
+        if isinstance(entry, dict) and sink.is_same(sink_of(str(name))):
+            identity, batch = entry.get("id"), entry.get("batch")
+            return KnownSink(identity if isinstance(identity, str) else None, batch if isinstance(batch, int) else None)
+    return None
+
+
+def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> KnownSink | None:
+    """What the executions of a stream record of a sink; None if the stream did not write there last.
+
+    Args:
+        executions: The executions, the newest first.
+        sink: The sink.
+    """
+    records = [each.progress or {} for each in executions]
+    identity = next((known.identity for each in records if (known := known_in(each, sink)) is not None), None)
+    for record in records:
+        names = record.get("sinks")
+        if not isinstance(names, list) or not names:
+            continue
+        if not sink.is_among(sinks_of([str(name) for name in names])):
+            return None
+        if isinstance(record.get("batch_id"), int):
+            return KnownSink(identity, record["batch_id"], goes_on=True)
+        known = known_in(record, sink)
+        if known is not None:
+            return known
+    return None
+
+
+def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `sink_ids` in the progress of an execution, with the newest batch that it has reported."""
+    entries = progress.get(SINK_IDS)
+    newest = progress.get("batch_id")
+    kept = {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else {}
+    return {name: {**entry, "batch": newest} if isinstance(newest, int) else entry for name, entry in kept.items()}

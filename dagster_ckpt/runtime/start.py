@@ -47,7 +47,7 @@ from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
-from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
+from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
@@ -229,7 +229,13 @@ class Start:
         stream = self._stream
         sources = self._unchanged_sources(plan)
         lost = self._lost_batches(facts, plan, output)
-        self._check_loss(preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan), output))
+        ahead = self._preview(facts, plan if lost is None else lost.in_plan(plan), output)
+        if lost is not None and ahead.gone:
+            # Spark would run these batches without a word, and build state that lacks their rows.
+            log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
+            self._replays, lost = False, None
+            ahead = self._preview(facts, plan, output)
+        self._check_loss(ahead)
         self._check_sources(plan)
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
@@ -237,7 +243,7 @@ class Start:
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
             self._replays = False
-            self._check_loss(preview_rewind(stream, facts, plan, output))
+            self._check_loss(self._preview(facts, plan, output))
         query_plan = self._check_plan(plan)
         refuse_shared_folder(stream, output)
         self._watch()
@@ -291,8 +297,13 @@ class Start:
         except (RestoreError, LiveDirectoryError) as error:
             self._replays = False
             log_message(stream.stream_id, f"{error} Sinks are rolled back instead, where that is possible")
-            self._check_loss(preview_rewind(stream, facts, plan, output))
+            self._check_loss(self._preview(facts, plan, output))
             return plan
+
+    def _preview(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> RewindPreview:
+        writer = self._request.describe() if self._request.describe is not None else None
+        session = session_of(writer) if writer is not None and is_described_query(writer) else None
+        return preview_rewind(self._stream, facts, plan, output, session)
 
     def _check_loss(self, preview: RewindPreview) -> None:
         for message in preview.messages():

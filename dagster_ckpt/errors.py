@@ -103,6 +103,10 @@ class PlanChangedError(CkptError, ValueError):
     """The new code declares different state from what is stored, and this change was not allowed explicitly."""
 
 
+class SourceChangedError(CkptError, ValueError):
+    """The query reads other sources than those that its offsets belong to, or reads them in another order."""
+
+
 class StatePartitionsError(CkptError, ValueError):
     """The query's state has another number of partitions than configured, and the start may not rewrite it."""
 

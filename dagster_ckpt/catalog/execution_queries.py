@@ -9,6 +9,7 @@ from sqlalchemy import Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, cells, read_dict, read_enum
 from dagster_ckpt.catalog.records import (
+    SOURCE_IDENTITIES,
     ExecutionRecord,
     ExecutionStatus,
     RunFailure,
@@ -135,6 +136,15 @@ class ExecutionQueries:
             if isinstance(batch_id, int):
                 return batch_id
         return None
+
+    def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
+        """The recorded sources of the newest execution in a live directory that recorded them, or None."""
+        query = newest_first(stream_id).where(
+            executions.c.live_directory == live_directory,
+            executions.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True),
+        )
+        found = self._all(query.limit(1))
+        return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
 
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
         """Unsettled or running executions of other streams whose lease is held.

@@ -61,6 +61,10 @@ class SnapshotTrigger(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
+# In the recovery of an execution and in the properties of a snapshot: what the sources of the query read.
+SOURCE_IDENTITIES = "source_identities"
+
+
 class HoldKind(StrEnum):
     """Why a snapshot is held.
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.catalog.records import (
+    SOURCE_IDENTITIES,
+    CompletedSnapshot,
+    LeaseRecord,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+)
 from dagster_ckpt.checkpointing.progress import BatchFigures
 from dagster_ckpt.checkpointing.snapshotting import TakenSnapshot
 from dagster_ckpt.errors import CkptError, LeaseLostError
@@ -28,8 +35,9 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
             directory.
 
     Returns:
-        `sink_ids` (see `stream/known_sinks.py`), `parent_snapshot_id` (the previous snapshot on this timeline, or the
-        one that the timeline began with), `timeline`, and for a running query `code_version`, `plan_fingerprint`,
+        `sink_ids` (see `stream/known_sinks.py`), `source_identities`, `parent_snapshot_id` (the previous snapshot on
+        this timeline, or the one that the timeline began with), `timeline`, and for a running query `code_version`,
+        `plan_fingerprint`,
         `spark_version`, `mode` and `guarantee`. `plan` is that of the running query, else that of the
         query that was started last. Unknown values are omitted.
     """
@@ -40,6 +48,7 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
         SINK_IDS: with_newest_batch((latest.progress if latest is not None else None) or {}) or None,
         "parent_snapshot_id": before.snapshot_id if before is not None else None,
         "timeline": record.timeline,
+        SOURCE_IDENTITIES: stream.catalog.executions.last_sources(stream.stream_id, record.live_directory),
     }
     if facts is not None:
         known["code_version"] = stream.code_version

@@ -236,6 +236,9 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
             with holding(stream.catalog, [plan.snapshot], "preview"):
                 lost = lost_batches(stream, facts, plan)
                 ahead = preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan))
+                if lost is not None and ahead.gone:
+                    # As the start does: it replays nothing that the sources no longer have.
+                    ahead = preview_rewind(stream, facts, plan)
                 return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
         except CkptError as error:
             if plan.point is None or start_from.point is not StartPoint.LATEST or not is_suspicious(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
@@ -12,6 +13,7 @@ from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_identity import forecast_missing_batches, forecast_shared
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, gone, source_inputs
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
@@ -23,6 +25,9 @@ from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.snapshots import describe_snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY, RecoveryKind.START_EMPTY)
 
@@ -61,6 +66,7 @@ class RewindPreview:
         safety_savepoint: How the current state will be preserved; None if nothing is left behind.
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
+        inputs: Whether each source still has what is read again; empty if nothing is.
     """
 
     plan: RecoveryPlan
@@ -73,6 +79,12 @@ class RewindPreview:
     safety_savepoint: str | None = None
     undone_edits: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
+    inputs: tuple[SourceInput, ...] = ()
+
+    @property
+    def gone(self) -> str:
+        """What the sources no longer have of what is read again, in sentences; empty if they have all of it."""
+        return gone(self.inputs)
 
     @property
     def batches(self) -> int:
@@ -111,6 +123,7 @@ class RewindPreview:
             )
         lines += [f"this undoes an edit of the state: {edit}" for edit in self.undone_edits]
         lines += self.state
+        lines += [each.reason for each in self.inputs if each.reason]
         lines += [self.safety_savepoint] if self.safety_savepoint is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
         return lines
@@ -121,6 +134,7 @@ def preview_rewind(
     facts: RecoveryFacts,
     plan: RecoveryPlan,
     output: NamedOutput | None = None,
+    session: SparkSession | None = None,
     *,
     is_running: bool = False,
 ) -> RewindPreview:
@@ -134,6 +148,7 @@ def preview_rewind(
         output: Where the query to start will write; None if unknown.
         is_running: Whether the current query still runs. If the start continues where it stops, its batch in flight
             is none of the start's: it is stopped first and finishes that.
+        session: The session of the query to start, whose file systems its sources use; None if unknown.
 
     Raises:
         SnapshotNotFoundError: The snapshot no longer exists.
@@ -141,6 +156,7 @@ def preview_rewind(
         StorageAccessError: The snapshot or the live directory cannot be reached.
     """
     survey = survey_sinks(stream, plan, output)
+    inputs = source_inputs(stream, facts, plan, session)
     judged = [
         *survey.forecasts(),
         *forecast_missing_batches(stream, survey, output),
@@ -148,7 +164,7 @@ def preview_rewind(
     ]
     if plan.kind not in _REWINDS:
         going_on = (*judged, *(() if is_running else _sinks_in_flight(stream, facts, plan, survey)))
-        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on)
+        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on, inputs=inputs)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
     snapshot_files = _snapshot_files(stream, plan)
@@ -164,17 +180,30 @@ def preview_rewind(
         roll_back_tables=stream.options.roll_back_tables,
     )
     left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
+    sinks = (*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged)))
     return RewindPreview(
         plan=plan,
         rows=_rows(stream, facts, plan, to_batch, apart),
         sources=apart.sources if apart else (),
         span_ms=apart.span_ms if apart and apart.span_ms is not None else plan.rewound_ms,
         left=tuple(left),
-        sinks=(*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged))),
+        sinks=tuple(_with_inputs(each, inputs) for each in sinks),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
         safety_savepoint=describe_safety_savepoint(facts, plan),
         undone_edits=undone_edits(stream, facts, plan),
+        inputs=inputs,
     )
+
+
+def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkForecast:
+    """A forecast that promises each row once only if the sources have these rows."""
+    if forecast.effect is not SinkEffect.EXACT:
+        return forecast
+    for status, effect in ((InputStatus.GONE, SinkEffect.LOSE), (InputStatus.UNKNOWN, SinkEffect.UNKNOWN)):
+        reasons = [each.reason for each in inputs if each.status is status]
+        if reasons:
+            return replace(forecast, effect=effect, reason=" ".join(reasons))
+    return forecast
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
@@ -208,7 +237,7 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
     """Pass a start only if no row can be lost, or if that was accepted.
 
     Raises:
-        RowsAtRiskError: A sink could lose rows.
+        RowsAtRiskError: A sink could lose rows, or a source no longer has what is read again.
         SharedSinkError: A sink belongs to another query, or does not match the query's state; accepting
             a loss does not help. Or another stream wrote to a table or topic last, and that was not accepted.
         SinkRollbackError: A sink must be rolled back and cannot be; accepting a loss does not help.
@@ -232,6 +261,12 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
         raise SharedSinkError(
             f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
             + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}" for sink in shared)
+        )
+    if preview.gone and not accept_loss:
+        raise RowsAtRiskError(
+            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: its sources no "
+            f"longer have what it would read again. {preview.gone} Put these files back, or start from a newer "
+            "snapshot, after which they are not read. To continue without their rows, start with accept_loss."
         )
     if preview.losing and not accept_loss:
         sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)

@@ -156,7 +156,7 @@ class StreamRun:
                 self._lease.record,
                 execution_id,
                 live_directory=started.prepared.live.url,
-                recovery=started.plan.as_record(),
+                recovery=started.as_record(),
                 application=application.as_record() if application is not None else None,
             )
             if "fork_of" in (stream.catalog.streams.get(stream.stream_id).pending_restore or {}):

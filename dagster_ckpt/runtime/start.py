@@ -6,11 +6,13 @@ the start tries the next one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import (
+    SOURCE_IDENTITIES,
     RequestRecord,
     StartCause,
 )
@@ -33,6 +35,7 @@ from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
+from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
 from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest
@@ -43,11 +46,12 @@ from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
-from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
+from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
@@ -69,11 +73,18 @@ class StartedQuery:
         plan: Where it resumes.
         prepared: The live directory it runs in.
         query: The query.
+        sources: What its sources read; None if the query cannot be inspected.
     """
 
     plan: RecoveryPlan
     prepared: PreparedStart
     query: SupervisedQuery
+    sources: Sequence[SourceIdentity] | None = None
+
+    def as_record(self) -> dict[str, object]:
+        """What the catalog records of the start."""
+        sources = {SOURCE_IDENTITIES: [each.as_record() for each in self.sources]} if self.sources is not None else {}
+        return {**self.plan.as_record(), **sources}
 
 
 @dataclass(frozen=True)
@@ -83,10 +94,12 @@ class Checked:
     Attributes:
         query_plan: Description of the query's plan; None if it is not known.
         rewrite: How the state has to be rewritten first; None if it stays as it is.
+        sources: What its sources read; None if that is not known.
     """
 
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
+    sources: Sequence[SourceIdentity] | None
 
 
 class Start:
@@ -195,7 +208,8 @@ class Start:
                     prepared = self._prepare(facts, plan, output, checked)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
-                    return StartedQuery(plan, prepared, self._request.start_query(prepared.live))
+                    query = self._request.start_query(prepared.live)
+                    return StartedQuery(plan, prepared, query, checked.sources)
             except Exception as error:
                 # A point that the user named is never replaced by another one.
                 if plan.point is None or self._start_from.point is not StartPoint.LATEST or plan.point in given_up:
@@ -217,8 +231,15 @@ class Start:
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
         """Refuse the start before anything is changed."""
         stream = self._stream
+        sources = self._unchanged_sources(plan)
         lost = self._lost_batches(facts, plan, output)
-        self._check_loss(preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan), output))
+        ahead = self._preview(facts, plan if lost is None else lost.in_plan(plan), output)
+        if lost is not None and ahead.gone:
+            # Spark would run these batches without a word, and build state that lacks their rows.
+            log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
+            self._replays, lost = False, None
+            ahead = self._preview(facts, plan, output)
+        self._check_loss(ahead)
         self._check_sources(plan)
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
@@ -226,13 +247,13 @@ class Start:
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
             self._replays = False
-            self._check_loss(preview_rewind(stream, facts, plan, output))
+            self._check_loss(self._preview(facts, plan, output))
         query_plan = self._check_plan(plan)
         refuse_shared_folder(stream, output)
         if plan.kind in (RecoveryKind.RESUME, RecoveryKind.CLONE):
             refuse_broken_sinks(stream, LiveDirectory(facts.stream.live_directory or ""), output)
         self._watch()
-        return Checked(query_plan, rewrite)
+        return Checked(query_plan, rewrite, sources)
 
     def _prepare(
         self,
@@ -282,13 +303,25 @@ class Start:
         except (RestoreError, LiveDirectoryError) as error:
             self._replays = False
             log_message(stream.stream_id, f"{error} Sinks are rolled back instead, where that is possible")
-            self._check_loss(preview_rewind(stream, facts, plan, output))
+            self._check_loss(self._preview(facts, plan, output))
             return plan
+
+    def _preview(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> RewindPreview:
+        writer = self._request.describe() if self._request.describe is not None else None
+        session = session_of(writer) if writer is not None and is_described_query(writer) else None
+        return preview_rewind(self._stream, facts, plan, output, session)
 
     def _check_loss(self, preview: RewindPreview) -> None:
         for message in preview.messages():
             log_message(self._stream.stream_id, message)
         refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
+
+    def _unchanged_sources(self, plan: RecoveryPlan) -> Sequence[SourceIdentity] | None:
+        describe = self._request.describe
+        sources = source_identities(describe()) if describe is not None else None
+        for message in refuse_changed_sources(self._stream, plan, sources):
+            log_message(self._stream.stream_id, message)
+        return sources
 
     def _check_sources(self, plan: RecoveryPlan) -> None:
         describe = self._request.describe

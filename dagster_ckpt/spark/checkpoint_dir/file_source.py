@@ -7,7 +7,8 @@ written once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.io.file_io import Entry, FileIO
@@ -34,6 +35,59 @@ def log_offset(offset: str | None) -> int | None:
 def entry_id(name: str) -> int | None:
     """Id of a log entry from its file name (`12`, `19.compact`), None for any other file."""
     return number_in(name.removesuffix(COMPACT))
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that a source has found.
+
+    Attributes:
+        path: Its URI.
+        position: The position of the log at which it was found.
+    """
+
+    path: str
+    position: int
+
+
+def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
+    """The files that a file source has found after a position of its log; empty for another kind of source.
+
+    Raises:
+        LiveDirectoryError: An entry cannot be parsed.
+        StorageAccessError: The log cannot be read.
+    """
+    directory = f"{SOURCES}/{source}"
+    names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
+    # A compact entry lists the files of all entries before.
+    newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
+    needed = [
+        name
+        for name, number in names.items()
+        if number > max(position, newest) or (number == newest > position and name.endswith(COMPACT))
+    ]
+    entries = {f"{directory}/{name}": folder.read(f"{directory}/{name}") for name in needed}
+    return [each for each in files_in_entries(entries) if each.position > position]
+
+
+def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
+    """The files that entries of the log of a file source name, each once.
+
+    Args:
+        entries: Content by path. Those of another kind of source are passed over.
+
+    Raises:
+        LiveDirectoryError: An entry cannot be parsed.
+    """
+    found: dict[SourceFile, None] = {}
+    for path, data in entries.items():
+        if entry_id(path.rpartition("/")[2]) is None:
+            continue
+        for line in parse_log_lines(data, path):
+            name, position = line.get("path"), line.get("batchId")
+            if isinstance(name, str) and isinstance(position, int):
+                found[SourceFile(name, position)] = None
+    return list(found)
 
 
 def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:

@@ -64,10 +64,11 @@ def delta_offset(text: str | None) -> DeltaOffset | None:
 
 def delta_sources(writer: DataStreamWriter) -> list[str | None]:
     """The folders of the Delta tables of a described query, in the order of its offset log; None for other sources."""
-    return [_folder(leaf) for leaf in streaming_leaves(writer)]
+    return [delta_folder(leaf) for leaf in streaming_leaves(writer)]
 
 
-def _folder(leaf: Any) -> str | None:
+def delta_folder(leaf: Any) -> str | None:
+    """The folder of the Delta table that a node of a plan reads; None for another source."""
     kind = str(leaf.getClass().getSimpleName())
     if kind == "StreamingRelationV2" and str(leaf.table().getClass().getName()) == _TABLE:
         return str(leaf.table().path())

@@ -6,14 +6,16 @@ source: it needs no further configuration, and no other library.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -23,6 +25,8 @@ TopicOffsets = Mapping[str, Mapping[str, int]]
 
 _KAFKA = "kafka."
 _ANSWER_S = 30
+# An identity that is not told in time is unknown, which refuses nothing.
+_ASK_S = 10
 _IS_GONE = "UnknownTopicOrPartitionException"
 
 
@@ -32,9 +36,13 @@ class KafkaSource:
 
     Attributes:
         options: The options of its client, which may contain secrets.
+        topics: The topics that it names; empty for a pattern.
+        pattern: The pattern of its topics, or None.
     """
 
     options: Mapping[str, str] = field(repr=False)
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
 
     @property
     def servers(self) -> str:
@@ -42,21 +50,87 @@ class KafkaSource:
         return self.options.get("bootstrap.servers", "")
 
 
+@dataclass(frozen=True)
+class ReadTopics:
+    """What a Kafka source reads.
+
+    Attributes:
+        topics: Its topics; empty for a pattern.
+        pattern: The pattern of its topics, or None.
+        cluster_id: Id of the cluster; None if Kafka did not answer.
+        topic_ids: The id of each topic, as far as Kafka told them.
+    """
+
+    topics: frozenset[str]
+    pattern: str | None
+    cluster_id: str | None = None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+
 def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
     """The sources of a described query in the order of its offset log; None for each that is not Kafka.
 
     Empty if the query cannot be inspected (Spark Connect).
     """
-    return [_kafka_source(leaf) for leaf in streaming_leaves(writer)]
+    return [kafka_source(leaf) for leaf in streaming_leaves(writer)]
 
 
-def _kafka_source(leaf: Any) -> KafkaSource | None:
+def kafka_source(leaf: Any) -> KafkaSource | None:
+    """The Kafka source that a node of a plan is; None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2" or str(leaf.sourceName()) != "kafka":
         return None
     options = {str(name): str(value) for name, value in dict(leaf.extraOptions().asCaseSensitiveMap()).items()}
+    mine = {name.lower(): text for name, text in options.items()}
     return KafkaSource(
-        {name.lower().removeprefix(_KAFKA): text for name, text in options.items() if name.lower().startswith(_KAFKA)}
+        {name.removeprefix(_KAFKA): text for name, text in mine.items() if name.startswith(_KAFKA)},
+        _topics(mine),
+        mine.get("subscribepattern"),
     )
+
+
+def _topics(options: Mapping[str, str]) -> frozenset[str]:
+    named = {each.strip() for each in options.get("subscribe", "").split(",") if each.strip()}
+    try:
+        assigned = from_json(options.get("assign", "{}"))
+    except ValueError:
+        assigned = {}
+    return frozenset(named | {str(topic) for topic in assigned})
+
+
+def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
+    """What a source reads, with the ids of its cluster and topics as far as Kafka tells them.
+
+    The topics of a pattern are asked for too: those there are now.
+    """
+    known = ReadTopics(source.topics, source.pattern)
+    try:
+        with _admin(writer, source) as (jvm, client):
+            seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
+            cluster = str(client.describeCluster().clusterId().get(_ASK_S, seconds))
+            known = replace(known, cluster_id=cluster)
+            names = set(source.topics)
+            if source.pattern is not None:
+                listed = {str(each) for each in client.listTopics().names().get(_ASK_S, seconds)}
+                names = {each for each in listed if matches(source.pattern, each)}
+            asked = jvm.java.util.ArrayList()
+            for name in sorted(names):
+                asked.add(name)
+            ids: dict[str, str] = {}
+            for name, answer in dict(client.describeTopics(asked).topicNameValues()).items():
+                # A topic that does not exist yet.
+                with suppress(Exception):
+                    ids[str(name)] = str(answer.get(_ASK_S, seconds).topicId())
+            return replace(known, topic_ids=ids)
+    except StorageAccessError:
+        return known
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether a topic belongs to a pattern; a pattern that only Java understands matches none."""
+    try:
+        return re.fullmatch(pattern, topic) is not None
+    except re.error:
+        return False
 
 
 def kept_offsets(

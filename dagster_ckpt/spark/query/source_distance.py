@@ -7,9 +7,9 @@ from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id, log_offset
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.delta_source import delta_offset
 from dagster_ckpt.untrusted import from_json, reading
 
@@ -105,14 +105,7 @@ def _between(folder: FileIO, source: str, before: str | None, after: str | None)
 
 
 def _files(folder: FileIO, source: str, first: int, last: int) -> int:
-    directory = f"{SOURCES}/{source}"
-    found: set[tuple[object, object]] = set()
-    for name in folder.list(directory):
-        number = entry_id(name)
-        if number is not None and number > first:
-            lines = parse_log_lines(folder.read(f"{directory}/{name}"), f"{directory}/{name}")
-            found |= {(line.get("path"), line.get("batchId")) for line in lines}
-    return sum(1 for _, batch in found if isinstance(batch, int) and first < batch <= last)
+    return sum(1 for each in files_after(folder, source, first) if each.position <= last)
 
 
 def _kafka_records(before: Any, after: Any) -> int | None:

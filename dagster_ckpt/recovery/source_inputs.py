@@ -1,0 +1,263 @@
+"""Asks each source of a stream whether it still has what a start would read again. Changes nothing.
+
+A file source reports no missing file: Spark reads what is there and commits the batch. So each file that the log of a
+source, the journal or the snapshot names for these batches is looked for first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.journal import PlannedBatch
+from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.prepare import snapshot_location
+from dagster_ckpt.recovery.source_change import recorded_sources
+from dagster_ckpt.recovery.source_comparison import uri_path
+from dagster_ckpt.snapshot.store import read_files
+from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile, files_after, files_in_entries, log_offset
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.input_files import missing_files
+from dagster_ckpt.spark.query.source_identity import (
+    DELTA,
+    FILE,
+    GENERATED,
+    ICEBERG,
+    KAFKA,
+    SourceIdentity,
+    keyed,
+    kind_of_offset,
+)
+from dagster_ckpt.stream.handle import StreamHandle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_GOES_BACK = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY)
+_SHOWN = 5
+
+
+class InputStatus(StrEnum):
+    """Whether a source still has what is read again.
+
+    AVAILABLE: It has all of it.
+    ASKED_BY_START: The start asks it, and is refused without it: Kafka, Delta and Iceberg.
+    UNKNOWN: Nobody can tell.
+    GONE: Some of it no longer exists.
+    """
+
+    AVAILABLE = "AVAILABLE"
+    ASKED_BY_START = "ASKED_BY_START"
+    UNKNOWN = "UNKNOWN"
+    GONE = "GONE"
+
+
+@dataclass(frozen=True)
+class SourceInput:
+    """What is read again from one source.
+
+    Attributes:
+        source: Name of the source, or its position.
+        kind: Its kind.
+        status: Whether it still has it.
+        reason: Why, as a sentence; empty if it has it.
+    """
+
+    source: str
+    kind: str
+    status: InputStatus
+    reason: str = ""
+
+
+def source_inputs(
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, session: SparkSession | None = None
+) -> tuple[SourceInput, ...]:
+    """Whether each source still has what a planned start reads again; empty if it reads nothing again.
+
+    Args:
+        stream: The stream.
+        facts: The facts that the plan is based on.
+        plan: The plan.
+        session: The session whose file systems are used; None looks with those of this process.
+
+    Raises:
+        SnapshotCorruptError: The snapshot cannot be read.
+        StorageAccessError: The snapshot, the live directory or the files of a source cannot be reached.
+    """
+    base = plan.snapshot.batch_id if plan.snapshot is not None else plan.to_batch
+    if plan.kind is RecoveryKind.START_EMPTY or base is None:
+        return ()
+    again = _Again.of(stream, facts, plan, base)
+    if not again.reads_something:
+        return ()
+    recorded = recorded_sources(stream, plan)
+    return tuple(_inputs(again, keyed(recorded) if recorded is not None else {}, session))
+
+
+def gone(inputs: Iterable[SourceInput]) -> str:
+    """What is gone, in sentences; empty if nothing is."""
+    return " ".join(each.reason for each in inputs if each.status is InputStatus.GONE)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """What is known of the batches that are read again.
+
+    Attributes:
+        offsets: The offset of each source after the last batch that is kept.
+        goes_back: Whether committed batches are undone or replayed.
+        is_named: Whether the files of all these batches are known.
+        files: The files of each file source, as its log names them.
+        read_before: Files that the kept batches have read, if their log counts differently.
+        live_scheme: The scheme of the live directory.
+    """
+
+    offsets: Mapping[str, str | None]
+    goes_back: bool
+    is_named: bool
+    files: Mapping[str, frozenset[str]]
+    read_before: Mapping[str, frozenset[str]]
+    live_scheme: str
+
+    @property
+    def reads_something(self) -> bool:
+        return self.goes_back or any(self.files.values())
+
+    @classmethod
+    def of(cls, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, base: int) -> _Again:
+        urls = dict.fromkeys((plan.directory, facts.stream.live_directory))
+        directories = [LiveDirectory(url) for url in urls if url is not None]
+        data = _snapshot_offsets(stream, plan, base) if plan.snapshot is not None else _live_offsets(directories, base)
+        offsets = parse_offset_entry(data, f"{OFFSETS}/{base}").sources if data is not None else {}
+        positions = {key: log_offset(text) for key, text in offsets.items()}
+        # A restore of another timeline continues from a log in which other files have the same numbers.
+        is_other = plan.snapshot is not None and plan.snapshot.timeline != facts.stream.timeline
+        first = {key: -1 if each is None or is_other else each for key, each in positions.items()}
+        goes_back = plan.kind in _GOES_BACK
+        until = plan.to_batch if plan.kind is RecoveryKind.REPLAY else facts.live_batch
+        planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
+        in_live = [_files_in(directory, first) for directory in directories]
+        stored = _snapshot_logs(stream, plan, all_of_it=is_other)
+        logs = [*(each for each in in_live if each is not None), stored, *(_in(batch.files) for batch in planned)]
+        found = {
+            key: frozenset(each.path for log in logs for each in log.get(key, ()) if each.position > first[key])
+            for key in offsets
+        }
+        seen = {
+            key: frozenset(each.path for each in stored.get(key, ()) if each.position <= position)
+            for key, position in positions.items()
+            if is_other and position is not None
+        }
+        is_good = facts.live is not None and facts.live.status is LiveStatus.GOOD and None not in in_live
+        rewinds = goes_back and (until is None or until > base)
+        return cls(
+            offsets=offsets,
+            goes_back=rewinds,
+            is_named=is_good or until is None or _covers(planned, base, until),
+            files=found,
+            read_before=seen,
+            live_scheme=directories[0].url.partition(":")[0] if directories else "",
+        )
+
+
+def _inputs(
+    again: _Again, recorded: Mapping[str, SourceIdentity], session: SparkSession | None
+) -> Iterator[SourceInput]:
+    for key, offset in again.offsets.items():
+        identity = recorded.get(key)
+        kind = identity.kind if identity is not None else kind_of_offset(offset)
+        if kind == FILE or (kind is None and again.files[key]):
+            yield _files(again, key, identity, session)
+        elif not again.goes_back:
+            # The batch in flight has a fixed plan: what the source lacks of it, its next batch meets.
+            continue
+        elif kind in (KAFKA, DELTA, ICEBERG):
+            yield SourceInput(key, str(kind), InputStatus.ASKED_BY_START)
+        elif kind in GENERATED:
+            yield SourceInput(key, str(kind), InputStatus.AVAILABLE)
+        else:
+            why = (
+                f"Source {key} ({kind or 'of an unknown kind'}) does not tell whether it still has what is read again."
+            )
+            yield SourceInput(key, kind or "unknown", InputStatus.UNKNOWN, why)
+
+
+def _files(again: _Again, key: str, identity: SourceIdentity | None, session: SparkSession | None) -> SourceInput:
+    named = again.files[key]
+    missing = missing_files(sorted(named), session, reachable_scheme=again.live_scheme)
+    if missing:
+        missing = [each for each in missing if each not in again.read_before.get(key, frozenset())]
+    if missing:
+        listed = ", ".join(uri_path(each) for each in missing[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        reason = (
+            f"Source {key}: {len(missing)} of {len(named)} files that are read again no longer exist: {listed}{more}."
+        )
+        return SourceInput(key, FILE, InputStatus.GONE, reason)
+    cleans = identity.options.get("cleansource") if identity is not None else None
+    if again.goes_back and not again.is_named and cleans is not None:
+        reason = f"Source {key}: cleanSource={cleans} removes files that were read, and these would be read again."
+        return SourceInput(key, FILE, InputStatus.GONE, reason)
+    if missing is None or (again.goes_back and not again.is_named):
+        why = (
+            "could not be looked for" if missing is None else "are named by neither the live directory nor the journal"
+        )
+        return SourceInput(key, FILE, InputStatus.UNKNOWN, f"Source {key}: files that are read again {why}.")
+    return SourceInput(key, FILE, InputStatus.AVAILABLE)
+
+
+def _snapshot_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> bytes | None:
+    if plan.snapshot is None:
+        return None
+    name = f"{OFFSETS}/{batch_id}"
+    return read_files(stream.store, snapshot_location(plan.snapshot), name.__eq__).get(name)
+
+
+def _live_offsets(directories: Sequence[LiveDirectory], batch_id: int) -> bytes | None:
+    for directory in directories:
+        with suppress(FileNotFoundError):
+            return directory.folder.read(f"{OFFSETS}/{batch_id}")
+    return None
+
+
+_Files = Mapping[str, Sequence[SourceFile]]
+
+
+def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan, *, all_of_it: bool) -> _Files:
+    """The files that the logs in a snapshot name; without its batch in flight, only those it has read."""
+    snapshot = plan.snapshot
+    if snapshot is None or not (all_of_it or snapshot.properties.get("in_flight_batch") is not None):
+        return {}
+    location = snapshot_location(snapshot)
+    return _in(read_files(stream.store, location, lambda path: path.startswith(f"{SOURCES}/")))
+
+
+def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
+    """The files in the logs of a live directory after some positions; None if it cannot be read."""
+    try:
+        return {key: files_after(directory.folder, key, position) for key, position in first.items()}
+    except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
+        return None
+
+
+def _in(files: Mapping[str, bytes]) -> _Files:
+    """The files that some entries of logs name, by source."""
+    logs: dict[str, dict[str, bytes]] = defaultdict(dict)
+    for path, data in files.items():
+        place, _, source = path.rpartition("/")[0].rpartition("/")
+        if place == SOURCES:
+            logs[source][path] = data
+    with suppress(LiveDirectoryError):
+        return {source: files_in_entries(entries) for source, entries in logs.items()}
+    return {}
+
+
+def _covers(planned: Sequence[PlannedBatch], base: int, until: int) -> bool:
+    return base + len(planned) >= until

@@ -1,0 +1,231 @@
+"""What the sources of a described query read: by position, kind and identity.
+
+Spark itself records only offsets. It continues with whatever source stands at the position of an offset, so
+another folder, another table or the other order of two sources goes unnoticed until rows are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.spark.checkpoint_dir.file_source import log_offset
+from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
+from dagster_ckpt.untrusted import from_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+FILE, DELTA, ICEBERG, KAFKA = "file", "delta", "iceberg", "kafka"
+# Sources whose rows follow from the offset alone.
+GENERATED = ("rate", "rate-micro-batch")
+# Of `SourceIdentity.identity`.
+PATH, TABLE, TABLE_ID, TOPICS, PATTERN, CLUSTER = "path", "table", "table id", "topics", "pattern", "cluster id"
+TOPIC_ID = "id of topic "
+# Options that decide which files or records are read; limits of a batch do not.
+_DECIDING = {
+    FILE: (
+        *("pathglobfilter", "recursivefilelookup", "modifiedafter", "modifiedbefore"),
+        *("filenameonly", "maxfileage", "cleansource", "sourcearchivedir"),
+    ),
+    DELTA: ("ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"),
+    ICEBERG: ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots", "branch"),
+}
+_DEFAULTS = {
+    "recursivefilelookup": "false",
+    "filenameonly": "false",
+    "cleansource": "off",
+    "maxfileage": "7d",
+}
+_ICEBERG_TABLE = "org.apache.iceberg.spark.source."
+
+
+@dataclass(frozen=True)
+class SourceIdentity:
+    """What one source of a query reads.
+
+    Attributes:
+        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name for another kind.
+        name: The name that the query gives it (Spark 4.2 and later), or None.
+        identity: What it reads, such as the path of a folder or the id of a table. What could not be found
+            out is left out.
+        options: Options that decide what is read and differ from their default, with names in lower case.
+    """
+
+    kind: str
+    name: str | None = None
+    identity: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """For messages, without ids."""
+        what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
+        return " ".join([self.kind, *(each for each in what if each)])
+
+    def as_record(self) -> dict[str, Any]:
+        """The form in which the catalog and snapshots keep it."""
+        named = {"name": self.name} if self.name is not None else {}
+        return {"kind": self.kind, **named, "identity": dict(self.identity), "options": dict(self.options)}
+
+    @staticmethod
+    def of_record(record: object) -> SourceIdentity | None:
+        """Read the recorded form; None if it is not one."""
+        if not isinstance(record, Mapping) or not isinstance(record.get("kind"), str):
+            return None
+        name = record.get("name")
+        return SourceIdentity(
+            record["kind"],
+            name if isinstance(name, str) else None,
+            _texts(record.get("identity")),
+            _texts(record.get("options")),
+        )
+
+
+def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
+    """Read recorded sources; None if they were not recorded, or not all of them can be read."""
+    if not isinstance(record, Sequence) or isinstance(record, str):
+        return None
+    found = [SourceIdentity.of_record(each) for each in record]
+    known = [each for each in found if each is not None]
+    return tuple(known) if known and len(known) == len(found) else None
+
+
+def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
+    """The sources by the name under which Spark keeps their logs: their own, else their position."""
+    return {source.name or str(index): source for index, source in enumerate(sources)}
+
+
+def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
+    """What the sources of a described query read, in the order of its offset log.
+
+    Returns:
+        None if the query cannot be inspected (Spark Connect).
+    """
+    # Imported here, because reading live directories does not require Spark.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
+    try:
+        leaves = streaming_leaves(writer)
+        return tuple(_identity(writer, leaf) for leaf in leaves) or None
+    except Py4JError:
+        return None
+
+
+def kind_of_offset(text: str | None) -> str | None:
+    """The kind of source that wrote an offset; None if the offset does not show it."""
+    if log_offset(text) is not None:
+        return FILE
+    if delta_offset(text) is not None:
+        return DELTA
+    try:
+        found = from_json(text or "")
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not found:
+        return None
+    if "snapshot_id" in found and "position" in found:
+        return ICEBERG
+    if found.keys() == {"offset", "timestamp"}:
+        return "rate-micro-batch"
+    return KAFKA if all(isinstance(each, dict) for each in found.values()) else None
+
+
+def _identity(writer: DataStreamWriter, leaf: Any) -> SourceIdentity:
+    is_v1 = str(leaf.getClass().getSimpleName()) == "StreamingRelation"
+    given = leaf.dataSource().options() if is_v1 else leaf.extraOptions()
+    options = _pairs(given) if is_v1 else {str(k).lower(): str(v) for k, v in dict(given).items()}
+    kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
+    deciding = {name: options[name] for name in _DECIDING.get(kind, ()) if name in options}
+    differing = {name: text for name, text in deciding.items() if text.lower() != _DEFAULTS.get(name)}
+    return SourceIdentity(kind, _name(leaf), identity, differing)
+
+
+def _v1(writer: DataStreamWriter, leaf: Any, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    folder = delta_folder(leaf)
+    if folder is not None:
+        return DELTA, _delta(session_of(writer), folder)
+    name = str(leaf.dataSource().className())
+    if str(leaf.sourceName()).startswith("FileSource[") and "path" in options:
+        return FILE, {PATH: _qualified(session_of(writer), options["path"]), "format": name.lower()}
+    return name.lower(), {}
+
+
+def _v2(writer: DataStreamWriter, leaf: Any) -> tuple[str, dict[str, str]]:
+    folder = delta_folder(leaf)
+    if folder is not None:
+        return DELTA, _delta(session_of(writer), folder)
+    table = leaf.table()
+    if str(table.getClass().getName()).startswith(_ICEBERG_TABLE):
+        found = table.table()
+        return ICEBERG, {
+            TABLE: str(found.name()),
+            **_known(TABLE_ID, lambda: str(found.operations().current().uuid())),
+        }
+    source = kafka_source(leaf)
+    if source is not None:
+        read = topics_of(writer, source)
+        return KAFKA, {
+            **({TOPICS: ",".join(sorted(read.topics))} if read.topics else {}),
+            **({PATTERN: read.pattern} if read.pattern else {}),
+            **({CLUSTER: read.cluster_id} if read.cluster_id else {}),
+            **{f"{TOPIC_ID}{topic}": text for topic, text in sorted(read.topic_ids.items())},
+        }
+    if not leaf.source().isDefined():
+        return "table", {TABLE: str(table.name())}
+    return str(leaf.sourceName()).lower(), {}
+
+
+def _delta(session: SparkSession, folder: str) -> dict[str, str]:
+    def table_id() -> str:
+        jvm: Any = session._jvm
+        found = jvm.io.delta.tables.DeltaTable.forPath(session._jsparkSession, folder).detail().select("id", [])
+        return str(found.first().getString(0))
+
+    return {PATH: _qualified(session, folder), **_known(TABLE_ID, table_id)}
+
+
+def _name(leaf: Any) -> str | None:
+    methods = {str(method.getName()) for method in leaf.getClass().getMethods()}
+    if "sourceIdentifyingName" not in methods:
+        return None
+    given = leaf.sourceIdentifyingName()
+    return str(given.name()) if str(given.getClass().getSimpleName()) == "UserProvided" else None
+
+
+def _qualified(session: SparkSession, path: str) -> str:
+    """A path as Spark compares it: absolute, with its scheme. Spark takes `s3://` and `s3a://` for other files."""
+    jvm: Any = session._jvm
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    found = _known(
+        PATH,
+        lambda: str(
+            place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(place).toString()
+        ),
+    )
+    return without_secrets(found.get(PATH, path))
+
+
+def _known(name: str, find: Callable[[], str]) -> dict[str, str]:
+    """What the JVM says; nothing if it cannot."""
+    try:
+        return {name: find()}
+    except Exception:  # noqa: BLE001 - py4j raises whatever the JVM raises; unknown then
+        return {}
+
+
+def _pairs(scala_map: Any) -> dict[str, str]:
+    pairs, found = scala_map.iterator(), {}
+    while pairs.hasNext():
+        pair = pairs.next()
+        found[str(pair._1()).lower()] = str(pair._2())
+    return found
+
+
+def _texts(values: object) -> dict[str, str]:
+    items: Iterable[tuple[object, object]] = values.items() if isinstance(values, Mapping) else ()
+    return {str(name): str(text) for name, text in items}

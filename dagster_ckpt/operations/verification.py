@@ -211,7 +211,9 @@ def record_verification(stream: StreamHandle, verification: SnapshotVerification
     problem = verification.problems[0] if verification.problems else None
     for snapshot in listed:
         if snapshot.location == verification.location:
-            stream.catalog.snapshots.verified(snapshot.snapshot_id, problem)
+            stream.catalog.snapshots.verified(
+                snapshot.snapshot_id, problem, state_was_read=verification.state is not None
+            )
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.recovery.equal_content import with_equal_content
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
@@ -54,6 +55,7 @@ def recovery_facts(
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
     failures = catalog.recoveries.of_stream(stream.stream_id) if remembers else []
+    failures = with_equal_content(stream.store, failures, listed) if failures else []
     # The state may belong to another catalog.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(

@@ -190,6 +190,7 @@ class Start:
                     prepared = self._prepare(facts, plan, output, checked)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
+                    prepared = replace(prepared, began=prepared.live.positions())
                     return StartedQuery(plan, prepared, self._request.start_query(prepared.live))
             except Exception as error:
                 damage = damage_of(error)

@@ -79,6 +79,10 @@ class IncompleteCutError(LiveDirectoryError):
     """The live directory lacks a file that a restore would need, so no snapshot was taken."""
 
 
+class DamagedCutError(IncompleteCutError):
+    """A file of the live directory does not have the checksum that it was written with, so no snapshot was taken."""
+
+
 class ChecksumDiffersError(IncompleteCutError):
     """A file of the live directory does not have the length that Spark's checksum of it says."""
 

@@ -252,6 +252,10 @@ class LeaseRecord:
     predecessor_unproven: bool = False
 
 
+# Property of a snapshot in the catalog: when its state was proven.
+PROVEN_AT_MS = "proven_at_ms"
+
+
 @dataclass(frozen=True)
 class SnapshotRecord:
     """A checkpoint or savepoint.
@@ -311,6 +315,16 @@ class SnapshotRecord:
         known = [f"{size / 1e6:,.1f} MB{what}" for what, size in sizes.items() if size is not None]
         facts = ", ".join([f"{kind} of {self.stream_id} at batch {self.batch_id}", self.status.value, *known])
         return f"SnapshotRecord({facts})"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether something has loaded its state from storage with success.
+
+        A query that resumed from it, or from the live directory at its position, has committed a batch; or
+        a verification has read its state with Spark. A snapshot that a later check found broken is not
+        proven. False for one of an older version until one of these happens.
+        """
+        return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
     @property
     def plan(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dagster_ckpt.catalog import snapshot_queries as queries
 from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict, read_enum
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
+    PROVEN_AT_MS,
     CompletedSnapshot,
     EventType,
     HoldKind,
@@ -25,7 +26,7 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
-from dagster_ckpt.catalog.transitions import log_triggered
+from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
@@ -78,15 +79,88 @@ class SnapshotRecords:
         log_triggered(started)
         return started
 
-    def complete(self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
+    def complete(
+        self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
+    ) -> SnapshotRecord:
         """Record that a snapshot of an execution is complete in storage.
+
+        Args:
+            lease: The lease of the stream.
+            snapshot_id: The snapshot.
+            facts: What was stored.
+            after_batch: Whether the execution has committed a batch. Only then do earlier failures of
+                recoveries no longer count: before it, nothing has loaded the state.
 
         Raises:
             LeaseLostError: The lease is no longer held: the snapshot is not recorded.
             CatalogError: It is no longer in progress.
         """
         with self._database.writing_under(lease) as connection:
-            return self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
+            completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
+            if after_batch and completed.kind == CHECKPOINT:
+                of_stream = recovery_failures.c.stream_id == lease.stream_id
+                connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
+            return completed
+
+    def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
+        """Record that an attempt found the position of an existing checkpoint unchanged.
+
+        The checkpoint counts as completed now, and the attempt is forgotten. This is no event: nothing
+        was taken.
+
+        Args:
+            lease: The lease of the stream.
+            snapshot_id: The existing checkpoint.
+            attempt_id: The snapshot that the attempt was recorded as.
+
+        Raises:
+            LeaseLostError: The lease is no longer held.
+            CatalogError: The checkpoint no longer exists.
+        """
+        with self._database.writing_under(lease) as connection:
+            existing = (
+                (snapshots.c.snapshot_id == snapshot_id)
+                & (snapshots.c.stream_id == lease.stream_id)
+                & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
+            )
+            now_ms = self._database.now_ms(connection)
+            if not connection.execute(snapshots.update().where(existing).values(completed_at_ms=now_ms)).rowcount:
+                raise CatalogError(
+                    f"Checkpoint {snapshot_id} of stream {lease.stream_id!r} cannot be renewed: it no longer exists. "
+                    "The next attempt takes another one."
+                )
+            attempt = (snapshots.c.snapshot_id == attempt_id) & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
+            connection.execute(snapshots.delete().where(attempt))
+            renewed = _get(connection, snapshot_id)
+        log_renewed(renewed)
+        return renewed
+
+    def proven(self, lease: LeaseRecord, batch_id: int) -> None:
+        """Record that a query loaded the state after a batch from storage, and committed a batch after it.
+
+        This proves every snapshot of that state: those of the current timeline, and the one that it
+        began with. See `SnapshotRecord.is_proven`.
+
+        Args:
+            lease: The lease of the stream.
+            batch_id: The batch that the query resumed after.
+
+        Raises:
+            LeaseLostError: The lease is no longer held.
+        """
+        loaded = [
+            snapshot
+            for snapshot in self.restorable(lease.stream_id)
+            if snapshot.batch_id == batch_id and not snapshot.is_proven
+        ]
+        with self._database.writing_under(lease) as connection:
+            now_ms = self._database.now_ms(connection)
+            for snapshot in loaded:
+                row = lock_snapshot(connection, snapshot.snapshot_id)
+                if row is not None:
+                    properties = (read_dict(row.properties, "properties", []) or {}) | {PROVEN_AT_MS: now_ms}
+                    same = snapshots.c.snapshot_id == snapshot.snapshot_id
+                    connection.execute(snapshots.update().where(same).values(properties=as_text(properties)))
 
     def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
         """Record that a snapshot of an execution failed; a completed one is unchanged.
@@ -147,19 +221,24 @@ class SnapshotRecords:
         with self._database.writing() as connection:
             self._fail(connection, snapshot_id, _OF_STOPPED, reason, {})
 
-    def verified(self, snapshot_id: str, problem: str | None) -> None:
+    def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
         """Record that a snapshot was verified.
 
         Args:
             snapshot_id: The snapshot; one that the catalog does not know is ignored.
             problem: Why it cannot be restored, or None.
+            state_was_read: Whether Spark read its state from a restored copy, which proves it.
         """
         with self._database.writing() as connection:
-            connection.execute(
-                snapshots.update()
-                .where(snapshots.c.snapshot_id == snapshot_id)
-                .values(verified_at_ms=self._database.now_ms(connection), verified_problem=problem)
-            )
+            row = lock_snapshot(connection, snapshot_id)
+            if row is None:
+                return
+            now_ms = self._database.now_ms(connection)
+            values: dict[str, object] = {"verified_at_ms": now_ms, "verified_problem": problem}
+            if problem is None and state_was_read:
+                properties = read_dict(row.properties, "properties", []) or {}
+                values["properties"] = as_text(properties | {PROVEN_AT_MS: now_ms})
+            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
         """Record that the stream now owns a savepoint and deletes it like a checkpoint."""
@@ -369,11 +448,6 @@ class SnapshotRecords:
                 f"Snapshot {snapshot_id} of stream {snapshot.stream_id!r} cannot be completed: its status in the "
                 f"catalog is {snapshot.status.value}. Take another snapshot."
             )
-        if snapshot.kind == CHECKPOINT:
-            # It was taken after a batch of a running query, so earlier recovery failures no longer
-            # count.
-            of_stream = recovery_failures.c.stream_id == snapshot.stream_id
-            connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
         figures = ("batch_id", "location", "full_bytes", "incremental_bytes", "duration_ms", "label")
         self._record_event(connection, snapshot, "COMPLETED", {name: getattr(snapshot, name) for name in figures})
         return snapshot

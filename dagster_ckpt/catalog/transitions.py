@@ -61,6 +61,15 @@ def log_triggered(snapshot: SnapshotRecord) -> None:
     log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)
 
 
+def log_renewed(checkpoint: SnapshotRecord) -> None:
+    """Log that the newest checkpoint still has the stream's position, which is not an event: none was taken."""
+    message = (
+        f"Renewed checkpoint {checkpoint.number} of stream {checkpoint.stream_id}: no batch since batch "
+        f"{checkpoint.batch_id}"
+    )
+    log_transition(checkpoint.stream_id, message, number=checkpoint.number, kind=checkpoint.kind)
+
+
 def log_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> None:
     """Log an event that was recorded in the catalog."""
     level, message = describe_event(stream_id, event, payload)

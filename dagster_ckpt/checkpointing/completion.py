@@ -81,7 +81,13 @@ class NotRecorded:
 
 
 def record_snapshot(
-    catalog: Catalog, taken: TakenSnapshot, figures: BatchFigures, *, duration_ms: int, lease: LeaseRecord | None
+    catalog: Catalog,
+    taken: TakenSnapshot,
+    figures: BatchFigures,
+    *,
+    duration_ms: int,
+    lease: LeaseRecord | None,
+    after_batch: bool = False,
 ) -> SnapshotRecord | NotRecorded:
     """Record that a snapshot is complete in storage.
 
@@ -96,6 +102,7 @@ def record_snapshot(
         figures: Figures of the batches since the previous snapshot.
         duration_ms: How long the attempt took.
         lease: The lease of the run that took it; None for a savepoint of a stream that is not running.
+        after_batch: Whether the execution that took it has committed a batch.
 
     Raises:
         LeaseLostError: The lease is no longer held. The snapshot is not recorded, and this process must
@@ -119,7 +126,7 @@ def record_snapshot(
         return (
             snapshots.complete_of_stopped(snapshot_id, facts)
             if lease is None
-            else snapshots.complete(lease, snapshot_id, facts)
+            else snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
         )
     except LeaseLostError:
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,13 @@ from dagster_ckpt.sinks.guarantees import guarantees
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import names_of_others
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
-from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
+from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN
 from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import DEPLOYMENT
@@ -37,6 +39,8 @@ class SnapshotOrder:
         sinks: Sinks the query writes to, as named in its progress.
         label: A user-defined name.
         properties: Further properties of the snapshot.
+        renews: The checkpoint at `base`, if it may be renewed: if the position is still the same, nothing is
+            written.
 
     Raises:
         OptionError: A start could not find the snapshot by that label.
@@ -51,6 +55,7 @@ class SnapshotOrder:
     sinks: tuple[str, ...] = ()
     label: str | None = None
     properties: Mapping[str, object] = field(default_factory=dict)
+    renews: SnapshotRecord | None = None
 
     def __post_init__(self) -> None:
         """Refuse an ambiguous label, even one that no public interface has checked."""
@@ -71,6 +76,7 @@ class TakenSnapshot:
         query_id: Id of the Spark query.
         stored: Its location and size.
         properties: The properties in its header.
+        renews: Id of the existing checkpoint that it is, if nothing was written; None for a new snapshot.
     """
 
     order: SnapshotOrder
@@ -78,6 +84,7 @@ class TakenSnapshot:
     query_id: str
     stored: StoredSnapshot
     properties: Mapping[str, object]
+    renews: str | None = None
 
 
 def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
@@ -90,6 +97,44 @@ def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
     restorable = snapshots.restorable(stream.stream_id)
     checkpoints = [snapshot for snapshot in restorable if snapshot.kind == SnapshotKind.CHECKPOINT]
     return next(iter([*checkpoints, *restorable]), None) or snapshots.newest_checkpoint(stream.stream_id)
+
+
+# Properties that differ between two snapshots of one position.
+_OF_ONE_SNAPSHOT = ("parent_snapshot_id", "trigger", "schedule", "pyspark_of_reader", CHAIN)
+
+
+def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotRecord | None:
+    """The checkpoint that an attempt may renew instead of writing another one of the same position, or None.
+
+    It must be one that a recovery would use: not found broken, and no recovery from it failed.
+    """
+    if base is None or base.kind != SnapshotKind.CHECKPOINT or base.verified_problem is not None:
+        return None
+    is_restorable = any(
+        each.snapshot_id == base.snapshot_id for each in stream.catalog.snapshots.restorable(stream.stream_id)
+    )
+    has_failed = any(
+        base.snapshot_id in failure.point for failure in stream.catalog.recoveries.of_stream(stream.stream_id)
+    )
+    return base if is_restorable and not has_failed else None
+
+
+def _is_unchanged(stream: StreamHandle, base: BaseSnapshot, header: SnapshotHeader) -> bool:
+    """Whether a checkpoint with this header would equal the one that it is based on, which is whole."""
+    before = base.manifest.header
+    if (before.kind, before.batch_id, before.query_id) != (header.kind, header.batch_id, header.query_id):
+        return False
+    ignored = set(_OF_ONE_SNAPSHOT)
+    if stream.catalog.streams.get(stream.stream_id).restored_snapshot_id == before.snapshot_id:
+        # The timeline began with it.
+        ignored.add("timeline")
+    if _comparable(before.properties, ignored) != _comparable(header.properties, ignored):
+        return False
+    return not base.manifest.unusable_objects(base.file_io, base.directory)
+
+
+def _comparable(properties: Mapping[str, object], ignored: set[str]) -> str:
+    return json.dumps({name: value for name, value in properties.items() if name not in ignored}, sort_keys=True)
 
 
 def take_snapshot(
@@ -170,6 +215,12 @@ def _take(
             query_id=taken.query_id,
             properties=properties,
         )
+        renews = order.renews
+        if renews is not None and base is not None and _is_unchanged(stream, base, header):
+            on_cut(taken.batch_id)
+            manifest = base.manifest
+            existing = StoredSnapshot(order.base or "", manifest.full_bytes, 0, manifest.file_count)
+            return TakenSnapshot(order, taken.batch_id, taken.query_id, existing, properties, renews.snapshot_id)
         if is_checkpoint:
             stored = stream.store.write_checkpoint(
                 header,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.policies.guard import decide_retention, needed_of_history
 from dagster_ckpt.policies.retention import RetentionContext, RetentionPolicy
-from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention, discard, housekeeping
+from dagster_ckpt.recovery.retention import (
+    RetentionReport,
+    apply_terminal_retention,
+    discard,
+    housekeeping,
+    newest_proven,
+)
 from dagster_ckpt.runtime.settlement import settle_execution
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
@@ -56,8 +64,8 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Retent
 
     Only savepoints that this schedule took are considered: never those of a user or another
     schedule, nor one that a start has claimed (the stream treats it as a checkpoint). The preferred
-    savepoint, the one that the current timeline began with, and the newest one are kept
-    regardless of the history.
+    savepoint, the one that the current timeline began with, the newest one and the newest proven
+    one are kept regardless of the history.
 
     Args:
         stream: The stream.
@@ -69,6 +77,7 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Retent
         catalog, and `housekeeping` retries them.
     """
     record = stream.catalog.streams.get(stream.stream_id)
+    proven = newest_proven(stream.catalog.snapshots.restorable(stream.stream_id))
     taken = {
         snapshot.snapshot_id: snapshot
         for snapshot in stream.catalog.snapshots.of_stream(
@@ -81,7 +90,7 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Retent
     held = {
         snapshot.snapshot_id: reason
         for snapshot in savepoints
-        if (reason := _held_because(snapshot, record)) is not None
+        if (reason := _held_because(snapshot, record, proven)) is not None
     }
     queue = [retained(snapshot) for snapshot in savepoints]
     context = RetentionContext(stream.catalog.now_ms())
@@ -94,9 +103,11 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Retent
     return RetentionReport(kept=kept).and_then(discard(stream, doomed, reason=reason, lease=None))
 
 
-def _held_because(snapshot: SnapshotRecord, stream: StreamRecord) -> str | None:
+def _held_because(snapshot: SnapshotRecord, stream: StreamRecord, proven: Collection[str]) -> str | None:
     if snapshot.snapshot_id == stream.preferred_savepoint_id:
         return "it is the preferred savepoint"
     if snapshot.snapshot_id == stream.restored_snapshot_id:
         return "the current timeline began with it"
+    if snapshot.snapshot_id in proven:
+        return "it is the newest snapshot whose state was loaded with success"
     return None

@@ -196,7 +196,9 @@ def record_verification(stream: StreamHandle, verification: SnapshotVerification
     problem = verification.problems[0] if verification.problems else None
     for snapshot in listed:
         if snapshot.location == verification.location:
-            stream.catalog.snapshots.verified(snapshot.snapshot_id, problem)
+            stream.catalog.snapshots.verified(
+                snapshot.snapshot_id, problem, state_was_read=verification.state is not None
+            )
 
 
 def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:

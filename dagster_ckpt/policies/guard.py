@@ -29,12 +29,14 @@ class KeptBecause(Enum):
     Attributes:
         POLICY: The policy keeps it.
         NEWEST: A recovery may need it: the newest snapshot, or the newest checkpoint.
+        PROVEN: It is the newest one whose state was loaded with success.
         IN_USE: Something refers to it, and the caller says so.
         POLICY_FAILED: The policy raised or gave no usable answer, so everything stays.
     """
 
     POLICY = "POLICY"
     NEWEST = "NEWEST"
+    PROVEN = "PROVEN"
     IN_USE = "IN_USE"
     POLICY_FAILED = "POLICY_FAILED"
 

@@ -55,7 +55,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
             file_count=manifest.file_count,
             properties=dict(manifest.header.properties),
         )
-        registered = stream.catalog.snapshots.complete(lease, snapshot.snapshot_id, facts)
+        registered = stream.catalog.snapshots.complete(lease, snapshot.snapshot_id, facts, after_batch=False)
         done.append(
             f"registered {describe_snapshot(registered)}: it was complete, but its process died before recording it"
         )

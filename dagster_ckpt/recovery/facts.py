@@ -8,6 +8,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Snaps
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.recovery.equal_content import with_equal_content
 from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE
@@ -63,6 +64,7 @@ def recovery_facts(
     listed = catalog.snapshots.completed(stream.stream_id)
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
+    failures = with_equal_content(stream.store, failures, listed) if failures else []
     # The state may belong to another catalog.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(

@@ -37,7 +37,7 @@ from dagster_ckpt.recovery.source_positions import move_sources
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.restore import (
     Donor,
     Filler,
@@ -65,12 +65,14 @@ class PreparedStart:
         rolled_back: Places of the sinks that were rolled back to the restored batch.
         may_repeat: Names of sinks that this process cannot roll back.
         rewritten: The rewrite of the state, if there was one.
+        began: Positions in the live directory just before the query started; None if unknown.
     """
 
     live: LiveDirectory
     rolled_back: tuple[str, ...] = ()
     may_repeat: tuple[str, ...] = ()
     rewritten: Rewritten | None = None
+    began: Positions | None = None
 
 
 def prepare(

@@ -106,8 +106,8 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
     The policy sees them ordered by number, never by a clock. Savepoints are shown to it only with
     `count_savepoints`, and are never deleted here. Regardless of the policy, the snapshots stay that
-    a recovery would use first, tagged ones, those that pending attempts build on, and the one that
-    an upgrade would be rolled back to.
+    a recovery would use first, the newest proven one, tagged ones, those that pending attempts build
+    on, and the one that an upgrade would be rolled back to.
 
     Args:
         stream: The stream.
@@ -129,6 +129,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
         # These take further queries, and most of the time there is nothing to delete.
         restorable = stream.catalog.snapshots.restorable(stream.stream_id)
         needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
+        needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
         in_use, rollback = set(protected), _rollback_snapshot(stream)
         needed |= {
             snapshot.snapshot_id: KeptBecause.IN_USE
@@ -138,6 +139,20 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
     dropped = [by_id[each.snapshot_id] for each in decision.dropped if each.snapshot_id not in needed]
     return [snapshot for snapshot in dropped if is_owned_by_stream(snapshot)]
+
+
+def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
+    """Id of the newest proven snapshot, in a list; empty if none is proven.
+
+    The newest by its batch: it is the one from which a recovery loses least. No policy deletes it,
+    because state that no query has loaded may turn out to be damaged when it is needed.
+
+    Args:
+        restorable: The snapshots that a recovery may use.
+    """
+    proven = [snapshot for snapshot in restorable if snapshot.is_proven]
+    newest = max(proven, key=lambda snapshot: (snapshot.batch_id or 0, snapshot.number or 0), default=None)
+    return [newest.snapshot_id] if newest is not None else []
 
 
 def discard(

@@ -28,7 +28,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
 )
 from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
-from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, sharing_base
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, renewable, sharing_base
 from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
@@ -39,6 +39,7 @@ from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.sinks.guarantees import can_replay_a_batch, guarantees
 from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper
@@ -97,6 +98,8 @@ class AttemptRunner:
         self._late: dict[int, TakenSnapshot] = {}
         self._cleaning = 0
         self._last_snapshot_batch: int | None = None
+        self._began = prepared.began or Positions(None, None)
+        self._has_progressed = False
 
     @property
     def sinks(self) -> tuple[str, ...]:
@@ -111,6 +114,32 @@ class AttemptRunner:
         with suppress(StorageAccessError):
             return self.positions.latest().commit is not None
         return False
+
+    def has_progressed(self) -> bool:
+        """Whether this execution has planned and committed a batch, for which it loaded its state from storage.
+
+        A batch that an earlier execution had planned does not count: if the sink has it already, Spark
+        commits it without running it. When the first batch is committed, the snapshots of the position
+        where the execution resumed are recorded as proven.
+
+        Raises:
+            LeaseLostError: This process is no longer the writer.
+        """
+        if self._has_progressed:
+            return True
+        commit, began = None, self._began
+        with suppress(StorageAccessError):
+            commit = self.positions.latest().commit
+        if commit is None or commit <= max(-1 if at is None else at for at in (began.commit, began.offset)):
+            return False
+        if began.commit is not None:
+            try:
+                self._catalog.snapshots.proven(self._lease.record, began.commit)
+            except CatalogError:
+                # Asked again in the next step.
+                return False
+        self._has_progressed = True
+        return True
 
     def start(self, attempt: Attempt) -> list[Event]:
         """Record an attempt. Its cut is taken when its batch boundary is reached.
@@ -137,6 +166,7 @@ class AttemptRunner:
         facts = self._facts()
         base = sharing_base(self._stream)
         trigger = _trigger(attempt, request)
+        may_renew = attempt.kind is TriggerKind.CHECKPOINT and arguments.get("label") is None
         order = SnapshotOrder(
             kind=SnapshotKind.SAVEPOINT if attempt.kind.is_savepoint else SnapshotKind.CHECKPOINT,
             number=attempt.number,
@@ -147,6 +177,7 @@ class AttemptRunner:
             label=arguments.get("label"),
             properties=provenance(self._stream, self.sinks, facts)
             | trigger_properties(trigger, arguments.get("schedule")),
+            renews=renewable(self._stream, base) if may_renew else None,
         )
         aligned_only = facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned
         commit = self.positions.look().commit
@@ -216,6 +247,8 @@ class AttemptRunner:
         Raises:
             LeaseLostError: A snapshot was stored, but this process is no longer the writer.
         """
+        if self._log.batches:
+            self.has_progressed()
         events: list[Event] = []
         for result in self._threads.results():
             if isinstance(result, CutExists):
@@ -230,7 +263,13 @@ class AttemptRunner:
         return events
 
     def subsume_checkpoints(self) -> list[Event]:
-        """Delete the checkpoints that the newest one subsumes, in the background."""
+        """Delete the checkpoints that the newest one subsumes, in the background.
+
+        Until this execution has committed a batch, nothing is deleted: no query has loaded the state
+        that the newest checkpoints contain.
+        """
+        if not self.has_progressed():
+            return []
         protected = [running.order.base for running in self._running.values() if running.order.base is not None]
         try:
             dropped = subsume(self._stream, protected=protected)
@@ -315,16 +354,27 @@ class AttemptRunner:
         return AttemptCompleted(monotonic_ms(), result.number)
 
     def _in_catalog(self, running: RunningAttempt, taken: TakenSnapshot) -> SnapshotRecord | NotRecorded:
+        if taken.renews is not None:
+            try:
+                return self._catalog.snapshots.renew(
+                    self._lease.record, taken.renews, attempt_id=running.order.snapshot_id
+                )
+            except CatalogError as error:
+                return NotRecorded(str(error), is_certain=False)
         return record_snapshot(
             self._catalog,
             taken,
             self._log.figures(taken.batch_id, since_batch=self._last_snapshot_batch),
             duration_ms=monotonic_ms() - running.started_at_ms,
             lease=self._lease.record,
+            after_batch=self.has_progressed(),
         )
 
     def _discard_own(self, taken: TakenSnapshot) -> None:
         """Delete a snapshot of this execution that is not in the catalog."""
+        if taken.renews is not None:
+            # Nothing was written: the location is that of an earlier checkpoint.
+            return
         self._lease.check()
         self._stream.store.discard(taken.stored.location, protected=())
 

@@ -7,7 +7,7 @@ the start tries the next one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,7 @@ class Start:
                     prepared = self._prepare(facts, plan, output, checked)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
+                    prepared = replace(prepared, began=prepared.live.positions())
                     query = self._request.start_query(prepared.live)
                     return StartedQuery(plan, prepared, query, checked.sources)
             except Exception as error:

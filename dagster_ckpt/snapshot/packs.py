@@ -11,10 +11,10 @@ from typing import BinaryIO, Protocol
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import CutOvertakenError
+from dagster_ckpt.errors import CutOvertakenError, DamagedCutError
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
-from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 
 # Reading and hashing in smaller pieces costs more than it saves; files up to this size are read in
 # one call.
@@ -111,6 +111,7 @@ def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Pac
     Raises:
         SnapshotAbortedError: The snapshot was aborted.
         CutOvertakenError: A file vanished or has another length than expected.
+        DamagedCutError: A file does not have the checksum that it carries.
         StorageAccessError: A data object could not be written.
     """
     with _PackWriter(task, create, callbacks) as writer:
@@ -202,6 +203,28 @@ def read_small(file: Source) -> bytes:
     return data
 
 
+def check_content(file: Source, data: bytes) -> None:
+    """Compare a file that enters a snapshot with the checksums that it carries.
+
+    Raises:
+        DamagedCutError: It differs.
+    """
+    check = file.check()
+    if check is not None:
+        check.update(data)
+        _refuse_damaged(file, check)
+
+
+def _refuse_damaged(file: Source, check: ContentCheck | None) -> None:
+    trouble = check.trouble() if check is not None else None
+    if trouble is not None:
+        raise DamagedCutError(
+            f"{file.path} in the live directory is damaged, so no snapshot was written: {trouble}. Earlier snapshots "
+            "are unchanged. A running query may still replace the file; if this repeats, examine the stream with "
+            "dagster-ckpt doctor and restart it."
+        )
+
+
 def vanished(file: Source) -> CutOvertakenError:
     """The error for a file that no longer exists."""
     return CutOvertakenError(
@@ -240,6 +263,7 @@ class _PackWriter:
         digests = [blake3(data).hexdigest() for data in contents]
         for file, data, digest in zip(files, contents, digests, strict=True):
             if not self._is_stored(file, digest):
+                check_content(file, data)
                 place = self._new_place(file.size)
                 self._pending.append(data)
                 self._add(file, digest, place)
@@ -254,11 +278,14 @@ class _PackWriter:
             if self._is_stored(file, read.hexdigest()):
                 return
         place = self._new_place(file.size)
-        digest = blake3()
+        digest, check = blake3(), file.check()
         for chunk in _chunks(file):
             digest.update(chunk)
+            if check is not None:
+                check.update(chunk)
             self._pending.append(chunk)
             self._flush()
+        _refuse_damaged(file, check)
         self._add(file, digest.hexdigest(), place)
 
     def _is_stored(self, file: Source, digest: str) -> bool:

@@ -14,6 +14,18 @@ from dagster_ckpt.snapshot.manifest import Manifest, object_name
 from dagster_ckpt.snapshot.metadata_file import Metadata
 
 
+class ContentCheck(Protocol):
+    """Compares a file with the checksums that it carries, while it is read."""
+
+    def update(self, chunk: bytes) -> None:
+        """Pass the next piece of the file."""
+        ...
+
+    def trouble(self) -> str | None:
+        """What is wrong with it, once all of it was passed; None if it is intact."""
+        ...
+
+
 class Source(Protocol):
     """One file to put into a snapshot.
 
@@ -63,6 +75,10 @@ class Source(Protocol):
         """All bytes, or more than `size` if the file has grown; for small files."""
         ...
 
+    def check(self) -> ContentCheck | None:
+        """A check of its content that new bytes must pass; None if it carries no checksums."""
+        ...
+
 
 @dataclass(frozen=True)
 class SourceFile:
@@ -79,6 +95,10 @@ class SourceFile:
         """All bytes."""
         with self.open() as stream:
             return stream.read(self.size + 1)
+
+    def check(self) -> None:
+        """It carries no checksums that are known."""
+        return
 
 
 # If less than this share of an object's bytes is in use, it is not shared any more: the remaining

@@ -20,7 +20,7 @@ from dagster_ckpt.io.parallel import start_in_thread
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, object_name
 from dagster_ckpt.snapshot.metadata_file import Metadata, encode_metadata
-from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Threads, read_small
+from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Threads, check_content, read_small
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 
 METADATA_NAME = "_metadata"
@@ -114,6 +114,7 @@ def write_snapshot(
     Raises:
         SnapshotAbortedError: `should_abort` returned true.
         CutOvertakenError: A file vanished or has another length than expected.
+        DamagedCutError: A file does not have the checksum that it carries.
         StorageAccessError: The storage could not be written, or the snapshot already exists.
     """
     if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
@@ -231,9 +232,11 @@ class _Writer:
         """Store a file in the metadata."""
         data = read_small(file)
         digest = blake3(data).hexdigest()
-        offset = self._inlined.setdefault(digest, len(self._inline))
-        if offset == len(self._inline):
+        if digest not in self._inlined:
+            check_content(file, data)
+            self._inlined[digest] = len(self._inline)
             self._inline += data
+        offset = self._inlined[digest]
         entry = FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset)
         self._entries.add(entry, stable=file.stable)
 

@@ -30,8 +30,8 @@ STATE_PARTITIONS = WholeNumber("state_partitions", minimum=1, maximum=MAX_PARALL
 _BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-# Other operations use this word for every snapshot.
-_RESERVED = frozenset({"all"})
+# Other operations use these words for every snapshot, and for the live directory.
+_RESERVED = frozenset({"all", "live"})
 LONGEST_LABEL = 128
 
 
@@ -67,7 +67,7 @@ def _why_no_label(label: str) -> str | None:
     if is_location(label):
         return "it looks like a location"
     if _point(label)[0] is not StartPoint.NAMED or label.lower() in _RESERVED:
-        return "it is a keyword of start_from"
+        return "it is a keyword of start_from or of another operation"
     if _CHECKPOINT.fullmatch(label) or _SNAPSHOT_ID.fullmatch(label):
         return "it looks like the number or the id of a snapshot"
     return None

@@ -132,7 +132,7 @@ class CheckpointFailureReason(Enum):
     CHECKPOINT_DECLINED = (
         True,
         FailureSide.QUERY,
-        "No consistent cut was possible: the live directory lacks a file that a restore needs.",
+        "No consistent cut was possible: a file that a restore needs is missing in the live directory, or damaged.",
     )
     CHECKPOINT_ASYNC_EXCEPTION = (
         True,

@@ -11,6 +11,30 @@ from dagster_ckpt.io.file_io import FileIO
 _HADOOP_MAGIC = b"crc\0"
 
 
+class HadoopCheck:
+    """Compares a small file with Hadoop's checksum file, if there is one.
+
+    Args:
+        folder: Its directory tree.
+        path: Its path there.
+    """
+
+    def __init__(self, folder: FileIO, path: str) -> None:
+        self._folder = folder
+        self._path = path
+        self._data = b""
+
+    def update(self, chunk: bytes) -> None:
+        """Pass the next piece of the file."""
+        self._data += chunk
+
+    def trouble(self) -> str | None:
+        """What is wrong with it."""
+        if fits_hadoop(self._folder, self._path, self._data) is not False:
+            return None
+        return f"its content does not match Hadoop's checksum {checksum_file(self._path)}"
+
+
 def checksum_file(path: str) -> str:
     """The checksum file of a file."""
     directory, slash, name = path.rpartition("/")

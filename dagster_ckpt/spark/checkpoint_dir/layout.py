@@ -14,8 +14,12 @@ from typing import Any, BinaryIO
 
 from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.io.file_io import FileIO, FileVersion
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.snapshot.reuse import ContentCheck
 from dagster_ckpt.spark.checkpoint_dir.fence import fenced_at, planned
+from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import HadoopCheck
+from dagster_ckpt.spark.checkpoint_dir.state.checksums import check_of
 from dagster_ckpt.untrusted import number_in
 
 METADATA = "metadata"
@@ -24,6 +28,7 @@ COMMITS = "commits"
 SOURCES = "sources"
 STATE = "state"
 DEFAULT_STORE = "default"
+_OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
 # Ours, and unknown to Spark: the directory was built, and no stream has switched to it yet.
 NOT_IN_USE = "not-in-use"
 
@@ -177,6 +182,17 @@ class NeededFile:
     def read(self) -> bytes:
         """The whole content, or more than its size if it has grown."""
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
+
+    def check(self) -> ContentCheck | None:
+        """A check of the content; see `Source.check`.
+
+        A file without checksums of its own has Hadoop's beside it, on a local disk.
+        """
+        own = check_of(self.path, self.size, self.open)
+        is_in_place = self.data is not None and isinstance(self.folder, LocalFileIO)
+        if own is not None or not is_in_place or self.path.partition("/")[0] not in _OF_SPARK:
+            return own
+        return HadoopCheck(self.folder, self.source)
 
 
 def read_versioned(folder: FileIO, path: str) -> NeededFile:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import struct
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,92 +13,11 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum, decompress_block
+from dagster_ckpt.spark.checkpoint_dir.state.checksums import content_trouble, crc32c, is_lz4, lz4_trouble
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.untrusted import from_json, number_in, reading
 
-_POLYNOMIAL = 0x82F63B78
-
-
-def _entry(byte: int) -> int:
-    for _ in range(8):
-        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
-    return byte
-
-
-_TABLE = tuple(_entry(byte) for byte in range(256))
-
-
-def crc32c(data: bytes) -> int:
-    """CRC32C of some bytes (RFC 3720, appendix B.4)."""
-    table, crc = _TABLE, 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-MAGIC = b"LZ4Block"
-# Magic, token, compressed length, plain length, checksum; the last block is empty.
-_HEADER = struct.Struct("<8sBiiI")
-_RAW = 0x10
-
-
-def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
-    """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec.
-
-    Args:
-        data: The whole file.
-        checksums: Also decompress each block, and compare it with its checksum.
-    """
-    if not data:
-        return "It is empty"
-    if not data.startswith(MAGIC):
-        if _is_nearly_magic(data):
-            return "It is damaged at its beginning"
-        # A codec other than Spark's default, whose framing is not supported here.
-        return None
-    at = 0
-    while True:
-        if len(data) - at < _HEADER.size:
-            return "It is truncated: its last block is missing"
-        magic, token, packed, plain, checksum = _HEADER.unpack_from(data, at)
-        at += _HEADER.size
-        if magic != MAGIC or not (0 <= packed <= LARGEST_BLOCK and 0 <= plain <= LARGEST_BLOCK):
-            return "It is damaged: no block begins where one should"
-        if plain == 0:
-            return None
-        block = data[at : at + packed]
-        at += packed
-        if len(block) < packed:
-            return "It is truncated in the middle of a block"
-        if checksums and not _is_sound(block, plain, checksum, is_raw=token & 0xF0 == _RAW):
-            return "It is damaged: a block does not have the checksum it was written with"
-
-
-def _is_nearly_magic(data: bytes) -> bool:
-    """Whether a file begins as no codec's output does: with zeros, or with most of the magic bytes of this one."""
-    begin = data[: len(MAGIC)]
-    alike = sum(one == other for one, other in zip(begin, MAGIC, strict=False))
-    return not any(begin) or alike > len(MAGIC) // 2
-
-
-def is_lz4(data: bytes) -> bool:
-    """Whether a file is such a stream, which has its own checksums."""
-    return data.startswith(MAGIC)
-
-
-def _is_sound(block: bytes, length: int, checksum: int, *, is_raw: bool) -> bool:
-    try:
-        with reading(LiveDirectoryError):
-            plain = block if is_raw else decompress_block(block, length)
-    except LiveDirectoryError:
-        return False
-    return len(plain) == length and block_checksum(plain) == checksum
-
-
-# The last bytes of RocksDB's block-based tables (`kBlockBasedTableMagicNumber`), little-endian.
-_SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
 _FRAMED = (".delta", ".snapshot", ".changelog")
 
 
@@ -138,20 +54,10 @@ def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
     if path.startswith("state/") and path.endswith(_FRAMED):
         trouble = lz4_trouble(data, checksums=checksums)
         return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
-    if path.endswith(".zip"):
-        try:
-            with reading(LiveDirectoryError), zipfile.ZipFile(io.BytesIO(data)) as archive:
-                bad = archive.testzip()
-        except LiveDirectoryError as reason:
-            return error(Code.SNAPSHOT_UNREADABLE, path, f"The snapshot's zip cannot be read: {reason}.")
-        return error(Code.SNAPSHOT_UNREADABLE, path, f"In the snapshot's zip {bad} is altered.") if bad else None
-    if path.endswith(".sst") and not data.endswith(_SST_MAGIC):
-        return error(
-            Code.STATE_FILE_DAMAGED,
-            path,
-            "It has the right size but not the end of a RocksDB table: its last blocks never reached the disk.",
-        )
-    return None
+    trouble = content_trouble(path, data)
+    if trouble is None:
+        return None
+    return error(Code.SNAPSHOT_UNREADABLE if path.endswith(".zip") else Code.STATE_FILE_DAMAGED, path, f"{trouble}.")
 
 
 def _proves_itself(path: str, data: bytes) -> bool:

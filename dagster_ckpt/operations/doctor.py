@@ -9,8 +9,10 @@ from typing import Any
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, NothingCommittedError, StorageAccessError
 from dagster_ckpt.operations.verification import verify_snapshot
+from dagster_ckpt.recovery.facts import known_query
 from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
 from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_rewrite_id
 from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
@@ -96,6 +98,8 @@ def examine_live_directory(
         expected_query_id=snapshots[0].query_id if snapshots else None,
         deep=deep,
         snapshot=_known_snapshot(stream, snapshots, LiveDirectory(location)) if deep else None,
+        # Another directory may be of before a change of the plan.
+        known=known_query(stream, record) if url is None else NOTHING_KNOWN,
     )
 
     def problems(snapshot: SnapshotRecord) -> Sequence[str]:

@@ -13,6 +13,7 @@ from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
+from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
@@ -48,7 +49,8 @@ def recovery_facts(
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
     live = LiveDirectory(record.live_directory) if record.live_directory else None
-    state = inspect_live_directory(live) if live is not None else None
+    known = known_query(stream, record)
+    state = inspect_live_directory(live, known) if live is not None else None
     executions = catalog.executions.of_stream(stream.stream_id)
     listed = catalog.snapshots.completed(stream.stream_id)
     unregistered = unregistered_snapshot(stream, start_from, listed)
@@ -78,6 +80,12 @@ def recovery_facts(
             (each.heartbeat_at_ms for each in executions if each.live_directory == record.live_directory), None
         ),
     )
+
+
+def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
+    """What the catalog and the newest snapshot of the timeline know of the query of a stream's live directory."""
+    newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
+    return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:

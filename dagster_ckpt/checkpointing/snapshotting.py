@@ -16,6 +16,7 @@ from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
+from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN
@@ -185,7 +186,11 @@ def _take(
 ) -> TakenSnapshot:
     is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
     base = stream.store.base(order.base) if is_checkpoint else None
-    with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=sinks_of(order.sinks), base=base) as staged:
+    # A snapshot without the state of a query that keeps state would look like that of one that keeps none.
+    known = KnownQuery.of(order.properties.get("plan"), base.manifest.header.properties if base is not None else None)
+    with staged_cut(
+        live, carry_in_flight=order.carry_in_flight, sinks=sinks_of(order.sinks), base=base, known=known
+    ) as staged:
         taken = staged.cut
 
         runner = executors_above(stream.executor_copy_bytes) if stream.executor_copy_bytes is not None else None

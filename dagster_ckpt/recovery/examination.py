@@ -20,6 +20,7 @@ from dagster_ckpt.recovery.snapshot_examination import content_problems, snapsho
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id
 from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
@@ -65,6 +66,8 @@ def diagnose_live_directory(
         StorageAccessError: The directory or the newest snapshot cannot be reached.
     """
     snapshot, query_id = _reference(stream, live)
+    record = stream.catalog.streams.get(stream.stream_id)
+    is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     return diagnose(
         live,
         sinks=sinks_of(sinks),
@@ -72,7 +75,15 @@ def diagnose_live_directory(
         deep=deep,
         snapshot=snapshot,
         looks_back=looks_back,
+        # Another directory may be of before a change of the plan.
+        known=known_query(stream, record) if is_own else NOTHING_KNOWN,
     )
+
+
+def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
+    """What the catalog and the newest snapshot of the timeline know of the query of a stream's live directory."""
+    newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
+    return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
 
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:

@@ -9,7 +9,7 @@ from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.recovery.equal_content import with_equal_content
-from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE
 from dagster_ckpt.sinks.registry import described_sink
@@ -55,7 +55,8 @@ def recovery_facts(
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
     live = LiveDirectory(record.live_directory) if record.live_directory else None
-    state = inspect_live_directory(live) if live is not None else None
+    known = known_query(stream, record)
+    state = inspect_live_directory(live, known) if live is not None else None
     executions = catalog.executions.of_stream(stream.stream_id)
     failures = _that_count(stream, executions) if remembers else []
     if live is not None and state is not None and state.status is LiveStatus.GOOD:

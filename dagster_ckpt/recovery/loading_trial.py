@@ -20,7 +20,7 @@ from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
-from dagster_ckpt.spark.doctor.checksums import MAGIC, is_lz4
+from dagster_ckpt.spark.checkpoint_dir.state.checksums import MAGIC, is_lz4
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import copy_for_trial, run_trial
 from dagster_ckpt.spark.state.reading import StateReader

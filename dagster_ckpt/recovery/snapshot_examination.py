@@ -13,6 +13,7 @@ from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_entry
+from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
@@ -84,7 +85,12 @@ def layout_problems(store: SnapshotStore, location: str) -> list[str]:
             elif not _must_be_read(entry.path):
                 _make_hollow(root / entry.path, entry.size)
         store.extract(location, _writer(root), only=_must_be_read)
-        diagnosis = diagnose(LiveDirectory(str(root)), expected_query_id=manifest.header.query_id, deep=False)
+        diagnosis = diagnose(
+            LiveDirectory(str(root)),
+            expected_query_id=manifest.header.query_id,
+            deep=False,
+            known=KnownQuery.of(manifest.header.properties.get("plan"), manifest.header.properties),
+        )
     found = [
         f"{location}: {item.path}: {item.explanation.replace(f'file://{root}/', '')}"
         for item in diagnosis.findings

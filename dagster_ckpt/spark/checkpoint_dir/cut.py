@@ -16,6 +16,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
 from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_positions_of_names, source_files
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -85,6 +86,7 @@ def cut(
     attempts: int = ATTEMPTS,
     at_batch: int | None = None,
     carry_state: bool = False,
+    known: KnownQuery = NOTHING_KNOWN,
 ) -> Cut:
     """Cut a live directory at a commit, without disturbing a running query.
 
@@ -99,6 +101,7 @@ def cut(
         carry_state: Also include the state after the batch in flight, if it is complete. A sink
             that already has the batch skips it without running it, so nothing would write its state
             again.
+        known: What is known of the query from elsewhere: state that is missing altogether is noticed only by it.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -118,6 +121,7 @@ def cut(
                 sinks=sinks,
                 base=base,
                 carry_state=carry_state,
+                known=known,
                 # A caller that names a batch goes back to it, and rolls the sinks back too.
                 checks_sinks=at_batch is None,
             )
@@ -144,6 +148,7 @@ def _cut_at(
     sinks: Sequence[SinkToCapture],
     base: BaseSnapshot | None,
     carry_state: bool,
+    known: KnownQuery,
     checks_sinks: bool,
 ) -> Cut:
     folder = live.folder
@@ -157,6 +162,7 @@ def _cut_at(
     commit = parse_commit_entry(commit_file.data or b"", f"{live.url}/{commit_file.source}")
     committed = _offsets(live, offset_file)
     operators = read_operators(folder, batch_id)
+    known.check_operators(folder, [each.number for each in operators], commit.state_ids or ())
     before_file = _offsets_before(live, batch_id, stateful=bool(operators))
     before = _offsets(live, before_file) if before_file else None
     in_flight_file = _in_flight_file(live, positions, committed) if carry_in_flight else None

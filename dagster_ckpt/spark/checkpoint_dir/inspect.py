@@ -5,13 +5,15 @@ The checks are those of a cut.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dagster_ckpt.config.state_backend import PinnedState
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
-from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -30,6 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_query_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 from dagster_ckpt.spark.versions import Feature, SparkRelease
 
 _JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"
@@ -66,11 +69,12 @@ class LiveState:
     fenced_at: int | None = None
 
 
-def inspect_live_directory(live: LiveDirectory) -> LiveState:
+def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOWN) -> LiveState:
     """Inspect a live directory without changing it.
 
     Args:
         live: The directory. A query may be running in it.
+        known: What is known of its query from elsewhere.
 
     Raises:
         StorageAccessError: It cannot be reached, so its status is unknown.
@@ -83,8 +87,8 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
         if positions.commit is None:
             return replace(_before_the_first_commit(live, positions), fenced_at=live.fenced_at())
         # A running query may commit concurrently; the cut is then at a newer batch.
-        whole = cut(live, carry_in_flight=True)
-        _check_in_flight(live, whole.batch_id, whole.in_flight, stateful=bool(whole.properties["state_operators"]))
+        whole = cut(live, carry_in_flight=True, known=known)
+        _check_in_flight(live, whole, known)
     except UnknownLayoutError:
         # Not broken: a newer Spark may resume there, and an older snapshot must not replace it.
         raise
@@ -228,6 +232,18 @@ def features_in_use(live: LiveDirectory) -> list[Feature]:
     return [feature for feature, is_needed in needed.items() if is_needed]
 
 
+def hole_before(offset: int, offsets: Sequence[int], commits: Sequence[int], known: KnownQuery) -> int | None:
+    """The batch before a planned one, if Spark needs its offsets and they are missing.
+
+    Args:
+        offset: The newest planned batch, which is above the newest commit.
+        offsets: The batches of the offset log.
+        commits: The batches of the commit log.
+        known: What is known of the query from elsewhere.
+    """
+    return offset - 1 if offset - 1 not in offsets and not known.is_asynchronous(offsets, commits) else None
+
+
 def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveState:
     if positions.offset is None:
         left = next((path for path, _ in live.folder.find(STATE)), None)
@@ -250,10 +266,17 @@ def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveS
     return LiveState(LiveStatus.EMPTY, f"{live.url} has planned batch 0 and not committed it.", in_flight=0)
 
 
-def _check_in_flight(live: LiveDirectory, batch_id: int, carried: int | None, *, stateful: bool) -> None:
+def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None:
+    batch_id, stateful = whole.batch_id, bool(whole.properties["state_operators"])
     now = live.positions()
-    if now.commit != batch_id or now.offset is None or now.offset <= batch_id or carried is not None:
+    if now.commit != batch_id or now.offset is None or now.offset <= batch_id or whole.in_flight is not None:
         return
+    before = hole_before(now.offset, batch_ids(live.folder, OFFSETS), batch_ids(live.folder, COMMITS), known)
+    if before is not None and whole.properties["mode"] != ExecutionMode.CONTINUOUS:
+        raise LiveDirectoryError(
+            f"{live.url}/{OFFSETS}/{before} is missing, although batch {now.offset} is planned and batch {batch_id} is "
+            "the newest commit: Spark needs it to resume. Restore a snapshot."
+        )
     if now.offset > batch_id + 1 and stateful:
         raise LiveDirectoryError(
             f"{live.url}/{OFFSETS} is at batch {now.offset}, but the newest commit is {batch_id}: the state between "

@@ -30,6 +30,7 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
 from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     HELD_IN_MEMORY_BYTES,
     HELD_IN_MEMORY_FILES,
@@ -142,6 +143,7 @@ def staged_cut(
     base: BaseSnapshot | None = None,
     at_batch: int | None = None,
     carry_state: bool = False,
+    known: KnownQuery = NOTHING_KNOWN,
 ) -> Iterator[StagedCut]:
     """Cut a live directory for a snapshot, with protection for the files that it reads.
 
@@ -152,6 +154,7 @@ def staged_cut(
         base: A snapshot that the new one may extend; `cut.extends` says whether it does.
         at_batch: A committed batch that Spark still retains; by default the newest.
         carry_state: Also include the state after the batch in flight, if it is complete.
+        known: What is known of the query from elsewhere.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -169,6 +172,7 @@ def staged_cut(
                 base=base,
                 at_batch=at_batch,
                 carry_state=carry_state,
+                known=known,
             ),
             live,
             release,

@@ -10,6 +10,7 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, check_pinned_provider, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
 from dagster_ckpt.spark.doctor.checksums import (
@@ -66,7 +67,12 @@ _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 
 def good_back_to(
-    live: LiveDirectory, *, sinks: Sequence[SinkToExamine] = (), deep: bool = True, damaged: Set[str] = frozenset()
+    live: LiveDirectory,
+    *,
+    sinks: Sequence[SinkToExamine] = (),
+    deep: bool = True,
+    damaged: Set[str] = frozenset(),
+    known: KnownQuery = NOTHING_KNOWN,
 ) -> int | None:
     """The newest committed batch after which a resume finds everything that it needs, or None.
 
@@ -78,19 +84,20 @@ def good_back_to(
         sinks: The query's sinks, whose logs are needed too.
         deep: Also read the needed files, and treat damaged ones as missing.
         damaged: Files known to be damaged.
+        known: What is known of the query from elsewhere.
     """
-    known = dict.fromkeys(damaged, True)
+    bad = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
     for batch in sorted(newest.commits, reverse=True):
         carry = batch != newest.commit
         seen = newest.up_to(batch, planned=carry)
         try:
-            taken = cut(live, carry_in_flight=carry, sinks=sinks, attempts=1, at_batch=batch)
+            taken = cut(live, carry_in_flight=carry, sinks=sinks, attempts=1, at_batch=batch, known=known)
             if any(examine_source_logs(seen)) or _sinks_are_damaged(taken):
                 continue
         except (LiveDirectoryError, FileNotFoundError):
             continue
-        if not deep or not any(_is_damaged(file, known) for file in taken.needed):
+        if not deep or not any(_is_damaged(file, bad) for file in taken.needed):
             return batch
     return None
 
@@ -170,6 +177,7 @@ def diagnose(
     deep: bool = True,
     snapshot: KnownSnapshot | None = None,
     looks_back: bool = True,
+    known: KnownQuery = NOTHING_KNOWN,
 ) -> Diagnosis:
     """Examine a live directory without changing it; a query may be running in it.
 
@@ -184,6 +192,7 @@ def diagnose(
             snapshots. Otherwise check their names and sizes only; the logs are read in either case.
         snapshot: A snapshot of this directory, to compare its logs with, and its state files if `deep`.
         looks_back: Find out how far back it is intact, which reads everything again.
+        known: What is known of the query from elsewhere.
 
     Raises:
         StorageAccessError: The directory cannot be reached, so it cannot be examined.
@@ -193,7 +202,7 @@ def diagnose(
         return Diagnosis(live.url, None, None, (missing,), None)
 
     def look() -> tuple[Subject, list[Finding]]:
-        subject = Subject.of(live, sinks=sinks, expected_query_id=expected_query_id, deep=deep)
+        subject = Subject.of(live, sinks=sinks, expected_query_id=expected_query_id, deep=deep, known=known)
         return subject, list(_examine(subject, snapshot))
 
     subject, findings = look()
@@ -209,7 +218,9 @@ def diagnose(
         batch_id=subject.commit,
         in_flight=in_flight,
         findings=tuple(findings),
-        good_back_to=good_back_to(live, sinks=sinks, deep=deep, damaged=_damaged(findings)) if looks_back else None,
+        good_back_to=good_back_to(live, sinks=sinks, deep=deep, damaged=_damaged(findings), known=known)
+        if looks_back
+        else None,
     )
 
 
@@ -249,7 +260,7 @@ def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
 
 def _by_the_check_of_a_start(subject: Subject) -> Iterator[Finding]:
     """A directory that the check before every start rejects is never reported as good."""
-    state = inspect_live_directory(subject.live)
+    state = inspect_live_directory(subject.live, subject.known)
     why = state.reason if state.status is LiveStatus.BROKEN else None
     try:
         check_pinned_provider(subject.live)

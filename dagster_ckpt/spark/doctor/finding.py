@@ -50,6 +50,7 @@ class Code(StrEnum):
     SCHEMA_MISSING = "SCHEMA_MISSING"
     SCHEMA_UNREADABLE = "SCHEMA_UNREADABLE"
     SCHEMA_PATH_ELSEWHERE = "SCHEMA_PATH_ELSEWHERE"
+    STATE_MISSING = "STATE_MISSING"
     STATE_FILE_MISSING = "STATE_FILE_MISSING"
     STATE_FILE_DAMAGED = "STATE_FILE_DAMAGED"
     SST_MISSING = "SST_MISSING"
@@ -104,6 +105,7 @@ ADVICE: dict[Code, str] = {
     Code.SCHEMA_PATH_ELSEWHERE: "Do not start a query on a directory that was copied or moved by hand: restore "
     "a snapshot, "
     "or take a savepoint of this directory and start from that; both rewrite the path.",
+    Code.STATE_MISSING: _GO_BACK,
     Code.STATE_FILE_MISSING: _GO_BACK,
     Code.STATE_FILE_DAMAGED: _GO_BACK,
     Code.SST_MISSING: _GO_BACK,

@@ -14,6 +14,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import (
     refuse_positions_of_names,
     source_files,
 )
+from dagster_ckpt.spark.checkpoint_dir.inspect import hole_before
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
@@ -60,6 +61,14 @@ def _ends(subject: Subject) -> Iterator[Finding]:
         )
     if offset is None or offset <= commit:
         return
+    before = hole_before(offset, subject.offsets, subject.commits, subject.known)
+    if before is not None and not _is_continuous(subject):
+        yield error(
+            Code.PREVIOUS_OFFSET_MISSING,
+            f"{OFFSETS}/{before}",
+            f"Batch {offset} is planned and batch {commit} is the newest commit, but the offsets of batch {before} are "
+            f'missing. Spark needs them to resume: "batch {before} doesn\'t exist".',
+        )
     if offset > commit + 1:
         severity = Severity.ERROR if subject.stateful else Severity.WARNING
         what = (
@@ -83,6 +92,12 @@ def _ends(subject: Subject) -> Iterator[Finding]:
             f"It plans {planned.partitions} state partitions, but batch {commit} has {committed.partitions}: an "
             "offline repartition was interrupted, and Spark refuses to start until it is finished.",
         )
+
+
+def _is_continuous(subject: Subject) -> bool:
+    """Whether continuous processing wrote the newest commit; its offset log may be further ahead."""
+    entry = subject.offset_entry(subject.commit) if subject.commit is not None else None
+    return entry is not None and entry.continuous
 
 
 def _before_the_first_commit(subject: Subject) -> Iterator[Finding]:

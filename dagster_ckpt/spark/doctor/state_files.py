@@ -46,11 +46,14 @@ def examine_operator_notes(subject: Subject) -> Iterator[Finding]:
 
 def _unreadable(subject: Subject) -> Iterator[Finding]:
     try:
-        read_operators(subject.folder, subject.commit or 0)
+        operators = read_operators(subject.folder, subject.commit or 0)
+        commit = subject.commit_entry
+        named = commit.state_ids if commit is not None else None
+        subject.known.check_operators(subject.folder, [each.number for each in operators], named or ())
     except (IncompleteCutError, FileNotFoundError) as trouble:
         path = subject.path_in(trouble)
         code = Code.SCHEMA_MISSING if _is_schema(path) else Code.OPERATOR_METADATA_MISSING
-        yield error(code, path, str(trouble))
+        yield error(Code.STATE_MISSING if path.count("/") == 1 else code, path, str(trouble))
     except UnknownLayoutError as trouble:
         yield error(Code.UNKNOWN_VERSION, subject.path_in(trouble), str(trouble))
     except LiveDirectoryError as trouble:

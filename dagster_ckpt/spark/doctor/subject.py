@@ -11,6 +11,7 @@ from typing import Protocol
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
@@ -37,6 +38,7 @@ class Subject:
         sinks: The query's sinks.
         expected_query_id: The query id that `metadata` must contain, or None if unknown.
         deep: Whether to read the content of state files too.
+        known: What is known of the query from elsewhere.
     """
 
     live: LiveDirectory
@@ -45,6 +47,7 @@ class Subject:
     sinks: Sequence[SinkToExamine] = ()
     expected_query_id: str | None = None
     deep: bool = True
+    known: KnownQuery = NOTHING_KNOWN
     _parsed: dict[str, OffsetEntry] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -54,10 +57,11 @@ class Subject:
         sinks: Sequence[SinkToExamine] = (),
         expected_query_id: str | None = None,
         deep: bool = True,
+        known: KnownQuery = NOTHING_KNOWN,
     ) -> Subject:
         """Read a directory. Commits first, as in `LiveDirectory.positions`."""
         commits = batch_ids(live.folder, COMMITS)
-        return Subject(live, commits, batch_ids(live.folder, OFFSETS), sinks, expected_query_id, deep)
+        return Subject(live, commits, batch_ids(live.folder, OFFSETS), sinks, expected_query_id, deep, known)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
         """The same directory as of the commit of a batch, with or without the next batch planned."""
@@ -112,7 +116,7 @@ class Subject:
     @property
     def stateful(self) -> bool:
         """Whether the query keeps state."""
-        return self.operators is None or bool(self.operators)
+        return self.operators is None or bool(self.operators) or self.known.operators > 0
 
     def path_in(self, error: Exception) -> str:
         """The path in one of this package's errors, relative to the directory; empty if it names none."""

@@ -1,0 +1,89 @@
+"""What is known of a query from elsewhere than its directory: how many operators keep state, and its execution mode.
+
+A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. What the catalog and
+the newest snapshot recorded can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.errors import IncompleteCutError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE
+from dagster_ckpt.spark.query.execution_mode import ExecutionMode
+from dagster_ckpt.spark.query.plan_description import PlanDescription, read_plan
+
+# A watermark keeps no state, and Spark removes a limit of no rows, or one after a complete aggregation.
+_MAY_KEEP_NONE = {"EventTimeWatermark", "GlobalLimit"}
+
+
+@dataclass(frozen=True)
+class KnownQuery:
+    """What was recorded of a query.
+
+    Attributes:
+        operators: At least so many of its operators keep state; 0 if that is not known.
+        mode: How Spark executed it last; None if that is not known.
+    """
+
+    operators: int = 0
+    mode: ExecutionMode | None = None
+
+    @staticmethod
+    def of(plan: object, properties: Mapping[str, Any] | None = None) -> KnownQuery:
+        """Derive it from records.
+
+        Args:
+            plan: The description of the query's plan; empty or None if unknown.
+            properties: The properties of the newest snapshot of its state.
+        """
+        noted = properties or {}
+        is_same = not plan or not noted.get("plan") or noted["plan"] == plan
+        listed = noted.get("state_operators")
+        counted = len(listed) if is_same and isinstance(listed, list) else 0
+        described = read_plan(plan) if plan else None
+        mode = noted.get("mode")
+        known_mode = ExecutionMode(mode) if mode in list(ExecutionMode) else None
+        return KnownQuery(max(counted, int(described is not None and keeps_state(described))), known_mode)
+
+    def is_asynchronous(self, offsets: Sequence[int], commits: Sequence[int]) -> bool:
+        """Whether the query's progress is proven to be tracked asynchronously, which leaves gaps in its logs.
+
+        Either a running query reported it, or both logs lack the same batch below the newest commit.
+        """
+        between = range(min(commits, default=0), max(commits, default=0))
+        return self.mode is ExecutionMode.ASYNC_PROGRESS or bool({*between} - {*offsets} - {*commits})
+
+    def check_operators(self, folder: FileIO, found: Collection[int], committed: Collection[int]) -> None:
+        """Check that a directory in which a batch is committed has the state of every operator that is known.
+
+        Args:
+            folder: The live directory.
+            found: Numbers of the operators that have state there.
+            committed: Numbers of the operators that the commit names; empty in checkpoint format v1.
+
+        Raises:
+            IncompleteCutError: The state of an operator is missing.
+        """
+        missing = sorted({*range(self.operators), *committed} - {*found})
+        if missing:
+            why = "the newest commit names it" if missing[0] in committed else "its query is known to keep state there"
+        elif not found and STATE in folder.list():
+            # Spark creates the folder for state only.
+            missing, why = [0], f"{STATE} is empty, and Spark creates this folder only for a query that keeps state"
+        if missing:
+            raise IncompleteCutError(
+                f"{folder.url}/{STATE}/{missing[0]} is missing: {why}. The live directory is damaged: restore a "
+                "snapshot."
+            )
+
+
+NOTHING_KNOWN = KnownQuery()
+
+
+def keeps_state(plan: PlanDescription) -> bool:
+    """Whether a query with this plan certainly keeps state."""
+    return any(operator.kind not in _MAY_KEEP_NONE for operator in plan.operators)

@@ -44,7 +44,8 @@ def run(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
             catalog=f"sqlite:///{root}/catalog.db",
             storage=f"file://{root}/snapshots",
             live_root=str(root / "live"),
-            checkpointing=CheckpointConfig(interval=1_000, num_retained=3, tolerable_failures=1_000),
+            # A running query does not notice a file that only a restart needs: its checkpoints do, and end the run.
+            checkpointing=CheckpointConfig(interval=1_000, num_retained=3, tolerable_failures=2),
             restart_strategy=RestartStrategies.fixed_delay_restart(3, 200),
             state_backend=STORES[order["store"]],
             spark=spark,

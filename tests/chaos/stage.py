@@ -42,6 +42,11 @@ class Process:
         self._log = log
         self._start()
 
+    def reports(self, lines: int) -> str:
+        """The last lines that the product logged."""
+        found = [line for line in self._log.read_text(errors="replace").splitlines() if "dagster_ckpt" in line]
+        return "\n".join(line[:400] for line in found[-lines:])
+
     def _start(self) -> None:
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self._process = subprocess.Popen(
@@ -172,7 +177,8 @@ class Stage:
                 self.failures.append(ended)
                 self.tell(f"  the run ended: {ended[:300]}")
                 if len(self.failures) >= STARTS:
-                    raise ChaosError(f"after {STARTS} starts there is still no {what}:\n" + "\n".join(self.failures))
+                    ends = "\n".join(f"{times} times: {end}" for end, times in Counter(self.failures).items())
+                    raise ChaosError(f"after {STARTS} starts there is still no {what}:\n{ends}")
                 self.begin()
             if time.monotonic() > deadline:
                 raise ChaosError(f"no {what} within {PATIENCE_S:g} s; {self.position()}; {self.failures}")
@@ -207,14 +213,13 @@ class Stage:
 
     def is_caught_up(self) -> bool:
         """Whether everything is read and committed by the execution that runs."""
+        return self.is_idle() and self.files_read() == self.files
+
+    def is_idle(self) -> bool:
+        """Whether the query runs and waits for files."""
         latest = self.catalog.executions.latest(STREAM)
-        return (
-            self.is_running
-            and latest is not None
-            and latest.status is ExecutionStatus.RUNNING
-            and self.files_read() == self.files
-            and bool((latest.progress or {}).get("idle"))
-        )
+        is_running = self.is_running and latest is not None and latest.status is ExecutionStatus.RUNNING
+        return is_running and bool((latest.progress or {}).get("idle"))
 
     def snapshots(self) -> list[SnapshotRecord]:
         """Completed snapshots, newest first."""

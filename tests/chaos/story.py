@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,9 @@ class Story:
                     changes[number]()
                     self._work(f"change {number + 1}")
             self._compare()
+        except ChaosError:
+            self._tell(f"what the product logged last:\n{stage.process.reports(40)}")
+            raise
         finally:
             stage.close()
 
@@ -144,8 +148,7 @@ class Story:
             folder.mkdir()
         for _ in range(self._random.randint(1, 2)):
             with self._nothing_changes():
-                stage.begin("right")
-                self._tell(f"  {self._end_or_idle()}")
+                self._tell(f"  {(self._end_or_idle() or 'it waits for files')[:300]}")
         if folder.exists():
             folder.rmdir()
         away.rename(folder)
@@ -187,8 +190,7 @@ class Story:
 
     def _start_that_fails(self, code: str, why: str) -> str:
         stage = self._stage
-        stage.begin(code)
-        ended = stage.end_of_run(PATIENCE_S)
+        ended = self._end_or_idle(code)
         if ended is None:
             raise ChaosError(f"a start with {why} is not refused: {stage.position()}")
         if not ended.startswith("failed") or "Error" not in ended:
@@ -196,22 +198,18 @@ class Story:
         self._tell(f"  {why}: {ended[:300]}")
         return ended
 
-    def _end_or_idle(self) -> str:
-        """Wait until a start failed, or the query waits for new files."""
-        stage = self._stage
-        ended: list[str] = []
-
-        def is_over() -> bool:
-            if not stage.is_running:
-                return True
-            end = stage.end_of_run(0.1)
-            if end is not None:
-                ended.append(end)
-            return end is not None or stage.is_caught_up()
-
-        stage.supervise(is_over, "end")
+    def _end_or_idle(self, code: str = "right") -> str | None:
+        """How a start ended; None if its query waits for new files until it is stopped."""
+        stage, deadline = self._stage, time.monotonic() + PATIENCE_S
+        stage.begin(code)
+        while time.monotonic() < deadline:
+            ended = stage.end_of_run(0.1)
+            if ended is not None:
+                return ended
+            if stage.is_idle():
+                break
         stage.interrupt()
-        return ended[0][:300] if ended else "it waits for files"
+        return None
 
     @contextmanager
     def _nothing_changes(self, *, live: bool = True) -> Iterator[None]:

@@ -17,6 +17,11 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from tests.chaos.stage import Stage, newest
 from tests.support.file_damage import DAMAGES, checksum_of
 
+_JOURNAL = (
+    "DELETE FROM planned_batches",
+    "DELETE FROM planned_batches WHERE batch_id % 2 = 1",
+    "UPDATE planned_batches SET files = substr(files, 1, length(files) / 2)",
+)
 STATE = (".delta", ".changelog", ".snapshot", ".zip", ".sst")
 
 
@@ -45,8 +50,8 @@ class Blows:
         """Damage one file of the live directory."""
         live = self._stage.live
         assert live is not None
-        kind = self._random.choice(list(_LIVE_FILES))
-        files = [path for path in _LIVE_FILES[kind](live) if path.is_file() and path.stat().st_size > 0]
+        kind = self._random.choice(list(LIVE_FILES))
+        files = [path for path in LIVE_FILES[kind](live) if path.is_file() and path.stat().st_size > 0]
         if files:
             self._damage(self._random.choice(files), f"{kind} of the live directory", self._live_is_lost)
 
@@ -79,10 +84,7 @@ class Blows:
 
     def journal(self) -> None:
         """Damage the journal of planned batches, in the catalog."""
-        change = self._random.choice(
-            ["DELETE FROM planned_batches", "DELETE FROM planned_batches WHERE batch_id % 2 = 1"]
-            + ["UPDATE planned_batches SET files = substr(files, 1, length(files) / 2)"]
-        )
+        change = self._random.choice(_JOURNAL)
         self._tell(f"the journal: {change}")
         with closing(sqlite3.connect(self._stage.root / "catalog.db", timeout=30)) as catalog, catalog:
             catalog.execute(change)
@@ -151,7 +153,7 @@ def _state(live: Path, of_newest: bool) -> list[Path]:
     return [path for path in found if path.name.startswith((f"{latest}.", f"{latest}_"))]
 
 
-_LIVE_FILES: dict[str, Callable[[Path], list[Path]]] = {
+LIVE_FILES: dict[str, Callable[[Path], list[Path]]] = {
     "newest state": lambda live: _state(live, of_newest=True),
     "state": lambda live: _state(live, of_newest=False),
     "operator metadata": lambda live: sorted((live / "state").glob("*/_metadata/*")),

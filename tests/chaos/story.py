@@ -14,6 +14,7 @@ from tests.chaos.stage import PATIENCE_S, ChaosError, Process, Stage
 
 WRONG_CODES = tuple(version for version in CODES if version != "right")
 ROUNDS = 3
+IDLE_S = 3.0
 
 
 class Story:
@@ -200,14 +201,15 @@ class Story:
 
     def _end_or_idle(self, code: str = "right") -> str | None:
         """How a start ended; None if its query waits for new files until it is stopped."""
-        stage, deadline = self._stage, time.monotonic() + PATIENCE_S
+        stage, idle_s = self._stage, 0.0
+        deadline = time.monotonic() + PATIENCE_S
         stage.begin(code)
-        while time.monotonic() < deadline:
+        # A query may look idle for a moment before it fails.
+        while time.monotonic() < deadline and idle_s < IDLE_S:
             ended = stage.end_of_run(0.1)
             if ended is not None:
                 return ended
-            if stage.is_idle():
-                break
+            idle_s = idle_s + 0.1 if stage.is_idle() else 0.0
         stage.interrupt()
         return None
 

@@ -18,9 +18,12 @@ from pyspark.sql import functions as F
 from dagster_ckpt import RestartStrategies
 from dagster_ckpt.errors import CkptError, PlanChangedError, RowsAtRiskError, SharedSinkError
 from dagster_ckpt.spark.doctor.finding import Severity
+from dagster_ckpt.spark.versions import TableFormat
 from tests.support.file_damage import drop
+from tests.support.shop_tables import play
 from tests.support.small_spark import lay_file, lose, small_spark
 from tests.support.small_stream import STREAM, SmallStream, Writer, copies, dedup, distinct, without_checksums
+from tests.support.table_jars import fetch_jars, needs_jar
 
 pytestmark = pytest.mark.spark
 
@@ -411,6 +414,19 @@ def test_20_a_replay_takes_only_the_files_of_its_batches(made: Made) -> None:
     stream.run(all_files)
 
     assert stream.rows() == distinct(8)
+
+
+@needs_jar(TableFormat.DELTA)
+def test_11_a_source_table_that_was_made_again_is_refused(tmp_path: Path) -> None:
+    fetch_jars(TableFormat.DELTA, tmp_path / "jars")
+
+    played = play("tests.recovery.recreated_source_program", tmp_path, tmp_path / "jars")
+
+    assert len(played) == 2
+    for told in played.values():
+        assert told["refused"] is not None, told
+        assert "table" in told["refused"], told
+        assert (told["is_changed"], told["is_equal"]) == (False, True), told
 
 
 # Event time

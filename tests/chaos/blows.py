@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from tests.chaos.program import STREAM
 from tests.chaos.stage import Stage, newest
 from tests.support.file_damage import DAMAGES, checksum_of
 
@@ -44,7 +45,9 @@ class Blows:
         """Strike a few times."""
         kinds = [self.live_file, self.live_file, self.lost, self.snapshot, self.snapshot, self.sink_log, self.journal]
         for blow in self._random.sample(kinds, blows):
-            blow()
+            # A stream that runs deletes files itself.
+            with suppress(FileNotFoundError):
+                blow()
 
     def live_file(self) -> None:
         """Damage one file of the live directory."""
@@ -67,13 +70,11 @@ class Blows:
 
     def snapshot(self) -> None:
         """Damage a file of a snapshot."""
-        snapshots = self._stage.snapshots()
-        if not snapshots:
-            return
-        folder = Path((self._random.choice(snapshots).location or "").removeprefix("file://"))
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 0)
+        folder = self._stage.root / "snapshots" / STREAM
+        files = sorted(path for path in folder.glob("*/**/*") if path.is_file() and path.stat().st_size > 0)
         if files:
-            self._damage(self._random.choice(files), f"a file of {folder.name}", self._look_at_snapshots)
+            path = self._random.choice(files)
+            self._damage(path, "a file of the snapshots", self._look_at_snapshots)
 
     def sink_log(self) -> None:
         """Damage an entry of the log of the file sink."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from tests.chaos.operators import CODES, STORES, writer
 from tests.support.small_spark import small_spark
 
@@ -32,6 +33,11 @@ SETTINGS = {
 }
 
 
+def storage_at(root: Path) -> FileSystemCheckpointStorage:
+    """Its snapshots: metadata, and objects that they share."""
+    return FileSystemCheckpointStorage(f"file://{root}/snapshots", 64)
+
+
 def run(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
     """Run the stream until it ends."""
     root = Path(order["root"])
@@ -42,7 +48,7 @@ def run(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
                 session, root, order["operator"], CODES[order["code"]], pattern=order["pattern"]
             ).trigger(processingTime="100 milliseconds"),
             catalog=f"sqlite:///{root}/catalog.db",
-            storage=f"file://{root}/snapshots",
+            storage=storage_at(root),
             live_root=str(root / "live"),
             # A running query does not notice a file that only a restart needs: its checkpoints do, and end the run.
             checkpointing=CheckpointConfig(interval=1_000, num_retained=3, tolerable_failures=2),

@@ -19,11 +19,10 @@ from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord, SnapshotStatus
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.snapshot.opening import open_store
 from tests.chaos.operators import SIDES, Row, lay
-from tests.chaos.program import ANSWER, STREAM
+from tests.chaos.program import ANSWER, STREAM, storage_at
 
 # On a machine that others use too.
 PATIENCE_S = float(os.environ.get("CHAOS_PATIENCE_S", "150"))
@@ -119,7 +118,7 @@ class Stage:
         self.process, self.root, self.tell, self.pattern = process, root, tell, pattern
         self._order = {"root": str(root), "operator": operator, "store": store, "pattern": pattern}
         self.catalog = Catalog(f"sqlite:///{root}/catalog.db")
-        self.store = open_store(FileSystemCheckpointStorage(f"file://{root}/snapshots"), STREAM)
+        self.store = open_store(storage_at(root), STREAM)
         self.files = 0
         self.is_running = False
         self.code = "right"

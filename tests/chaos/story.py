@@ -104,14 +104,12 @@ class Story:
         """SIGKILL within a batch or between two, and blows."""
         stage, committed = self._stage, self._stage.committed()
         self._tell("killed")
-        # What is good is known while the stream works.
-        blows = Blows(stage, self._random)
         if self._random.random() < 0.7:
             stage.feed(3)
             wanted = committed + self._random.randint(0, 2)
             stage.supervise(lambda: stage.committed() >= wanted, "batches")
         stage.kill()
-        blows.strike(self._random.randint(0, 2))
+        Blows(stage, self._random).strike(self._random.randint(0, 2))
 
     def _running(self) -> None:
         """Blows to a stream that runs."""
@@ -120,6 +118,9 @@ class Story:
         if self._random.random() < 0.5:
             self._stage.feed(2)
         blows.strike(self._random.randint(1, 3))
+        self._work("blows while it ran")
+        # A query does not read again what it has loaded: only its next start shows what is still good.
+        self._stage.interrupt()
 
     # Changes of code and of inputs
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from tests.chaos.operators import CODES, STORES, writer
-from tests.support.small_spark import small_spark
+from tests.support.small_spark import small_spark, unload_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,7 @@ def run(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
         return {"end": "failed", "errors": causes, "message": str(error)}
     finally:
         # A process that ended writes nothing more: neither do the stores of its queries.
-        spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+        unload_stores(spark)
     return {"end": execution.end.value}
 
 

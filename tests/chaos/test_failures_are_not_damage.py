@@ -27,7 +27,7 @@ from tests.chaos.failures import Failure, failures
 from tests.chaos.operators import CODES, OPERATORS, STORES, Row, expected, lay, writer
 from tests.chaos.program import SETTINGS
 from tests.support.file_damage import DAMAGES, checksum_of
-from tests.support.small_spark import lose, small_spark
+from tests.support.small_spark import lose, small_spark, unload_stores
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3_600)]
 
@@ -72,7 +72,7 @@ class Healthy:
             checkpointing=CheckpointConfig(cleanup="RETAIN_ON_CANCELLATION", num_retained=3),
             restart_strategy=RestartStrategies.fixed_delay_restart(tries, 1),
         )
-        self.spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+        unload_stores(self.spark)
 
     def with_batches_saved(self, failure: Failure | None = None) -> Any:
         """The query, into a function that writes each batch once, with a failure of it."""

@@ -120,7 +120,7 @@ soak: java $(VENV)/.dev-$(SPARK)
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak
 
 chaos: java $(VENV)/.dev-$(SPARK)
-	CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/pytest -m chaos -s tests/chaos
+	CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/pytest -m chaos -s $(if $(SEED),-k those_of_an_uninterrupted_run) tests/chaos
 
 bench: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m benchmarks $(ONLY)

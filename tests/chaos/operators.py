@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
+from dagster_ckpt.spark.versions import Feature, installed_release
 from tests.support.small_spark import lay_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-STORES: Mapping[str, StateBackend] = {
+FORMAT_2 = {"spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
+STORES: dict[str, StateBackend] = {
     "heap": HashMapStateBackend(),
     "rocksdb": EmbeddedRocksDBStateBackend(False),
     "changelog": EmbeddedRocksDBStateBackend(True),
-    "v2": EmbeddedRocksDBStateBackend(True, settings={"spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}),
 }
+if installed_release().has(Feature.CHECKPOINT_FORMAT_2):
+    STORES["v2"] = EmbeddedRocksDBStateBackend(True, settings=FORMAT_2)
 SIDES = ("left", "right")
 ROWS = 10
 # Rows are never late: files of the two sides may come to batches that are not the same.

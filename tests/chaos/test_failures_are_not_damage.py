@@ -21,7 +21,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import CheckpointConfig, Client, RestartStrategies, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.spark.versions import Feature, installed_release
 from tests.chaos.blows import LIVE_FILES
 from tests.chaos.failures import Failure, failures
 from tests.chaos.operators import CODES, OPERATORS, STORES, Row, expected, lay, writer
@@ -36,9 +35,8 @@ ALL = list(failures())
 # One of each kind in every run of the tests.
 FEW = [each for each in ALL if each.name.startswith(("the sink says with", "a task says", "code", "schema", "a file"))]
 FEW = Random(35).sample(FEW, 6) + [each for each in ALL if each.name in ("code: swapped", "division by zero")]
-PLACES = [("append", "heap"), ("distinct", "heap"), ("windows", "changelog"), ("join", "rocksdb"), ("sessions", "v2")]
-if not installed_release().has(Feature.CHECKPOINT_FORMAT_2):
-    PLACES[-1] = ("sessions", "changelog")
+PLACES = [("append", "heap"), ("distinct", "heap"), ("windows", "changelog"), ("join", "rocksdb")]
+PLACES.append(("sessions", list(STORES)[-1]))
 
 
 class Healthy:

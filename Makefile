@@ -36,8 +36,9 @@ PACE ?= 2
 # Length of the soak, and the seed of its kills: drawn and printed when empty.
 MINUTES ?= 30
 SEED ?=
-# Seeds of the chaos, unless SEED names one.
+# Seeds of the chaos, unless SEED names one, and kinds of blows that it leaves out: sink_log, journal.
 SEEDS ?= 30
+WITHOUT ?=
 # Sections of the bench, all of them when empty.
 ONLY ?=
 # Files of tests that run beside each other.
@@ -120,7 +121,7 @@ soak: java $(VENV)/.dev-$(SPARK)
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak
 
 chaos: java $(VENV)/.dev-$(SPARK)
-	CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/pytest -m chaos -s $(if $(SEED),-k those_of_an_uninterrupted_run) tests/chaos
+	CHAOS_WITHOUT="$(WITHOUT)" CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/pytest -m chaos -s $(if $(SEED),-k those_of_an_uninterrupted_run) tests/chaos
 
 bench: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m benchmarks $(ONLY)

@@ -6,6 +6,7 @@ each snapshot whose bytes verify are good. A blow after which nothing would be g
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from tests.chaos.program import STREAM
 from tests.chaos.stage import Stage, newest
 from tests.support.file_damage import DAMAGES, checksum_of
 
+# Kinds of blows to leave out, by the names of their methods.
+WITHOUT = os.environ.get("CHAOS_WITHOUT", "").split()
 _JOURNAL = (
     "DELETE FROM planned_batches",
     "DELETE FROM planned_batches WHERE batch_id % 2 = 1",
@@ -44,6 +47,7 @@ class Blows:
     def strike(self, blows: int) -> None:
         """Strike a few times."""
         kinds = [self.live_file, self.live_file, self.lost, self.snapshot, self.snapshot, self.sink_log, self.journal]
+        kinds = [kind for kind in kinds if kind.__name__ not in WITHOUT]
         for blow in self._random.sample(kinds, blows):
             # A stream that runs deletes files itself.
             with suppress(FileNotFoundError):

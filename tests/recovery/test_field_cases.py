@@ -230,7 +230,8 @@ def moved_output(stream: SmallStream) -> None:
     without_checksums(stream.root)
 
 
-def test_14_an_output_that_was_moved_is_not_adopted_as_it_is(made: Made) -> None:
+@pytest.mark.parametrize("way_on", ["moved back", "relocated"])
+def test_14_an_output_that_was_moved_is_not_adopted_as_it_is(made: Made, way_on: str) -> None:
     """Readers look for its files at the old place, and miss them without a word."""
     stream = made()
     moved_output(stream)
@@ -241,13 +242,16 @@ def test_14_an_output_that_was_moved_is_not_adopted_as_it_is(made: Made) -> None
 
     names(refused.value, str(stream.root / "old"))
     assert stream.files_of("plain", "out") == before
-    # One of the ways on: the output at its old place again.
-    (stream.root / "out").rename(stream.root / "old")
+    output = "out" if way_on == "relocated" else "old"
     with stream.client() as client:
-        client.adopt(STREAM, checkpoint_location=f"{stream.root}/plain", sinks=[f"{stream.root}/old"])
+        if way_on == "relocated":
+            client.relocate_output(f"{stream.root}/out")
+        else:
+            (stream.root / "out").rename(stream.root / "old")
+        client.adopt(STREAM, checkpoint_location=f"{stream.root}/plain", sinks=[f"{stream.root}/{output}"])
     stream.feed(2)
-    stream.run(stream.writer(output="old"))
-    assert stream.rows("old") == copies(5)
+    stream.run(stream.writer(output=output))
+    assert stream.rows(output) == copies(5)
 
 
 # Changes of the code

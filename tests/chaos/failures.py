@@ -64,17 +64,17 @@ EXPRESSIONS = {
     "division by zero": "id div 0",
     "remainder by zero": "id % 0",
     "cast of text": "CAST(concat(id, 'x') AS INT)",
-    "cast to a date": "CAST('2026-13-45' AS DATE)",
-    "cast to a boolean": "CAST('perhaps' AS BOOLEAN)",
+    "cast to a date": "CAST(concat('2026-13-', id) AS DATE)",
+    "cast to a boolean": "CAST(concat('perhaps', id) AS BOOLEAN)",
     "overflow": "9223372036854775807 + abs(id) + 1",
     "overflow of a cast": "CAST(9223372036854775807 - abs(id) AS INT)",
     "multiplication": "9223372036854775807 * (abs(id) + 2)",
-    "negation": "-CAST(-9223372036854775808 AS BIGINT)",
-    "array index": "array(1, 2)[10]",
-    "element of an array": "element_at(array(1, 2), 9)",
-    "element 0": "element_at(array(1, 2), 0)",
-    "timestamp": "CAST('25:61' AS TIMESTAMP)",
-    "decimal": "CAST(1e30 AS DECIMAL(5, 2))",
+    "negation": "-(CAST(-9223372036854775808 AS BIGINT) + id - id)",
+    "array index": "array(1, 2)[CAST(abs(id) AS INT) + 10]",
+    "element of an array": "element_at(array(1, 2), CAST(abs(id) AS INT) + 9)",
+    "element 0": "element_at(array(1, 2), CAST(id - id AS INT))",
+    "timestamp": "CAST(concat('25:61', id) AS TIMESTAMP)",
+    "decimal": "CAST(1e30 + id AS DECIMAL(5, 2))",
     "assertion": "assert_true(id < -1000)",
     "the same key twice": "map_from_arrays(array(1, 1), array(id, id))",
     "address": "parse_url(concat('inva lid ', id), 'HOST')",
@@ -82,7 +82,7 @@ EXPRESSIONS = {
     "number": "to_number(concat('x', id), '99')",
     "a sequence": "sequence(id, id + 10, -1)",
     "JSON": "from_json(concat('{', id), 'a int', map('mode', 'FAILFAST'))",
-    "an interval": "make_interval(2147483647, 2147483647) + make_interval(2147483647, 2147483647)",
+    "an interval": "make_interval(CAST(2147483647 + id - id AS INT), 2147483647)",
 }
 # Each cannot even be planned.
 PLANS = {
@@ -93,6 +93,13 @@ PLANS = {
     "words that are no SQL": "SELECT FROM",
     "a class that does not exist": "java_method('com.example.Missing', 'call')",
     "a method that does not exist": "java_method('java.util.UUID', 'missing')",
+}
+WRONG_OPTIONS = {
+    "maxFilesPerTrigger": "0",
+    "maxFileAge": "soon",
+    "cleanSource": "nonsense",
+    "latestFirst": "perhaps",
+    "multiLine": "perhaps",
 }
 FORMATS = ("delta", "iceberg", "kafka", "com.example.MissingSource", "hudi", "kinesis", "pulsar", "rate.nothing")
 
@@ -171,12 +178,12 @@ def failures() -> Iterator[Failure]:
         yield Failure(f"reads {left} and {right}", code=Code("other folders", left, right))
     for schema in ("id string, at string, more string NOT NULL", "id array<long>, at long", "other long"):
         yield Failure(f"schema {schema}", schema=schema)
-    for option, value in {"mode": "NONSENSE", "maxFilesPerTrigger": "0", "maxFileAge": "soon"}.items():
+    for option, value in WRONG_OPTIONS.items():
         yield Failure(f"option {option}={value}", options={option: value})
     for side, content in itertools.product(("left", "right"), (b"{", b"\x00" * 64, b'{"id": "text"}', b"\xff\xfe\xfd")):
         yield Failure(f"a file of {side} is {content[:8]!r}", around=_corrupt_input(side, content))
     yield Failure("the inputs are away", around=_away("left"))
-    yield Failure("all inputs are away", around=_away("right"))
+    yield Failure("the other inputs are away", around=_away("right"))
 
 
 def _corrupt_input(side: str, content: bytes) -> Callable[[Path], Any]:

@@ -159,9 +159,11 @@ def survive(spark: SparkSession, root: Path, place: tuple[str, str], failed: lis
     for number, failure in enumerate(failed):
         if stream is None:
             stream = healthy(spark, root / str(number), *place)
-            position = stream.position()
-        if number % 4 == 0:
+            position, has_input = stream.position(), False
+        if not has_input:
+            # A batch that waits to be run.
             stream.feed(1)
+            has_input = True
         output = stream.output()
         ended = given(stream, failure)
         if ended is None or stream.position() != position or stream.output() != output:
@@ -170,6 +172,7 @@ def survive(spark: SparkSession, root: Path, place: tuple[str, str], failed: lis
             stream = None
         elif number % 4 == 3:
             go_on(stream, 0)
+            has_input = False
     if stream is not None:
         # Windows are closed.
         go_on(stream, 2)

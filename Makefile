@@ -15,6 +15,7 @@
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes; run it again to continue)
 # make torture-postgres  the same with a catalog in PostgreSQL, killed and cut off at every commit (10 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
+# make chaos  thirty streams, each damaged at random and given wrong code and inputs for a while: make chaos SEEDS=60, make chaos SEED=7
 # make docs   the documentation site, in site/; needs no network
 # make screenshots  the pictures of docs/images, taken of the example with headless Chromium
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
@@ -35,18 +36,21 @@ PACE ?= 2
 # Length of the soak, and the seed of its kills: drawn and printed when empty.
 MINUTES ?= 30
 SEED ?=
+# Seeds of the chaos, unless SEED names one, and kinds of blows that it leaves out: sink_log, journal.
+SEEDS ?= 30
+WITHOUT ?=
 # Sections of the bench, all of them when empty.
 ONLY ?=
 # Files of tests that run beside each other.
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak bench mutants check \
+.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
   format java browser clean
 PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 help:
-	@sed -n '1,22s/^# //p' Makefile
+	@sed -n '1,23s/^# //p' Makefile
 
 demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
@@ -102,7 +106,7 @@ test-tables: java $(VENV)/.dev-$(SPARK)
 environment: $(VENV)/.dev-$(SPARK)
 
 test-fast: $(VENV)/.dev-$(SPARK)
-	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not fuzz and not torture and not upgrades and not state and not tables and not cluster and not stack'
+	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not chaos and not fuzz and not torture and not upgrades and not state and not tables and not cluster and not stack'
 
 fuzz: $(VENV)/.dev-$(SPARK)
 	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz
@@ -115,6 +119,9 @@ torture-postgres: $(VENV)/.dev-$(SPARK)
 
 soak: java $(VENV)/.dev-$(SPARK)
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak
+
+chaos: java $(VENV)/.dev-$(SPARK)
+	CHAOS_WITHOUT="$(WITHOUT)" CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/pytest -m chaos -s $(if $(SEED),-k those_of_an_uninterrupted_run) tests/chaos
 
 bench: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m benchmarks $(ONLY)

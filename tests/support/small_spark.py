@@ -43,6 +43,13 @@ def small_spark(settings: Mapping[str, str] | None = None) -> Iterator[SparkSess
         session.stop()
 
 
+def unload_stores(spark: SparkSession) -> None:
+    """Let go of the state of queries that have ended, as their processes would: nothing uploads a file of it later."""
+    stores = getattr(spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
+    # Not `stop`, which may wait five minutes for a maintenance that waits for it.
+    getattr(stores, "MODULE$").unloadAll()
+
+
 def lay_file(folder: Path, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """Lay a JSON file at once, never half of it; Spark takes files in the order of their numbers."""
     unfinished = folder / f".{number}"

@@ -66,6 +66,7 @@ _ELSEWHERE = {
     "tests/operations/test_upgrade_crashes.py": "an upgrade that dies at each of its steps",
     "tests/fuzz": "crafted and damaged bytes for every reader (`make fuzz`)",
     "tests/soak": "random kills of real Spark queries, compared row for row (`make soak`)",
+    "tests/chaos": "damage of every file, wrong code and moved inputs, at random, compared row for row (`make chaos`)",
 }
 _KINDS: dict[str, type[FileFault] | type[CatalogFault] | type[ObjectFault] | type[LeaseFault]] = {
     "File calls": FileFault,

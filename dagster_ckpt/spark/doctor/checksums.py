@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
@@ -103,16 +104,23 @@ def _is_sound(block: bytes, length: int, checksum: int, *, is_raw: bool) -> bool
 # The last bytes of RocksDB's block-based tables (`kBlockBasedTableMagicNumber`), little-endian.
 _SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
 _FRAMED = (".delta", ".snapshot", ".changelog")
+# Files that are read at the same time.
+_READERS = 8
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
     """Read files that a resume needs, and compare them with all available checksums."""
-    for file in files:
+
+    def examined(file: NeededFile, _check: CancelCheck) -> list[Finding]:
         try:
-            yield from examine_content(file.folder, file.source)
+            return list(examine_content(file.folder, file.source))
         except FileNotFoundError:
             # Purged since it was listed: the next examination sees a newer batch.
-            continue
+            return []
+
+    # An object store takes its time for each of them.
+    for findings in in_threads(_READERS, files, examined):
+        yield from findings
 
 
 def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:

@@ -277,6 +277,7 @@ def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
 
 
 _CHANGES = (".delta", ".changelog")
+_SCHEMA = "/_metadata/schema"
 
 
 @dataclass(frozen=True)
@@ -299,13 +300,16 @@ def examine_against_snapshot(
 ) -> Iterator[Finding]:
     """Compare logs, and the state files that a resume needs, with the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
+    # A start lets those of Spark 3.5 allow nulls.
+    has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
     for entry in snapshot.entries:
-        is_log = entry.path.partition("/")[0] in (METADATA, OFFSETS, COMMITS, SOURCES)
+        is_schema = has_fixed_schemas and entry.path.endswith(_SCHEMA)
+        is_log = is_schema or entry.path.partition("/")[0] in (METADATA, OFFSETS, COMMITS, SOURCES)
         if not is_log and entry.path not in tokens:
             continue
         token = tokens.get(entry.path)
         is_same_file = token is not None and token == entry.token
-        if not (is_same_file or _is_never_changed(entry, snapshot.batch_id)):
+        if not (is_same_file or is_schema or _is_never_changed(entry, snapshot.batch_id)):
             continue
         try:
             data = subject.folder.read(entry.path)

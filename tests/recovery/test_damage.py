@@ -54,7 +54,7 @@ def test_a_healthy_directory_is_resumed_whatever_a_query_failed_with(ladder: Lad
 
 
 @pytest.mark.parametrize("case", FAILURES[::6], ids=lambda case: case["says"])
-def test_nor_is_it_given_up_if_the_query_cannot_be_started(ladder: Ladder, case: dict[str, Any]) -> None:
+def test_it_is_resumed_too_if_the_query_cannot_be_started(ladder: Ladder, case: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError) as failed:
         ladder.run(RuntimeError(case["trace"]))
 

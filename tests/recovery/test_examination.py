@@ -39,8 +39,8 @@ def golden(tmp_path: Path) -> Iterator[GoldenStream]:
     golden.close()
 
 
-def facts(golden: GoldenStream, examiner: Examiner | None = None, **how: bool) -> RecoveryFacts:
-    return recovery_facts(golden.stream, StartFrom(), predecessor_ended=True, examiner=examiner, **how)
+def facts(golden: GoldenStream, examiner: Examiner | None = None) -> RecoveryFacts:
+    return recovery_facts(golden.stream, StartFrom(), predecessor_ended=True, examiner=examiner)
 
 
 def status(golden: GoldenStream, examiner: Examiner | None = None) -> LiveStatus | None:

@@ -2,7 +2,7 @@
 
 The doctor, previews, preflights and starts examine a live directory here, so that they say the same. A
 failure only makes a start look: if the point that it began from is found to be good, the failure is one of code,
-source, sink or environment, and no recovery point is given up for it.
+source, sink or environment, and no recovery point is passed over for it.
 """
 
 from __future__ import annotations

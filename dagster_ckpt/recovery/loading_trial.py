@@ -20,7 +20,6 @@ from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
-from dagster_ckpt.spark.checkpoint_dir.state.checksums import MAGIC, is_lz4
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import copy_for_trial, run_trial
 from dagster_ckpt.spark.state.reading import StateReader
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 900.0
 _NOTES = ("/_metadata/", "/_stateSchema/")
+# Files that carry checksums of their own: these, and those that begin like a stream of lz4-java.
+_CARRYING = (".zip", ".crc")
+_LZ4 = b"LZ4Block"
 
 
 def unloadable_state(
@@ -95,7 +97,7 @@ def _unjudged(live: LiveDirectory, files: Iterable[NeededFile]) -> Iterable[Need
         if directory not in names:
             names[directory] = set(live.folder.list(directory, hidden=True))
         has_sum = {f"{name}.crc", checksum_file(name)} & names[directory]
-        if has_sum or name.endswith((".zip", ".crc")) or is_lz4(live.folder.read(file.source, len(MAGIC))):
+        if has_sum or name.endswith(_CARRYING) or live.folder.read(file.source, len(_LZ4)) == _LZ4:
             continue
         yield file
 

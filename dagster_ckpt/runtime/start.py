@@ -187,7 +187,7 @@ class Start:
         """Start the query at the best recovery point. If that one is damaged, try the next one."""
         stream = self._stream
         output = named_output(self._request.describe()) if self._request.describe is not None else None
-        given_up: set[str] = set()
+        passed: set[str] = set()
         while True:
             facts = self._facts(output)
             plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
@@ -213,11 +213,11 @@ class Start:
                     return StartedQuery(plan, prepared, query, checked.sources)
             except Exception as error:
                 # A point that the user named is never replaced by another one.
-                if plan.point is None or self._start_from.point is not StartPoint.LATEST or plan.point in given_up:
+                if plan.point is None or self._start_from.point is not StartPoint.LATEST or plan.point in passed:
                     raise
-                if not self._failures.gives_up(plan, prepared.live if prepared is not None else None, error):
+                if not self._failures.passes_over(plan, prepared.live if prepared is not None else None, error):
                     raise
-                given_up.add(plan.point)
+                passed.add(plan.point)
 
     def _facts(self, output: NamedOutput | None) -> RecoveryFacts:
         return recovery_facts(

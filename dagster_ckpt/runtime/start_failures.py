@@ -37,7 +37,7 @@ class StartFailures:
         self._execution_id = execution_id
         self._examiner = examiner
 
-    def gives_up(self, plan: RecoveryPlan, live: LiveDirectory | None, error: Exception) -> bool:
+    def passes_over(self, plan: RecoveryPlan, live: LiveDirectory | None, error: Exception) -> bool:
         """Whether a start failed because the point that it began from is damaged. If so, that is noted.
 
         Args:
@@ -51,7 +51,7 @@ class StartFailures:
         try:
             damage = self._examiner.damage_of_point(plan) if live is None else self._examine(live)
         except CkptError as trouble:
-            # Nothing is known, so nothing is given up.
+            # Nothing is known, so nothing changes.
             error.add_note(f"What the start began from could not be examined after the failure: {trouble}")
             return False
         if damage is None:
@@ -76,7 +76,7 @@ class StartFailures:
             damage = self._examine(live)
             found = _told(f"The live directory {live.url}", damage)
         except CkptError as error:
-            # Nothing is known, so nothing is given up.
+            # Nothing is known, so nothing changes.
             found = f"The live directory {live.url} could not be examined after the failure: {error}"
         return replace(end, reason=f"{end.reason}\n{found}")
 
@@ -120,6 +120,6 @@ def _told(what: str, damage: Damage | None) -> str:
     if damage is not None:
         return f"{what} was examined after the failure and is damaged: {damage.detail}"
     return (
-        f"{what} was examined after the failure and is intact, so nothing of it is given up: the cause lies in the "
+        f"{what} was examined after the failure and is intact, so the stream stays there: the cause lies in the "
         "code, a source, a sink or the environment."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dagster_ckpt import errors
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.lifecycle import preview
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.damage import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.runtime.run import EndKind
@@ -54,7 +56,7 @@ def test_a_healthy_directory_is_resumed_whatever_a_query_failed_with(ladder: Lad
 
 
 @pytest.mark.parametrize("case", FAILURES[::6], ids=lambda case: case["says"])
-def test_nor_is_it_given_up_if_the_query_cannot_be_started(ladder: Ladder, case: dict[str, Any]) -> None:
+def test_it_is_resumed_too_if_the_query_cannot_be_started(ladder: Ladder, case: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError) as failed:
         ladder.run(RuntimeError(case["trace"]))
 
@@ -137,16 +139,17 @@ def test_damage_is_found_after_a_failure_that_says_nothing_of_it(
 
 
 def test_a_repaired_directory_is_resumed_by_the_next_start(ladder: Ladder) -> None:
+    ladder.stage.stream = replace(ladder.stream, restart=RestartStrategies.no_restart())
     path = Path(ladder.first.url.removeprefix("file://")) / "offsets/13"
     whole = path.read_bytes()
-    with pytest.raises(RuntimeError):
-        ladder.run(PlayedQuery(ends=True, error="?", before=lambda: path.write_bytes(b"")), RuntimeError("?"))
+    ladder.run(PlayedQuery(ends=True, error="?", before=lambda: path.write_bytes(b"")))
     assert ladder.stream.catalog.recoveries.of_stream(STREAM)
-    # The restore that the second start made is undone as well: only the damage is recorded.
-    as_before = ladder.stream.catalog.streams.get(STREAM).live_directory
-    assert as_before != ladder.first.url
+
     path.write_bytes(whole)
-    assert examine_live_directory(ladder.stream, url=ladder.first.url).diagnosis.can_resume
+    ladder.run(PlayedQuery(ends=True))
+
+    assert ladder.stage.started_in == [ladder.first.url] * 2
+    assert ladder.batches == (13, 13)
 
 
 def test_a_damaged_entry_that_no_start_reads_is_a_warning(ladder: Ladder) -> None:
@@ -179,3 +182,20 @@ def test_a_damaged_entry_that_no_start_reads_is_a_warning(ladder: Ladder) -> Non
 )
 def test_which_errors_of_a_start_make_it_look(error: Exception, expected: bool) -> None:
     assert is_suspicious(error) is expected
+
+
+def test_a_start_does_not_continue_where_the_doctor_finds_an_error_in_the_sinks_log(ladder: Ladder) -> None:
+    entry = ladder.history.sink / "_spark_metadata/12"
+    whole = entry.read_text()
+    entry.unlink()
+    assert not examine_live_directory(ladder.stream).diagnosis.can_resume
+
+    with pytest.raises(errors.SharedSinkError, match=r"nothing was changed.*_spark_metadata/12"):
+        ladder.run(PlayedQuery(ends=True))
+
+    assert ladder.stage.started_in == []
+    assert ladder.stream.catalog.recoveries.of_stream(STREAM) == []
+    # What the message advises.
+    entry.write_text(whole)
+    assert ladder.run(PlayedQuery(ends=True)).end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.batches == (13, 13)

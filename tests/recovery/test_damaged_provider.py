@@ -12,7 +12,8 @@ from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBacke
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.recovery.damage import damage_of
+from dagster_ckpt.recovery.damage import is_suspicious
+from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.stream.start_from import StartFrom
@@ -53,9 +54,10 @@ def test_a_flipped_bit_in_the_name_is_damage_so_a_recovery_goes_back(history: Hi
     with pytest.raises(LiveDirectoryError, match="one of these entries is damaged") as refused:
         check_state(stream, planned(history), StartFrom())
 
-    damage = damage_of(refused.value)
+    assert is_suspicious(refused.value)
+    damage = Examiner(stream).damage_of_live(history.live)
     assert damage is not None
-    assert damage.is_certain
+    assert "one of these entries is damaged" in damage.detail
 
 
 def test_another_backend_is_refused_as_before(history: History) -> None:

@@ -158,7 +158,7 @@ def test_a_directory_in_which_a_query_cannot_be_started_gives_way_in_the_same_st
     assert len(ladder.stage.ends()) == 2
 
 
-def test_what_is_restored_is_not_given_up_for_a_query_that_fails_in_it(ladder: Ladder) -> None:
+def test_what_is_restored_is_kept_when_a_query_fails_in_it(ladder: Ladder) -> None:
     ladder.lose_live_directory()
     bad = [PlayedQuery(ends=True, error=CANNOT_LOAD) for _ in range(4)]
 

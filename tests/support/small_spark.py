@@ -45,7 +45,8 @@ def small_spark(settings: Mapping[str, str] | None = None) -> Iterator[SparkSess
 
 def unload_stores(spark: SparkSession) -> None:
     """Let go of the state of queries that have ended, as their processes would: nothing uploads a file of it later."""
-    stores = getattr(spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
+    jvm: Any = spark.sparkContext._jvm
+    stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
     # Not `stop`, which may wait five minutes for a maintenance that waits for it.
     getattr(stores, "MODULE$").unloadAll()
 

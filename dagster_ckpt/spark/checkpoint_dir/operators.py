@@ -291,6 +291,18 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
     return changed
 
 
+def check_schemas(folder: FileIO, batch_id: int) -> None:
+    """Parse the state schemas of Spark 3.5 as `widen_schemas` does, without changing them.
+
+    Raises:
+        IncompleteCutError: Metadata or a schema is missing.
+        LiveDirectoryError: One cannot be parsed.
+    """
+    for operator in read_operators(folder, batch_id):
+        for schema in operator.files if operator.metadata_version == 0 else ():
+            _widened(schema)
+
+
 def _widened(schema: NeededFile) -> bytes:
     data = schema.data or b""
     with reading(lambda why: _no_schema(schema, why)):

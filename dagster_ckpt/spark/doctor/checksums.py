@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
@@ -19,16 +20,23 @@ from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.untrusted import from_json, number_in, reading
 
 _FRAMED = (".delta", ".snapshot", ".changelog")
+# Files that are read at the same time.
+_READERS = 8
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
     """Read files that a resume needs, and compare them with all available checksums."""
-    for file in files:
+
+    def examined(file: NeededFile, _check: CancelCheck) -> list[Finding]:
         try:
-            yield from examine_content(file.folder, file.source)
+            return list(examine_content(file.folder, file.source))
         except FileNotFoundError:
             # Purged since it was listed: the next examination sees a newer batch.
-            continue
+            return []
+
+    # An object store takes its time for each of them.
+    for findings in in_threads(_READERS, files, examined):
+        yield from findings
 
 
 def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
@@ -175,6 +183,7 @@ def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
 
 
 _CHANGES = (".delta", ".changelog")
+_SCHEMA = "/_metadata/schema"
 
 
 @dataclass(frozen=True)
@@ -197,13 +206,16 @@ def examine_against_snapshot(
 ) -> Iterator[Finding]:
     """Compare logs, and the state files that a resume needs, with the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
+    # A start lets those of Spark 3.5 allow nulls.
+    has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
     for entry in snapshot.entries:
-        is_log = entry.path.partition("/")[0] in (METADATA, OFFSETS, COMMITS, SOURCES)
+        is_schema = has_fixed_schemas and entry.path.endswith(_SCHEMA)
+        is_log = is_schema or entry.path.partition("/")[0] in (METADATA, OFFSETS, COMMITS, SOURCES)
         if not is_log and entry.path not in tokens:
             continue
         token = tokens.get(entry.path)
         is_same_file = token is not None and token == entry.token
-        if not (is_same_file or _is_never_changed(entry, snapshot.batch_id)):
+        if not (is_same_file or is_schema or _is_never_changed(entry, snapshot.batch_id)):
             continue
         try:
             data = subject.folder.read(entry.path)

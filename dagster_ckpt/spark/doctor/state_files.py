@@ -20,7 +20,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     store_directory,
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
-from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
+from dagster_ckpt.spark.checkpoint_dir.operators import Operator, check_schemas, read_operators
 from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
 from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
     StoreDirectory,
@@ -50,6 +50,7 @@ def _unreadable(subject: Subject) -> Iterator[Finding]:
         commit = subject.commit_entry
         named = commit.state_ids if commit is not None else None
         subject.known.check_operators(subject.folder, [each.number for each in operators], named or ())
+        check_schemas(subject.folder, subject.commit or 0)
     except (IncompleteCutError, FileNotFoundError) as trouble:
         path = subject.path_in(trouble)
         code = Code.SCHEMA_MISSING if _is_schema(path) else Code.OPERATOR_METADATA_MISSING

@@ -132,7 +132,7 @@ class Supervisor:
             lambda: query.call,
             limit_ms=min(self._stall_timeout_ms or LONGEST_CALL_MS, LONGEST_CALL_MS),
         )
-        self._journal = Journal(stream, prepared.live, lease, self._attempts.positions)
+        self._journal = Journal(stream, prepared.live, lease, self._attempts.positions, self._log)
         self._end: QueryEnd | None = None
         self._is_ready = False
         self._savepoint_to_stop_with: int | None = None

@@ -177,9 +177,9 @@ def test_a_replay_that_reads_other_rows_stops_and_says_so(numbers: Numbers) -> N
 def test_a_batch_in_flight_needs_its_files(numbers: Numbers) -> None:
     numbers.prepare()
     (live,) = (numbers.folder / "live/numbers").glob("live-*")
-    for name in ("commits/3", "commits/.3.crc"):
-        (live / name).unlink()
-    (numbers.folder / "out/_spark_metadata/3").unlink()
+    for log in (live / "commits", numbers.folder / "out/_spark_metadata"):
+        for name in ("3", ".3.crc"):
+            (log / name).unlink()
     numbers.take_away(3)
 
     with pytest.raises(RowsAtRiskError, match="1 of 1 files that are read again no longer exist"):

@@ -189,10 +189,14 @@ def _delta(session: SparkSession, folder: str) -> dict[str, str]:
 
 
 def _name(leaf: Any) -> str | None:
-    methods = {str(method.getName()) for method in leaf.getClass().getMethods()}
-    if "sourceIdentifyingName" not in methods:
+    # Imported here, because reading live directories does not require Spark.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
+    try:
+        given = leaf.sourceIdentifyingName()
+    except Py4JError:
+        # Of Spark before 4.2.
         return None
-    given = leaf.sourceIdentifyingName()
     return str(given.name()) if str(given.getClass().getSimpleName()) == "UserProvided" else None
 
 

@@ -153,7 +153,7 @@ def _watched(note: Callable[..., None], lost: Lost, found: Measured) -> Callable
             if batch.batch_id not in known:
                 known.add(batch.batch_id)
                 found.lags_s.append(now - lost.planned_at_s(batch.batch_id))
-                found.bytes_of_a_batch.append(len(journal._packed(batch.files)))
+                found.bytes_of_a_batch.append(len(journal._packed(batch)))
 
     return call
 

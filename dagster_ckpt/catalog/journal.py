@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select
@@ -23,6 +23,8 @@ from dagster_ckpt.untrusted import from_json
 # A stream that takes no checkpoint does not fill the catalog.
 _AT_MOST = 10_000
 _CHECKPOINT = "CHECKPOINT"
+# Beside the paths of the files; no path begins like this.
+_ROWS = "#rows"
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class PlannedBatch:
             noted for it.
         is_committed: Whether it was known to be committed. Each batch but the newest is committed: Spark
             plans a batch after the commit of the one before.
+        rows: Number of rows that its sources read; None if unknown.
     """
 
     batch_id: int
     follows: str
     files: Mapping[str, bytes]
     is_committed: bool = False
+    rows: int | None = None
 
 
 class JournalRecords:
@@ -73,12 +77,31 @@ class JournalRecords:
                         "stream_id": stream_id,
                         "batch_id": batch.batch_id,
                         "follows": batch.follows,
-                        "files": _packed(batch.files),
+                        "files": _packed(batch),
                         "is_committed": batch.is_committed,
                     }
                     for batch in batches
                 ],
             )
+
+    def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
+        """Record how many rows batches have read. A batch that is not in the journal is passed over.
+
+        Args:
+            lease: The lease of the stream.
+            rows: Rows by batch.
+
+        Raises:
+            LeaseLostError: The lease is no longer held.
+        """
+        batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
+        with self._database.writing_under(lease) as connection:
+            for row in connection.execute(select(planned_batches).where(batches)).all():
+                batch = _record(row)
+                if batch is not None:
+                    this = batches & (planned_batches.c.batch_id == row.batch_id)
+                    files = _packed(replace(batch, rows=rows[row.batch_id]))
+                    connection.execute(planned_batches.update().where(this).values(files=files))
 
     def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
         """Forget the batches after one, because they are about to be undone in a sink.
@@ -128,16 +151,18 @@ def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
     return (planned_batches.c.batch_id <= oldest) | (planned_batches.c.batch_id <= newest - _AT_MOST)
 
 
-def _packed(files: Mapping[str, bytes]) -> str:
+def _packed(batch: PlannedBatch) -> str:
     # Bytes of other programs: a text column of PostgreSQL takes no zero byte.
-    return as_text({path: base64.b64encode(zlib.compress(data)).decode() for path, data in files.items()})
+    packed = {path: base64.b64encode(zlib.compress(data)).decode() for path, data in batch.files.items()}
+    return as_text({**packed, **({_ROWS: batch.rows} if batch.rows is not None else {})})
 
 
 def _record(row: Row[Any]) -> PlannedBatch | None:
     try:
         packed = from_json(row.files)
+        rows = packed.pop(_ROWS, None)
         files = {str(path): zlib.decompress(base64.b64decode(data)) for path, data in packed.items()}
     except (AttributeError, TypeError, ValueError, zlib.error):
         # A start can do without it.
         return None
-    return PlannedBatch(row.batch_id, row.follows, files, row.is_committed)
+    return PlannedBatch(row.batch_id, row.follows, files, row.is_committed, rows if type(rows) is int else None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.query.description import is_foreach_batch
 from dagster_ckpt.spark.query.progress import QueryProgress
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 
@@ -51,6 +52,19 @@ class BatchLog:
             self.latest = report
             self.total_rows += report.input_rows
             self.batches += 1
+
+    def rows_after(self, batch_id: int) -> dict[int, int]:
+        """The rows that each batch after one has read, as far as a replay of the batch reads the same.
+
+        A function that gets each batch may read it several times, or in part.
+        """
+        newer: dict[int, int] = {}
+        for report in reversed(self._batches):
+            if report.batch_id <= batch_id:
+                break
+            if not any(is_foreach_batch(sink) for sink in report.sinks):
+                newer[report.batch_id] = report.input_rows
+        return newer
 
     def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
         """Figures at a batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,12 @@ from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.scratch import scratch_directory
+from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
+from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.spark.state.rewriting import rewrite_state
 from dagster_ckpt.spark.state.shape import StateShape
@@ -76,6 +78,8 @@ def preflight(
         checked = check_state(stream, plan, StartFrom(state_partitions=state_partitions))
         for message in checked.messages:
             report(message)
+        for message in refuse_changed_sources(stream, plan, _sources_of(describe)):
+            report(message)
         change = plan_change(record, plan, _plan_of(describe))
         for difference in change.differences if change is not None else ():
             report(f"the plan differs: {difference}")
@@ -119,6 +123,13 @@ def _weigh_sinks(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan,
     """Raise the errors that the start would raise."""
     ahead = preview_rewind(stream, facts, plan, output, is_running=is_running(stream))
     refuse_loss(stream, ahead, accept_loss=False)
+
+
+def _sources_of(describe: Callable[[], DataStreamWriter]) -> Sequence[SourceIdentity] | None:
+    try:
+        return source_identities(describe())
+    except Exception:  # noqa: BLE001 - the trial fails in the same way and reports it
+        return None
 
 
 def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None:

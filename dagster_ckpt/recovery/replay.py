@@ -180,6 +180,11 @@ def replay(
             trial = run_trial(
                 describe, live, f"{stream.name} replay", replays=True, timeout_s=_BATCH_S, interrupted=stopped
             )
+            if trial.batch_id == batch.batch_id and None not in (trial.rows, batch.rows) and trial.rows != batch.rows:
+                raise RestoreError(
+                    f"Batch {batch.batch_id} after {describe_snapshot(plan.snapshot)} could not be replayed: it read "
+                    f"{batch.rows} rows when it ran first, and {trial.rows} now. Its input changed or is gone."
+                )
             if trial.batch_id != batch.batch_id:
                 raise RestoreError(
                     f"Batch {batch.batch_id} after {describe_snapshot(plan.snapshot)} could not be replayed: "

@@ -1,4 +1,4 @@
-"""Check before a start whether Kafka topics and Delta tables still have what the query would read next."""
+"""Check before a start whether topics and tables still have what the query would read next: Kafka, Delta, Iceberg."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, gone_from
+from dagster_ckpt.spark.query.iceberg_source import expired_from, iceberg_offset, iceberg_sources
 from dagster_ckpt.spark.query.kafka_source import (
     KafkaSource,
     TopicOffsets,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read what a Kafka topic or a Delta table has already deleted.
+    """Refuse a start whose next batch would read what a topic or a table has already deleted.
 
     Args:
         stream: The stream.
@@ -49,8 +50,8 @@ def refuse_gone_records(
     if plan.to_batch is None or plan.to_batch < 0:
         return []
     writer = describe()
-    sources, tables = kafka_sources(writer), delta_sources(writer)
-    if not any(sources) and not any(tables):
+    sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
+    if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
     offsets = _offsets(stream, plan, plan.to_batch)
     positions = [topic_offsets(offset) for offset in offsets]
@@ -68,6 +69,10 @@ def refuse_gone_records(
         offset = delta_offset(text)
         if folder is not None and offset is not None:
             gone += gone_from(writer, folder, offset)
+    for table, text in zip(iceberg, offsets, strict=False):
+        at = iceberg_offset(text)
+        if table is not None and at is not None:
+            gone += expired_from(writer, table, at)
     if gone and not accept_loss:
         raise RowsAtRiskError(
             f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "

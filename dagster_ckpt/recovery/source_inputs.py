@@ -206,9 +206,9 @@ def _files(again: _Again, key: str, identity: SourceIdentity | None, session: Sp
         reason = f"Source {key}: cleanSource={cleans} removes files that were read, and these would be read again."
         return SourceInput(key, FILE, InputStatus.GONE, reason)
     if missing is None or (again.goes_back and not again.is_named):
-        why = (
-            "could not be looked for" if missing is None else "are named by neither the live directory nor the journal"
-        )
+        why = "are named by neither the live directory nor the journal"
+        if missing is None:
+            why = f"could not be looked for by this process, such as {uri_path(min(named))}"
         return SourceInput(key, FILE, InputStatus.UNKNOWN, f"Source {key}: files that are read again {why}.")
     return SourceInput(key, FILE, InputStatus.AVAILABLE)
 

@@ -37,6 +37,7 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
         LiveDirectoryError: The stream's state is lost, and the request names nothing to restore it from.
         StateBackendChangeError: The stream's state backend cannot read the state to start from.
         PlanChangedError: The query keeps different state than the state to start from, and the change was not accepted.
+        SourceChangedError: The query reads other sources than those that its offsets belong to.
         RowsAtRiskError: The rewind could lose rows of a sink, and `accept_loss` is not set.
         QueryStalledError: The query stalled for longer than the stream allows, and was stopped.
         StorageAccessError: The checkpoint storage is not writable.

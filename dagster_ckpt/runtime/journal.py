@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.checkpointing.progress import PositionWatch
+from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.planned import read_planned
@@ -21,13 +21,19 @@ class Journal:
         live: The live directory in which its query runs.
         lease: The lease of the stream.
         positions: Positions in that directory, whose reads cost requests in object storage.
+        log: The query's reports, with the rows of each batch.
     """
 
-    def __init__(self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch) -> None:
+    def __init__(
+        self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch, log: BatchLog
+    ) -> None:
         self._stream = stream
         self._live = live
         self._lease = lease
         self._positions = positions
+        self._log = log
+        # Every batch up to this one has its rows in the journal, or was planned before this execution.
+        self._counted = -1
         # Every batch after this one is still to be recorded. At first it is that of the newest snapshot: an earlier
         # execution may have planned the batch in flight differently.
         self._newest: int | None = None
@@ -48,6 +54,12 @@ class Journal:
             return
         if self._newest is None:
             self._newest = self._newest_snapshot()
+        self._note_batches(has_ended=has_ended)
+        self._note_rows()
+
+    def _note_batches(self, *, has_ended: bool) -> None:
+        if self._newest is None:
+            return
         newest = self._newest - 1 if has_ended else self._newest
         try:
             positions = self._positions.look() if has_ended else self._positions.latest()
@@ -62,6 +74,16 @@ class Journal:
         if batches:
             self._stream.catalog.journal.note(self._lease.record, batches)
             self._newest = batches[-1].batch_id
+            self._counted = min(self._counted, batches[0].batch_id - 1)
+
+    def _note_rows(self) -> None:
+        """Record the rows of batches that have committed since; a replay has to read as many."""
+        if self._newest is None:
+            return
+        rows = {batch: rows for batch, rows in self._log.rows_after(self._counted).items() if batch <= self._newest}
+        if rows:
+            self._stream.catalog.journal.note_rows(self._lease.record, rows)
+            self._counted = max(rows)
 
     def _newest_snapshot(self) -> int:
         restorable = self._stream.catalog.snapshots.restorable(self._stream.stream_id)

@@ -33,6 +33,7 @@ from dagster_ckpt.errors import (
     RowsAtRiskError,
     SharedSinkError,
     SnapshotNotFoundError,
+    SourceChangedError,
     StateAtRiskError,
     StateBackendChangeError,
     StatePartitionsError,
@@ -48,7 +49,8 @@ from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 # The start cannot be done as requested, and a retry does not help.
 _REFUSALS = (
     *(SnapshotNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
-    *(PlanChangedError, StateBackendChangeError, StatePartitionsError, StateRewriteError, UnsupportedSparkError),
+    *(PlanChangedError, SourceChangedError, StateBackendChangeError, StatePartitionsError, StateRewriteError),
+    UnsupportedSparkError,
 )
 
 

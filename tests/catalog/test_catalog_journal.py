@@ -40,6 +40,14 @@ def test_batches_come_back_as_they_were_noted(catalog: Catalog, lease: LeaseReco
     assert catalog.journal.after("payments", 3) == []
 
 
+def test_the_rows_of_a_batch_are_noted_after_its_plan(catalog: Catalog, lease: LeaseRecord) -> None:
+    catalog.journal.note(lease, planned(4, 5))
+
+    catalog.journal.note_rows(lease, {5: 10, 9: 1})
+
+    assert catalog.journal.after("orders", 3) == [*planned(4), *planned(5, rows=10)]
+
+
 def test_what_was_planned_otherwise_since_replaces_all_that_followed(catalog: Catalog, lease: LeaseRecord) -> None:
     catalog.journal.note(lease, planned(4, 5, 6))
     catalog.journal.note(lease, planned(5, files="others than of"))

@@ -47,10 +47,11 @@ class Streams:
         for batch in range(4):
             part = f"part-00000-00000000-0000-0000-0000-00000000000{batch}.parquet"
             self._lay(f"out/{part}", "rows")
+            self._lay(f"in/{batch}", "rows")
             self._lay(f"out/_spark_metadata/{batch}", "v1\n" + json.dumps({"path": f"file://{root}/out/{part}"}))
             self._lay(
                 f"live/orders/live-1-0/sources/0/{batch}",
-                "v1\n" + json.dumps({"path": f"file:///in/{batch}", "timestamp": 1, "batchId": batch}),
+                "v1\n" + json.dumps({"path": f"file://{root}/in/{batch}", "timestamp": 1, "batchId": batch}),
             )
             conf = {"spark.sql.shuffle.partitions": "1"}
             metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 60_000 * batch, "conf": conf}

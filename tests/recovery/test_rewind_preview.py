@@ -10,6 +10,7 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.operations import lifecycle
+from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.sinks.sink import SinkEffect
@@ -39,7 +40,14 @@ def write_to_table(history: History) -> str:
     return TABLE
 
 
-def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_sinks(history: History) -> None:
+@pytest.mark.parametrize(
+    ("missing", "effect"),
+    [([], SinkEffect.EXACT), (None, SinkEffect.UNKNOWN), (["file:///in/5.json"], SinkEffect.LOSE)],
+)
+def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_sinks(
+    history: History, missing: list[str] | None, effect: SinkEffect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_inputs, "missing_files", lambda *_, **__: missing)
     snapshots = [history.shelf.checkpoint() for _ in range(5)]
 
     preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("batch-3"))
@@ -49,7 +57,8 @@ def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_si
     assert (preview.rows.rows, str(preview.rows)) == (None, "unknown")
     assert preview.span_ms == 5_000
     assert [snapshot.snapshot_id for snapshot in preview.left] == [snapshots[4].snapshot_id, snapshots[3].snapshot_id]
-    assert [sink.effect for sink in preview.sinks] == [SinkEffect.EXACT, SinkEffect.UNKNOWN]
+    assert [sink.effect for sink in preview.sinks] == [effect, SinkEffect.UNKNOWN]
+    assert ("file:/in/5.json" in " ".join(preview.messages())) is bool(missing)
     assert "batches 4 to 8, with 2 snapshots reported since" in preview.downstream
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 

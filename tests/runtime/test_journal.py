@@ -12,6 +12,7 @@ from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
 from dagster_ckpt.runtime.journal import Journal
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.execution_mode import ExecutionMode
+from dagster_ckpt.spark.query.progress import QueryProgress
 
 ENTRY = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"topic":{"0":%d}}'
 
@@ -25,7 +26,8 @@ class Noted:
         self.stream.options.max_replayed_batches = max_replayed_batches
         self.stream.catalog.snapshots.restorable.return_value = [Mock(batch_id=snapshot)]
         live = LiveDirectory(str(folder))
-        self.journal = Journal(self.stream, live, Mock(), PositionWatch(live, BatchLog()))
+        self.log = BatchLog()
+        self.journal = Journal(self.stream, live, Mock(), PositionWatch(live, self.log), self.log)
 
     def plan(self, *batches: int, committed: bool = True) -> None:
         for log in ("offsets", *(["commits"] if committed else [])):
@@ -33,6 +35,14 @@ class Noted:
             for batch in batches:
                 (self.folder / log / str(batch)).write_text(ENTRY % batch)
         (self.folder / "metadata").write_text('{"id":"first"}')
+
+    def report(self, batch: int, rows: int, sink: str = "FileSink[/out]") -> None:
+        report = {"batchId": batch, "runId": "r", "timestamp": "t", "numInputRows": rows, "durationMs": {"addBatch": 1}}
+        self.log.note([QueryProgress.of({**report, "sink": {"description": sink}})])
+
+    @property
+    def rows(self) -> list[dict[int, int]]:
+        return [call.args[1] for call in self.stream.catalog.journal.note_rows.call_args_list]
 
     @property
     def calls(self) -> list[list[tuple[int, bool]]]:
@@ -63,6 +73,46 @@ def test_an_idle_query_whose_newest_batch_is_in_a_snapshot_asks_for_snapshots_on
 
     assert noted.calls == []
     assert noted.stream.catalog.snapshots.restorable.call_count == 1
+
+
+def test_the_rows_of_each_committed_batch_are_recorded_once(tmp_path: Path) -> None:
+    noted = Noted(tmp_path)
+    noted.plan(0, 1)
+    noted.report(0, 5)
+    for _ in range(2):
+        noted.journal.note(ExecutionMode.MICRO_BATCH)
+    noted.report(1, 6)
+    # It is not in the journal yet.
+    noted.report(2, 7)
+    for _ in range(2):
+        noted.journal.note(ExecutionMode.MICRO_BATCH)
+    noted.plan(2)
+    noted.journal.note(ExecutionMode.MICRO_BATCH)
+
+    assert noted.rows == [{0: 5}, {1: 6}, {2: 7}]
+
+
+def test_they_are_recorded_again_with_the_end_of_the_newest_batch(tmp_path: Path) -> None:
+    noted = Noted(tmp_path)
+    noted.plan(0, 1)
+    noted.report(0, 5)
+    noted.report(1, 6)
+    noted.journal.note(ExecutionMode.MICRO_BATCH)
+
+    noted.journal.note(ExecutionMode.MICRO_BATCH, has_ended=True)
+
+    assert noted.calls[1:] == [[(1, True)]]
+    assert noted.rows == [{0: 5, 1: 6}, {1: 6}]
+
+
+def test_a_function_may_read_a_batch_twice_so_its_rows_prove_nothing(tmp_path: Path) -> None:
+    noted = Noted(tmp_path)
+    noted.plan(0)
+    noted.report(0, 10, sink="ForeachBatchSink")
+
+    noted.journal.note(ExecutionMode.MICRO_BATCH)
+
+    assert noted.rows == []
 
 
 @pytest.mark.parametrize("is_committed", [True, False])

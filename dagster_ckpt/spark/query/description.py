@@ -245,6 +245,11 @@ def foreach_batch_name(place: str) -> str:
     return f"{_FOREACH_BATCH_SINK}[{place}]"
 
 
+def is_foreach_batch(sink: str) -> bool:
+    """Whether Spark's name of a sink is that of a function that gets each batch."""
+    return sink.startswith(_FOREACH_BATCH_SINK)
+
+
 def qualified(sink: str, output: NamedOutput | None) -> str:
     """Spark's name for a sink of a query, with the place where the query writes if the name lacks it.
 

@@ -14,6 +14,7 @@ from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.spark.checkpoint_dir.file_source import log_offset
 from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.iceberg_source import iceberg_offset, iceberg_table
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.untrusted import from_json
 
@@ -42,7 +43,6 @@ _DEFAULTS = {
     "cleansource": "off",
     "maxfileage": "7d",
 }
-_ICEBERG_TABLE = "org.apache.iceberg.spark.source."
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def kind_of_offset(text: str | None) -> str | None:
         return None
     if not isinstance(found, dict) or not found:
         return None
-    if "snapshot_id" in found and "position" in found:
+    if iceberg_offset(text) is not None:
         return ICEBERG
     if found.keys() == {"offset", "timestamp"}:
         return "rate-micro-batch"
@@ -159,9 +159,8 @@ def _v2(writer: DataStreamWriter, leaf: Any) -> tuple[str, dict[str, str]]:
     folder = delta_folder(leaf)
     if folder is not None:
         return DELTA, _delta(session_of(writer), folder)
-    table = leaf.table()
-    if str(table.getClass().getName()).startswith(_ICEBERG_TABLE):
-        found = table.table()
+    found = iceberg_table(leaf)
+    if found is not None:
         return ICEBERG, {
             TABLE: str(found.name()),
             **_known(TABLE_ID, lambda: str(found.operations().current().uuid())),
@@ -176,7 +175,7 @@ def _v2(writer: DataStreamWriter, leaf: Any) -> tuple[str, dict[str, str]]:
             **{f"{TOPIC_ID}{topic}": text for topic, text in sorted(read.topic_ids.items())},
         }
     if not leaf.source().isDefined():
-        return "table", {TABLE: str(table.name())}
+        return "table", {TABLE: str(leaf.table().name())}
     return str(leaf.sourceName()).lower(), {}
 
 
@@ -190,10 +189,14 @@ def _delta(session: SparkSession, folder: str) -> dict[str, str]:
 
 
 def _name(leaf: Any) -> str | None:
-    methods = {str(method.getName()) for method in leaf.getClass().getMethods()}
-    if "sourceIdentifyingName" not in methods:
+    # Imported here, because reading live directories does not require Spark.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
+    try:
+        given = leaf.sourceIdentifyingName()
+    except Py4JError:
+        # Of Spark before 4.2.
         return None
-    given = leaf.sourceIdentifyingName()
     return str(given.name()) if str(given.getClass().getSimpleName()) == "UserProvided" else None
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _WAIT_S = 0.25
+_REPORT_S = 10.0
 # Substrings of Spark's message if the data of the replayed batch no longer exists, which says
 # nothing about the state.
 _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
@@ -41,10 +42,12 @@ class Trial:
     Attributes:
         batch_id: The batch that was run, or None if none could be run.
         error: Spark's error message, or None if the batch succeeded.
+        rows: Number of rows that its sources read; None if Spark did not report it.
     """
 
     batch_id: int | None
     error: str | None = None
+    rows: int | None = None
 
     @property
     def data_is_gone(self) -> bool:
@@ -120,10 +123,24 @@ def run_trial(
             if interrupted() or time.monotonic() >= deadline:
                 return Trial(None, f"the batch did not complete within {timeout_s:.0f} s")
         failure = query.exception()
+        after = scratch.positions().commit
+        rows = _rows(query, after) if replays and failure is None and after != before else None
     finally:
         query.stop()
-    after = scratch.positions().commit
-    return Trial(after if after != before else None, failure)
+    return Trial(after if after != before else None, failure, rows)
+
+
+def _rows(query: SupervisedQuery, batch_id: int | None) -> int | None:
+    """The rows that a batch has read. Spark reports them a moment after its commit."""
+    deadline = time.monotonic() + _REPORT_S
+    while time.monotonic() < deadline:
+        has_ended = query.wait(_WAIT_S)
+        found = query.progress()
+        if found is not None and found.batch_id == batch_id:
+            return found.input_rows
+        if has_ended:
+            break
+    return None
 
 
 def _without_output(writer: DataStreamWriter) -> DataStreamWriter:

@@ -1,0 +1,190 @@
+"""Input files that no longer exist, and a start that would read them again: refused, and the output stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt import CheckpointConfig, Client, run_stream
+from dagster_ckpt.errors import RowsAtRiskError
+from dagster_ckpt.recovery.source_inputs import InputStatus
+from dagster_ckpt.sinks.sink import SinkEffect
+from tests.support.log_lines import collecting
+from tests.support.small_spark import lay_file, lose, small_spark
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with small_spark() as session:
+        yield session
+
+
+class Numbers:
+    """Writes each number once; two files follow a savepoint, two later ones."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        self.landing, self.away = folder / "landing", folder / "away"
+        for each in (self.landing, self.away):
+            each.mkdir()
+        self.places = {
+            "catalog": f"sqlite:///{folder}/catalog.db",
+            "storage": f"file://{folder}/snapshots",
+            "live_root": f"{folder}/live",
+        }
+
+    def feed(self, *numbers: int) -> None:
+        for number in numbers:
+            lay_file(self.landing, number, [{"n": number}, {"n": 100 + number}])
+
+    def run(self, clean: str = "off", start_from: str = "latest", **options: Any) -> list[str]:
+        def query(spark: SparkSession) -> DataStreamWriter:
+            rows = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).option("cleanSource", clean)
+            numbers = rows.json(str(self.landing)).dropDuplicates(["n"])
+            return numbers.writeStream.format("json").option("path", f"{self.folder}/out").trigger(availableNow=True)
+
+        messages: list[str] = []
+        with collecting(messages):
+            run_stream(
+                "numbers",
+                query,
+                **self.places,
+                spark=self.spark,
+                start_from=start_from,
+                checkpointing=CheckpointConfig(**options),
+            )
+        return messages
+
+    def prepare(self, **options: Any) -> None:
+        self.feed(0, 1)
+        self.run(**options)
+        with Client(**self.places) as client:
+            client.trigger_savepoint("numbers", label="sp")
+        self.feed(2, 3)
+        self.run(**options)
+        self.before = self.rows
+
+    def take_away(self, *numbers: int) -> None:
+        for path in self._files(self.landing, *numbers):
+            path.rename(self.away / path.name)
+
+    def put_back(self) -> None:
+        for path in self.away.iterdir():
+            path.rename(self.landing / path.name)
+
+    def _files(self, folder: Path, *numbers: int) -> list[Path]:
+        return [path for path in folder.iterdir() if json.loads(path.read_text().splitlines()[0])["n"] in numbers]
+
+    def lose_the_directory(self) -> None:
+        for live in (self.folder / "live/numbers").glob("live-*"):
+            lose(live)
+
+    @property
+    def rows(self) -> list[int]:
+        return sorted(row["n"] for row in self.spark.read.schema("n long").json(f"{self.folder}/out").collect())
+
+
+EVERYTHING = sorted(each for number in range(4) for each in (number, 100 + number))
+
+
+@pytest.fixture
+def numbers(spark: SparkSession, tmp_path: Path) -> Numbers:
+    return Numbers(spark, tmp_path)
+
+
+def test_a_rewind_is_refused_until_the_files_are_back(numbers: Numbers) -> None:
+    numbers.prepare()
+    numbers.take_away(0, 2)
+
+    with Client(**numbers.places) as client:
+        preview = client.preview_rewind("numbers", start_from="sp")
+    with pytest.raises(RowsAtRiskError, match="1 of 2 files that are read again no longer exist: file:") as refused:
+        numbers.run(start_from="sp")
+
+    assert [each.effect for each in preview.sinks] == [SinkEffect.LOSE]
+    assert [each.status for each in preview.inputs] == [InputStatus.GONE]
+    assert "Put these files back" in str(refused.value)
+    assert numbers.rows == numbers.before == EVERYTHING
+    numbers.put_back()
+    with Client(**numbers.places) as client:
+        assert [each.effect for each in client.preview_rewind("numbers", start_from="sp").sinks] == [SinkEffect.EXACT]
+    numbers.run(start_from="sp")
+    assert numbers.rows == EVERYTHING
+
+
+def test_a_loss_that_is_accepted_goes_back_without_them(numbers: Numbers) -> None:
+    numbers.prepare()
+    numbers.take_away(2)
+    with Client(**numbers.places) as client:
+        with pytest.raises(RowsAtRiskError, match="no longer exist"):
+            client.request_start("numbers", start_from="sp")
+        client.request_start("numbers", start_from="sp", accept_loss=True)
+
+    numbers.run()
+
+    assert numbers.rows == [each for each in EVERYTHING if each not in (2, 102)]
+
+
+def test_a_lost_directory_is_not_rebuilt_without_its_input(numbers: Numbers) -> None:
+    numbers.prepare()
+    numbers.take_away(3)
+    numbers.lose_the_directory()
+
+    with Client(**numbers.places) as client:
+        assert client.preview_rewind("numbers").inputs[0].status is InputStatus.GONE
+    with pytest.raises(RowsAtRiskError, match="1 of 2 files that are read again no longer exist"):
+        numbers.run()
+
+    assert numbers.rows == EVERYTHING
+    numbers.put_back()
+    numbers.feed(4)
+    messages = numbers.run()
+    assert any("replayed 2 batches" in each for each in messages)
+    assert numbers.rows == sorted([*EVERYTHING, 4, 104])
+
+
+def test_a_source_that_removes_its_files_is_not_read_again(numbers: Numbers) -> None:
+    numbers.prepare(clean="delete", max_replayed_batches=0)
+    numbers.lose_the_directory()
+
+    with pytest.raises(RowsAtRiskError, match="cleanSource=delete removes files"):
+        numbers.run(clean="delete", max_replayed_batches=0)
+
+    assert numbers.rows == EVERYTHING
+
+
+def test_a_replay_that_reads_other_rows_stops_and_says_so(numbers: Numbers) -> None:
+    numbers.prepare()
+    numbers.lose_the_directory()
+    (changed,) = numbers._files(numbers.landing, 3)
+    changed.write_text(json.dumps({"n": 3}) + "\n")
+
+    messages = numbers.run()
+
+    assert any("it read 2 rows when it ran first, and 1 now" in each for each in messages)
+    assert any("rolled back the sink" in each for each in messages)
+    assert numbers.rows == [each for each in EVERYTHING if each != 103]
+
+
+def test_a_batch_in_flight_needs_its_files(numbers: Numbers) -> None:
+    numbers.prepare()
+    (live,) = (numbers.folder / "live/numbers").glob("live-*")
+    for log in (live / "commits", numbers.folder / "out/_spark_metadata"):
+        for name in ("3", ".3.crc"):
+            (log / name).unlink()
+    numbers.take_away(3)
+
+    with pytest.raises(RowsAtRiskError, match="1 of 1 files that are read again no longer exist"):
+        numbers.run()
+
+    numbers.put_back()
+    numbers.run()
+    assert numbers.rows == EVERYTHING

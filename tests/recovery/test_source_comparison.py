@@ -1,0 +1,94 @@
+"""Which changes of a query's sources are refused, as cases. No Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.recovery.source_comparison import ReadSource, source_differences
+from dagster_ckpt.spark.query.source_identity import (
+    CLUSTER,
+    PATH,
+    PATTERN,
+    TABLE,
+    TABLE_ID,
+    TOPIC_ID,
+    TOPICS,
+    SourceIdentity,
+    identities_of_record,
+    keyed,
+    kind_of_offset,
+)
+
+CASES = yaml.safe_load((Path(__file__).parent / "source_differences.yaml").read_text())
+
+
+def identity(given: dict[str, Any], options: dict[str, str] | None = None) -> SourceIdentity:
+    named = {PATH: "path", TABLE: "table", TABLE_ID: "table_id", PATTERN: "pattern", CLUSTER: "cluster"}
+    what = {name: str(given[field]) for name, field in named.items() if field in given}
+    what |= {TOPICS: ",".join(given["topics"])} if "topics" in given else {}
+    what |= {f"{TOPIC_ID}{topic}": text for topic, text in given.get("ids", {}).items()}
+    return SourceIdentity(given["kind"], given.get("name"), what, options or {})
+
+
+def was(given: dict[str, Any]) -> ReadSource:
+    return ReadSource(
+        identity=identity(given) if "kind" in given else None,
+        kind=given.get("offset_kind"),
+        has_read=given.get("has_read", True),
+        files=given.get("files", ()),
+        topics=given.get("read_topics", ()),
+        table_id=given.get("offset_table_id"),
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
+def test_a_change_of_sources(case: dict[str, Any]) -> None:
+    before = {each.get("name") or str(index): was(each) for index, each in enumerate(case["was"])}
+
+    found = source_differences(before, keyed([identity(each) for each in case["now"]]))
+
+    refused = {each.source: each for each in found if each.is_refused}
+    assert refused.keys() == case.get("refused", {}).keys()
+    for source, why in case.get("refused", {}).items():
+        assert why in refused[source].why
+        assert f"source {source}: was " in str(refused[source])
+
+
+def test_a_changed_option_is_told_and_not_refused() -> None:
+    before = {"0": ReadSource(identity({"kind": "file", "path": "file:/a"}, {"pathglobfilter": "*.json"}))}
+
+    (found,) = source_differences(before, {"0": identity({"kind": "file", "path": "file:/a"})})
+
+    assert not found.is_refused
+    assert str(found) == "source 0: was file file:/a, is file file:/a (pathglobfilter *.json -> default)"
+
+
+def test_recorded_sources_are_read_back_or_unknown_as_a_whole() -> None:
+    sources = [identity({"kind": "file", "path": "file:/a", "name": "one"}), identity({"kind": "rate"})]
+    record = [each.as_record() for each in sources]
+
+    assert identities_of_record(record) == tuple(sources)
+    for unknown in (None, [], "rate", [*record, {"kind": 1}], {"kind": "rate"}):
+        assert identities_of_record(unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "kind"),
+    [
+        ('{"logOffset":4}', "file"),
+        ('{"orders":{"0":4}}', "kafka"),
+        ('{"sourceVersion":1,"reservoirId":"i","reservoirVersion":4,"index":-1,"isStartingVersion":false}', "delta"),
+        ('{"version":1,"snapshot_id":4,"position":0,"scan_all_files":false}', "iceberg"),
+        ('{"offset":4,"timestamp":5}', "rate-micro-batch"),
+        ("4", None),
+        ("{}", None),
+        ("no JSON", None),
+        (None, None),
+    ],
+)
+def test_an_offset_shows_its_kind_of_source(offset: str | None, kind: str | None) -> None:
+    assert kind_of_offset(offset) == kind

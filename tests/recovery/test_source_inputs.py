@@ -1,0 +1,84 @@
+"""Whether a source still has what is read again, as cases. No Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import yaml
+
+from dagster_ckpt.catalog.journal import PlannedBatch
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, source_inputs
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
+from dagster_ckpt.spark.query.source_identity import SourceIdentity
+
+CASES = yaml.safe_load((Path(__file__).parent / "source_inputs.yaml").read_text())
+LAST, POINT = 5, 2
+
+
+class Read:
+    """A query that has read a file in each batch."""
+
+    def __init__(self, folder: Path, case: dict[str, Any]) -> None:
+        self.landing, self.case = folder / "land ing", case
+        if case.get("gone") != "all":
+            self.landing.mkdir()
+            for number in set(range(LAST + 1)) - {*case.get("gone", ())}:
+                (self.landing / f"{number}.json").touch()
+        self.live = folder / "live"
+        # A snapshot has its own entries up to the point.
+        for batch in range(LAST + 1) if case.get("live", True) else range(POINT + 1):
+            for path, data in self.planned(batch).items():
+                (self.live / path).parent.mkdir(parents=True, exist_ok=True)
+                (self.live / path).write_bytes(data)
+
+    def planned(self, batch: int) -> dict[str, bytes]:
+        offset = self.case.get("offset") or json.dumps({"logOffset": batch}, separators=(",", ":"))
+        planned = {f"offsets/{batch}": f"v1\n{{}}\n{offset}".encode()}
+        if "offset" not in self.case:
+            name = f"file://{str(self.landing).replace(' ', '%20')}/{batch}.json"
+            line = json.dumps({"path": name, "timestamp": 1, "batchId": batch})
+            planned[f"sources/0/{batch}"] = f"v1\n{line}".encode()
+        return planned
+
+    def inputs(self, kind: RecoveryKind, to_batch: int = POINT) -> tuple[SourceInput, ...]:
+        stream: Any = Mock()
+        journal = [PlannedBatch(batch, "", self.planned(batch)) for batch in self.case.get("journal", ())]
+        stream.catalog.journal.after.return_value = journal
+        known = "clean" in self.case or "kind" in self.case
+        options = {"cleansource": self.case["clean"]} if "clean" in self.case else {}
+        recorded = SourceIdentity(self.case.get("kind", "file"), None, {}, options)
+        stream.catalog.executions.last_sources.return_value = [recorded.as_record()] if known else None
+        stream.catalog.streams.get.return_value.live_directory = str(self.live)
+        status = LiveStatus.GOOD if self.case.get("live", True) else LiveStatus.MISSING
+        facts: Any = Mock(live_batch=LAST)
+        facts.live.status = status
+        facts.stream.live_directory = str(self.live)
+        return source_inputs(stream, facts, RecoveryPlan(kind, "why", from_batch=LAST, to_batch=to_batch))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
+def test_what_is_read_again(case: dict[str, Any], tmp_path: Path) -> None:
+    (found,) = Read(tmp_path, case).inputs(RecoveryKind.REWIND)
+
+    assert found.status is InputStatus(case["status"])
+    assert case.get("reason", "") in found.reason
+    assert bool(found.reason) is (found.status in (InputStatus.GONE, InputStatus.UNKNOWN))
+
+
+@pytest.mark.parametrize(("gone", "status"), [([5], InputStatus.GONE), ([4], InputStatus.AVAILABLE)])
+def test_a_resume_reads_the_batch_in_flight_again(gone: list[int], status: InputStatus, tmp_path: Path) -> None:
+    (found,) = Read(tmp_path, {"gone": gone}).inputs(RecoveryKind.RESUME, to_batch=LAST - 1)
+
+    assert found.status is status
+
+
+@pytest.mark.parametrize("offset", [None, '{"orders":{"0":4}}'])
+def test_without_one_it_reads_nothing_again(offset: str | None, tmp_path: Path) -> None:
+    case = {"gone": [5], **({"offset": offset} if offset is not None else {})}
+
+    assert Read(tmp_path, case).inputs(RecoveryKind.RESUME, to_batch=LAST) == ()

@@ -340,6 +340,9 @@ def restart(
         try:
             await_answer(stream, request, timeout_s=timeout_s)
         except (RequestFailedError, RequestTimeoutError) as error:
+            if isinstance(error, RequestFailedError):
+                # The process that has refused the start answers before it ends.
+                await_stop(stream, timeout_s)
             if was_running and start_from != StartFrom() and not is_running(stream):
                 _go_on(stream, origin, report, error)
             raise

@@ -29,7 +29,7 @@ class ReplacedTable(Protocol):
     stream: str
     folder: Path
     fed: int
-    places: dict[str, str]
+    places: dict[str, Any]
 
     def feed(self, files: int) -> None: ...
     def run(self, start_from: str = ..., *, files_per_batch: int = ...) -> None: ...

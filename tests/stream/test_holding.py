@@ -308,7 +308,6 @@ def test_a_restart_that_is_refused_once_the_stream_is_suspended_starts_it_again(
     with running as process, refused:
         lifecycle.restart(stream, StartFrom.parse("batch-5"), origin=ORIGIN, timeout_s=30, report=told.append)
 
-    print("TOLD", told)
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
     assert re.search("was refused .* started again where it stopped", told[-1])
 
@@ -336,6 +335,5 @@ def test_a_restart_whose_start_is_refused_by_the_new_code_starts_the_query_again
     with RefusingProcess(history, before_the_stop=lambda: None) as process, refused:
         lifecycle.restart(stream, start_from, origin=ORIGIN, timeout_s=30, report=told.append)
 
-    print("TOLD", told)
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
     assert re.search("was refused .* started again where it stopped", told[-1])

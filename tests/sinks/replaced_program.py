@@ -9,7 +9,9 @@ import json
 import shutil
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -268,6 +270,46 @@ def restored_by_others(shops: Delta) -> list[str]:
     return told
 
 
+def refused_while_it_runs(shops: Delta) -> list[str]:
+    """A restart that its sink refuses leaves the running query alone."""
+    shops.feed(2)
+    shops.run()
+    shops.savepoint("before")
+    shops.drop()
+    shops.make()
+    with Client(**shops.places) as client:
+        client.request_start(shops.stream, accept_loss=True)
+    described = shops.writer
+    # It waits for more files.
+    shops.writer = lambda *how: described(*how).trigger(processingTime="0 seconds")  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as process, Client(**shops.places) as client:
+        runs = process.submit(shops.run)
+        shops.feed(1)
+        await_batch(client, shops.stream, 2)
+        running = client.describe_stream(shops.stream).executions[0]
+        try:
+            client.restart(shops.stream, start_from="before")
+            told = "not refused"
+        except CkptError as error:
+            told = f"{type(error).__name__}: {error}"
+        shops.feed(1)
+        await_batch(client, shops.stream, 3)
+        assert client.describe_stream(shops.stream).executions[0].execution_id == running.execution_id
+        client.stop(shops.stream, savepoint=False)
+        runs.result(60)
+    return [told]
+
+
+def await_batch(client: Client, stream: str, batch_id: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        executions = client.describe_stream(stream).executions
+        if ((executions[0].progress or {}).get("batch_id") or -1) >= batch_id:
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"no batch {batch_id}")
+
+
 BOTH: dict[str, Callable[[Any], list[str]]] = {
     "put back": and_put_back,
     "written again": and_written_again,
@@ -279,7 +321,12 @@ BOTH: dict[str, Callable[[Any], list[str]]] = {
     "beside another": beside_another,
 }
 SCENARIOS: dict[str, dict[str, Callable[[Any], list[str]]]] = {
-    "delta": {**BOTH, "emptied": emptied, "restored by others": restored_by_others},
+    "delta": {
+        **BOTH,
+        "emptied": emptied,
+        "restored by others": restored_by_others,
+        "running": refused_while_it_runs,
+    },
     "iceberg": {**BOTH, "replaced in SQL": replaced_in_sql, "expired": expired},
 }
 

@@ -31,6 +31,7 @@ BOTH: dict[str, tuple[str, list[int]]] = {
 DELTA = {
     **BOTH,
     "emptied": ("not refused", [2, 3]),
+    "running": ("another id: was .* dropped and made again", [2, 3]),
     "restored by others": ("batch 3 of this stream is not in it", [0, 1, 2, 3]),
 }
 ICEBERG = {

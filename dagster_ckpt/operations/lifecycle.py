@@ -18,7 +18,7 @@ from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.config.modes import DesiredState, TerminalState
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import OnStateChange
-from dagster_ckpt.errors import CkptError, LeaseHeldError, LiveDirectoryError, RequestFailedError
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LiveDirectoryError, RequestFailedError, RequestTimeoutError
 from dagster_ckpt.operations.requests import (
     ask,
     await_answer,
@@ -235,10 +235,11 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
                 lost = lost_batches(stream, facts, plan)
-                ahead = preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan))
+                running, replayed = is_running(stream), plan if lost is None else lost.in_plan(plan)
+                ahead = preview_rewind(stream, facts, replayed, is_running=running)
                 if lost is not None and ahead.gone:
                     # As the start does: it replays nothing that the sources no longer have.
-                    ahead = preview_rewind(stream, facts, plan)
+                    ahead = preview_rewind(stream, facts, plan, is_running=running)
                 return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
         except CkptError as error:
             if plan.point is None or start_from.point is not StartPoint.LATEST or not is_suspicious(error):
@@ -310,9 +311,11 @@ def restart(
 ) -> RewindPreview:
     """Start a stream, suspending it first if it is running. Returns once the query is started.
 
-    The snapshot to start from is held from before the query is suspended until the start is
-    answered. If the start cannot be requested after all, a query that was running is started again
-    from where it stopped.
+    What the catalog, the storage and the sinks tell is checked before: then a running query is not touched. What
+    only the new code tells (its plan, and whether its sources still have what it reads) is checked by its start. If
+    that is refused, or no run is launched, a query that was running is started again from where it stopped.
+
+    The snapshot to start from is held from before the query is suspended until the start is answered.
 
     Raises:
         StreamNotFoundError: The stream was never started.
@@ -330,6 +333,7 @@ def restart(
     for message in ahead.messages():
         report(message)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
+    was_running = is_running(stream)
     request_id = str(uuid.uuid4())
     with (
         holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"),
@@ -339,8 +343,22 @@ def restart(
         report(
             "waiting for the supervisor sensor, which must be on, or for the service that runs the program, to start it"
         )
-        await_answer(stream, request, timeout_s=timeout_s)
+        try:
+            await_answer(stream, request, timeout_s=timeout_s)
+        except (RequestFailedError, RequestTimeoutError) as error:
+            if isinstance(error, RequestFailedError):
+                # The process that has refused the start answers before it ends.
+                await_stop(stream, timeout_s)
+            if was_running and start_from != StartFrom() and not is_running(stream):
+                _go_on(stream, origin, report, error)
+            raise
     return ahead
+
+
+def _go_on(stream: StreamHandle, origin: str, report: Callable[[str], None], error: CkptError) -> None:
+    """Start a query again that was suspended for a start that is refused."""
+    request_start(stream, StartFrom(), origin=origin)
+    report(f"the start was refused ({error}), so the query is started again where it stopped")
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
@@ -372,8 +390,7 @@ def _ask_for_restart(
     except CkptError as error:
         # For example a batch that Spark has purged in the meantime: the error is raised, and the
         # query continues.
-        request_start(stream, StartFrom(), origin=origin)
-        report(f"the start was refused ({error}), so the query is started again where it stopped")
+        _go_on(stream, origin, report, error)
         raise
 
 

@@ -19,6 +19,7 @@ from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
+from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
@@ -75,6 +76,7 @@ def preflight(
         facts = recovery_facts(stream, StartFrom(), predecessor_ended=True, output=output)
         plan = plan_recovery(facts)
         _weigh_sinks(stream, facts, plan, output)
+        refuse_gone_records(stream, plan, describe, accept_loss=False)
         checked = check_state(stream, plan, StartFrom(state_partitions=state_partitions))
         for message in checked.messages:
             report(message)

@@ -39,19 +39,25 @@ def missing_batches(found: FoundSink, known: KnownSink, batch_id: int, sink: Sin
         return None
     what = f"The {sink.noun} {sink.place or sink.name}"
     kept = found.batch if found.is_certain and found.batch is not None else -1
-    lost = f"batches {kept + 1} to {expected} of this stream are not in it" if kept < expected else ""
+    first = kept + 1
+    which = (
+        f"batch {first} of this stream is" if first == expected else f"batches {first} to {expected} of this stream are"
+    )
+    lost = f"{which} not in it" if first <= expected else ""
+    # A snapshot from before belongs to another table as well.
+    older = ""
     if found.identity is None:
         reason = f"{what} does not exist any more, with batches up to {expected} of this stream."
     elif known.identity is not None and known.identity != found.identity:
         reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and made again"
         reason += f": {lost}." if lost else "."
     elif found.is_certain and lost:
-        reason = f"{what}: {lost}. It was made again, or brought back from an older copy."
+        reason = f"{what}: {lost}. It was made again, restored, or brought back from an older copy."
+        older = f"from a snapshot of batch {kept} or before, or " if kept >= 0 else ""
     else:
         return None
-    back = f"start from a snapshot of batch {kept} or before, or" if kept >= 0 else "start"
     advice = (
-        f"Put the {sink.noun} back, such as from a backup, and start again. Or {back} with start_from=empty and "
+        f"Put the {sink.noun} back, such as from a backup, and start again. Or start {older}with start_from=empty and "
         "discard_state: the query then writes all that its sources still have. With accept_loss, it continues in the "
         f"{sink.noun} as it is, without these batches."
     )

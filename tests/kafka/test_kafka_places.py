@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_broker import Kafka
 from kafka_rows import committed_rows, new_topic
 from share_program import Life, all_rows, share, transactions
@@ -17,7 +18,7 @@ from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
 from dagster_ckpt.sinks.kafka.past import Past
 from dagster_ckpt.sinks.kafka.share import write_share
 from dagster_ckpt.sinks.registry import sink_of
-from dagster_ckpt.sinks.sink import Replay, SinkEffect
+from dagster_ckpt.sinks.sink import FoundSink, Replay, SinkEffect
 
 pytestmark = [pytest.mark.kafka]
 
@@ -109,3 +110,22 @@ def test_two_deployments_with_the_same_ids_and_other_topics_do_not_fence_each_ot
         write(theirs, batch)
 
     assert committed_rows(life.servers, life.topic) == committed_rows(life.servers, theirs.topic) == all_rows(2)
+
+
+def test_a_topic_that_was_deleted_and_made_again_has_another_id(life: Life) -> None:
+    admin = AdminClient({"bootstrap.servers": life.servers})
+    sink = sink_of(f"ForeachBatchSink[kafka://{life.servers}/{life.topic}?id={life.topic}]")
+
+    before, again = sink.look(), sink.look()
+    admin.delete_topics([life.topic])[life.topic].result()
+    deadline = time.monotonic() + 60
+    while (gone := sink.look()) != FoundSink(None) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    # To look for a topic does not make it.
+    assert gone == sink.look() == FoundSink(None)
+    admin.create_topics([NewTopic(life.topic, 1, 1)])[life.topic].result()
+    while (after := sink.look()) == FoundSink(None) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    assert before == again != after
+    assert None not in (before, after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -22,7 +23,7 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.config.modes import DesiredState, RecoveryClaimMode
 from dagster_ckpt.operations.unsettled_executions import LAUNCH_MS
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_desired_state_jobs
@@ -36,6 +37,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     STREAM_ID_TAG,
     TERMINAL_FAILURE_TAG,
 )
+from dagster_ckpt.orchestration.sensors.observed_runs import undefined_streams
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
 from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import this_holder
@@ -483,3 +485,45 @@ def test_a_start_whose_run_ended_before_it_could_answer_is_answered_and_holds_no
     answered = supervised.catalog.requests.get(request.request_id)
     assert answered.status is RequestStatus.FAILED
     assert "ended FAILURE before it could start the stream" in (answered.error or "")
+
+
+def test_a_stream_that_runs_and_that_no_asset_defines_any_more_is_reported_with_both_ways_on(
+    supervised: Supervised,
+) -> None:
+    """As after its asset was renamed: the old query runs on, and nothing supervises it."""
+    register(supervised.catalog, "renamed")
+    run = supervised.run(DagsterRunStatus.STARTED)
+    execution = begin_execution(supervised.catalog, "renamed", run.run_id)
+    context = dg.build_sensor_context(supervised.instance, resources={"checkpoint_catalog": supervised.resource})
+
+    told = supervised.sensor.evaluate_tick(context).skip_message
+
+    assert told == (
+        f"renamed: it is not settled (run {run.run_id}), and no asset of this code location has this stream id, so "
+        "nothing supervises it. Set stream_id='renamed' in the definition that continues it, or retire it: "
+        "dagster-ckpt cancel renamed"
+    )
+    as_writer(supervised.catalog, "renamed").executions.end(
+        execution.execution_id, ExecutionStatus.CANCELED, "retired", settled=True
+    )
+    assert "renamed" not in (supervised.sensor.evaluate_tick(context).skip_message or "")
+    supervised.catalog.desired_states.put("renamed", DesiredState.RUNNING, origin="a test")
+    assert "renamed: it is to run" in (supervised.sensor.evaluate_tick(context).skip_message or "")
+
+
+def test_a_stream_of_another_code_location_is_its_own_to_report(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(supervised.catalog, "theirs")
+    run = supervised.run(DagsterRunStatus.STARTED)
+    begin_execution(supervised.catalog, "theirs", run.run_id)
+    streams = {"orders": None}
+
+    class Origin:
+        location_name = "theirs"
+
+    monkeypatch.setattr(dg.DagsterRun, "remote_job_origin", Origin())
+    undefined = partial(undefined_streams, supervised.instance, supervised.catalog, streams)  # type: ignore[arg-type]
+
+    assert undefined("ours") == []
+    assert len(undefined("theirs")) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, SnapshotNotFoundError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, RequestFailedError, SnapshotNotFoundError
 from dagster_ckpt.operations import lifecycle
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.fork import fork
@@ -307,6 +307,33 @@ def test_a_restart_that_is_refused_once_the_stream_is_suspended_starts_it_again(
     running = RunningProcess(history, before_the_stop=purge)
     with running as process, refused:
         lifecycle.restart(stream, StartFrom.parse("batch-5"), origin=ORIGIN, timeout_s=30, report=told.append)
+
+    assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
+    assert re.search("was refused .* started again where it stopped", told[-1])
+
+
+@pytest.mark.usefixtures("quick_polls")
+def test_a_restart_whose_start_is_refused_by_the_new_code_starts_the_query_again_where_it_stopped(
+    history: History,
+) -> None:
+    """A refused start is settled: nothing else would start the stream again."""
+    stream = history.shelf.stream
+    target = checkpoint(history)
+    told: list[str] = []
+
+    class RefusingProcess(RunningProcess):
+        def _once(self) -> None:
+            with self._lock:
+                for request in self.catalog.requests.pending(STREAM):
+                    if request.arguments.get("start_from") == f"chk-{target.number}":
+                        refuse = as_writer(self.catalog).requests.resolve
+                        refuse(request.request_id, RequestStatus.FAILED, error="PlanChangedError: other keys")
+            super()._once()
+
+    refused = pytest.raises(RequestFailedError, match="PlanChangedError: other keys")
+    start_from = StartFrom.parse(f"chk-{target.number}")
+    with RefusingProcess(history, before_the_stop=lambda: None) as process, refused:
+        lifecycle.restart(stream, start_from, origin=ORIGIN, timeout_s=30, report=told.append)
 
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
     assert re.search("was refused .* started again where it stopped", told[-1])

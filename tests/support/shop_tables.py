@@ -31,7 +31,7 @@ class Shops:
         (folder / "landing").mkdir(parents=True, exist_ok=True)
         # Those of another process too.
         self.fed = len(list((folder / "landing").glob("[0-9]*.json")))
-        self.places = {
+        self.places: dict[str, Any] = {
             "catalog": f"sqlite:///{folder}/catalog.db",
             "storage": f"file://{folder}/snapshots",
             "live_root": f"{folder}/live",

@@ -9,6 +9,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
+from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.unsettled_executions import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -42,6 +43,38 @@ class ObservedEnd:
     stream: Stream
     execution: ExecutionRecord
     recorded: RecordedEnd
+
+
+def undefined_streams(
+    instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream], location: str | None
+) -> list[str]:
+    """Messages about streams that a code location has started, and does not define any more.
+
+    Nothing restarts such a stream, and a definition under another name would start empty beside it.
+
+    Args:
+        instance: The Dagster instance.
+        catalog: The catalog.
+        streams: The streams that the code location defines, by stream id.
+        location: Name of the code location; None if unknown. Streams of others are theirs to supervise.
+    """
+    runs = {stream_id: run_id for run_id, stream_id in catalog.executions.unsettled_runs().items()}
+    wanted = [row.stream_id for row in catalog.desired_states.all().values() if row.desired is DesiredState.RUNNING]
+    latest = catalog.executions.latest_of([each for each in wanted if each not in runs and each not in streams])
+    runs |= {stream_id: execution.run_id for stream_id, execution in latest.items()}
+    messages = []
+    for stream_id, run_id in sorted(runs.items()):
+        run = instance.get_run_by_id(run_id) if stream_id not in streams else None
+        origin = run.remote_job_origin if run is not None else None
+        if run is None or (location is not None and origin is not None and origin.location_name != location):
+            continue
+        state = "is to run" if stream_id in latest else f"is not settled (run {run_id})"
+        messages.append(
+            f"{stream_id}: it {state}, and no asset of this code location has this stream id, so nothing supervises "
+            f"it. Set stream_id={stream_id!r} in the definition that continues it, or retire it: "
+            f"dagster-ckpt cancel {stream_id}"
+        )
+    return messages
 
 
 def observed_ends(

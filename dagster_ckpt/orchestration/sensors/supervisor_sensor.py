@@ -27,6 +27,7 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     Silences,
     observed_ends,
     report_lost_runs,
+    undefined_streams,
 )
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
 from dagster_ckpt.stream.handle import wall_clock_ms
@@ -55,6 +56,7 @@ def build_supervisor_sensor(
     - It launches starts that an operator requested (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
     - It reports streams that may not be restarted any more: see `report_terminal_failure`.
+    - It reports streams that run, and that the code location does not define any more.
     - It launches a job that applies externalized retention for an execution that ended without
       cleaning up. The sensor itself deletes nothing.
 
@@ -104,8 +106,15 @@ def build_supervisor_sensor(
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | reconciled.held
         others = {stream_id: stream for stream_id, stream in by_stream_id.items() if stream_id not in starting}
         requests = [*reconciled.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, messages)]
+        origin = context.code_location_origin
+        undefined = undefined_streams(
+            context.instance, catalog, by_stream_id, origin.location_name if origin is not None else None
+        )
         for message in messages:
             context.log.info(message)
+        for message in undefined:
+            context.log.warning(message)
+        messages += undefined
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None

@@ -16,7 +16,7 @@ from dagster_ckpt.recovery.equal_content import with_equal_content
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
 from dagster_ckpt.recovery.retention import subsume
 from tests.support.golden_stream import GoldenStream
-from tests.support.retention_shelf import STREAM, Shelf
+from tests.support.retention_shelf import Shelf
 
 
 class Nothing:

@@ -1,4 +1,4 @@
-"""An unchanged position renews the newest checkpoint; nothing is deleted before this execution has committed a batch."""
+"""An unchanged position renews the newest checkpoint; nothing is deleted before the execution has committed a batch."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ class Idle:
         number = self.attempt(kind, request_id)
         while True:
             for event in self.runner.news():
-                if isinstance(event, AttemptFailed):
-                    raise AssertionError(event.detail)
+                assert not isinstance(event, AttemptFailed), event
                 if isinstance(event, AttemptCompleted):
                     self.runner.subsume_checkpoints()
                     return number

@@ -97,6 +97,7 @@ def test_an_unchanged_position_renews_the_newest_checkpoint_and_writes_nothing(i
     renewed = catalog.snapshots.completed(STREAM)[0]
     assert (renewed.completed_at_ms or 0) >= (before.completed_at_ms or 0)
     assert renewed.location == before.location
+    assert (before.is_renewed, renewed.is_renewed) == (False, True)
     assert idle.shelf.stream.store.checkpoints() == [before.location]
     answered = catalog.requests.get(request.request_id)
     assert (answered.status, answered.snapshot_id) == (RequestStatus.COMPLETED, before.snapshot_id)

@@ -8,6 +8,8 @@ import os
 import zipfile
 from pathlib import Path
 
+from tests.support.state_bytes import lz4_blocks, table
+
 # Java's writeUTF("v2"), then one chunk each of key and value schema.
 SCHEMA_HEAD = b"\x00\x02v2"
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -23,8 +25,8 @@ def write_batches(root: Path, *, partitions: int, first: int, last: int, changel
         partitions: Partitions of the state.
         first: First batch to write; 0 begins the directory.
         last: Last batch to write.
-        changelog_bytes: Bytes of each changelog.
-        sst_bytes: Bytes of each partition's SST.
+        changelog_bytes: Bytes of content of each changelog.
+        sst_bytes: Bytes of content of each partition's SST.
     """
     for batch in range(first, last + 1):
         _write_logs(root, batch, partitions)
@@ -32,7 +34,7 @@ def write_batches(root: Path, *, partitions: int, first: int, last: int, changel
         store = root / f"state/0/{partition}"
         (store / "SSTs").mkdir(parents=True, exist_ok=True)
         for version in range(first + 1, last + 2):
-            (store / f"{version}.changelog").write_bytes(os.urandom(changelog_bytes))
+            (store / f"{version}.changelog").write_bytes(lz4_blocks(os.urandom(changelog_bytes)))
         if first == 0:
             _write_snapshot(store, partition, sst_bytes)
     if first == 0:
@@ -56,8 +58,9 @@ def _write_logs(root: Path, batch: int, partitions: int) -> None:
 
 def _write_snapshot(store: Path, partition: int, sst_bytes: int) -> None:
     name = f"000009-{partition:08x}-0000-4000-8000-000000000000.sst"
-    (store / "SSTs" / name).write_bytes(os.urandom(sst_bytes))
-    listed = {"localFileName": "000009.sst", "dfsSstFileName": name, "sizeBytes": sst_bytes}
+    content = table(os.urandom(sst_bytes))
+    (store / "SSTs" / name).write_bytes(content)
+    listed = {"localFileName": "000009.sst", "dfsSstFileName": name, "sizeBytes": len(content)}
     body = io.BytesIO()
     with zipfile.ZipFile(body, "w") as archive:
         archive.writestr("metadata", f"v1\n{json.dumps({'sstFiles': [listed], 'logFiles': [], 'numKeys': 1})}")

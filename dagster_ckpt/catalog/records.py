@@ -254,6 +254,8 @@ class LeaseRecord:
 
 # Property of a snapshot in the catalog: when its state was proven.
 PROVEN_AT_MS = "proven_at_ms"
+# When an attempt found its position unchanged.
+RENEWED_AT_MS = "renewed_at_ms"
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,11 @@ class SnapshotRecord:
         known = [f"{size / 1e6:,.1f} MB{what}" for what, size in sizes.items() if size is not None]
         facts = ", ".join([f"{kind} of {self.stream_id} at batch {self.batch_id}", self.status.value, *known])
         return f"SnapshotRecord({facts})"
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether the last attempt found its position unchanged, and wrote nothing."""
+        return RENEWED_AT_MS in self.properties
 
     @property
     def is_proven(self) -> bool:

@@ -13,6 +13,7 @@ from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapsho
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     PROVEN_AT_MS,
+    RENEWED_AT_MS,
     CompletedSnapshot,
     EventType,
     HoldKind,
@@ -124,7 +125,10 @@ class SnapshotRecords:
                 & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
             )
             now_ms = self._database.now_ms(connection)
-            if not connection.execute(snapshots.update().where(existing).values(completed_at_ms=now_ms)).rowcount:
+            row = lock_snapshot(connection, snapshot_id)
+            properties = (read_dict(row.properties, "properties", []) or {}) if row is not None else {}
+            values = {"completed_at_ms": now_ms, "properties": as_text(properties | {RENEWED_AT_MS: now_ms})}
+            if not connection.execute(snapshots.update().where(existing).values(**values)).rowcount:
                 raise CatalogError(
                     f"Checkpoint {snapshot_id} of stream {lease.stream_id!r} cannot be renewed: it no longer exists. "
                     "The next attempt takes another one."

@@ -147,4 +147,5 @@ def _report(client: Client, snapshot: SnapshotRecord, as_json: bool) -> None:
         print_json(snapshot)
         return
     kind = snapshot.kind.lower() if snapshot.label is None else f"{snapshot.kind.lower()} {snapshot.label}"
-    click.echo(f"{kind} of {snapshot.stream_id} at batch {snapshot.batch_id}: {snapshot.location}")
+    same = " (an existing one: no batch was committed since it was taken)" if snapshot.is_renewed else ""
+    click.echo(f"{kind} of {snapshot.stream_id} at batch {snapshot.batch_id}: {snapshot.location}{same}")

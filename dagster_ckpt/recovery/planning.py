@@ -135,9 +135,9 @@ def _donor(facts: RecoveryFacts) -> Donor | None:
     """The live directory, if a restore may link its files; a broken one is not used."""
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
-    # A person who goes back has a reason not to trust the current files.
-    goes_back = facts.start_from.point is not StartPoint.LATEST
-    is_trusted = facts.ended_in_order and facts.predecessor_ended and not goes_back
+    # A person who goes back, or named a snapshot, has a reason not to trust the current files.
+    names_a_snapshot = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
+    is_trusted = facts.ended_in_order and facts.predecessor_ended and facts.is_automatic and not names_a_snapshot
     check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST
     return Donor(LiveDirectory(facts.stream.live_directory), check)
 

@@ -141,6 +141,12 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     return [snapshot for snapshot in dropped if is_owned_by_stream(snapshot)]
 
 
+def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
+    """Snapshots of the stream's own whose deletion failed, or whose process was killed while it deleted them."""
+    deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
+    return [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
+
+
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
     """Id of the newest proven snapshot, in a list; empty if none is proven.
 
@@ -271,9 +277,7 @@ def _apply_terminal_retention(
         stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
         return RetentionReport(kept=(_superseded(newest.execution_id),))
     at_end = _decide_at_end(stream, state)
-    deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
-    interrupted = [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
-    report = discard(stream, interrupted, reason="interrupted deletion", lease=lease)
+    report = discard(stream, interrupted_deletions(stream), reason="interrupted deletion", lease=lease)
     report = report.and_then(discard(stream, at_end.doomed, reason=at_end.reason, lease=lease))
     report = report.and_then(RetentionReport(kept=at_end.kept))
     # If something remains, the execution stays unsettled, so that the next pass looks at it again.

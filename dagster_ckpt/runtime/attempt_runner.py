@@ -33,7 +33,7 @@ from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.recovery.retention import discard, subsume
+from dagster_ckpt.recovery.retention import discard, interrupted_deletions, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
@@ -273,14 +273,17 @@ class AttemptRunner:
         protected = [running.order.base for running in self._running.values() if running.order.base is not None]
         try:
             dropped = subsume(self._stream, protected=protected)
+            # Not those that an earlier call is still deleting.
+            interrupted = interrupted_deletions(self._stream) if not self._cleaning else []
         except CatalogError:
             # The next completed checkpoint subsumes them.
             return []
         may_delete_older, self._may_delete_older = self._may_delete_older, False
-        if not dropped and not may_delete_older:
+        if not dropped and not interrupted and not may_delete_older:
             return []
 
         def clean() -> None:
+            discard(self._stream, interrupted, reason="interrupted deletion", lease=self._lease, protected=protected)
             reason = f"subsumed, not kept by {policy_name(self._stream.options.retention_policy)}"
             discard(self._stream, dropped, reason=reason, lease=self._lease, protected=protected)
             if may_delete_older:

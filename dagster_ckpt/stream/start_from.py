@@ -67,7 +67,7 @@ def _why_no_label(label: str) -> str | None:
     if is_location(label):
         return "it looks like a location"
     if _point(label)[0] is not StartPoint.NAMED or label.lower() in _RESERVED:
-        return "it is a keyword of start_from or of another operation"
+        return "it is a keyword of start_from"
     if _CHECKPOINT.fullmatch(label) or _SNAPSHOT_ID.fullmatch(label):
         return "it looks like the number or the id of a snapshot"
     return None

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from tests.support.state_bytes import lz4_blocks
 
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -94,14 +95,10 @@ def snapshot_zip(*ssts: tuple[str, int], version: str = "v1") -> bytes:
 def changelog(lineage: dict[int, str], *, version: str = "v3") -> bytes:
     """A changelog whose head is one uncompressed LZ4 block."""
     items = json.dumps([{"version": number, "checkpointUniqueId": uid} for number, uid in lineage.items()])
-    return _lz4(b"".join(struct.pack(">H", len(text)) + text.encode() for text in (version, items)) + b"\0\0\0\0")
+    return lz4_blocks(b"".join(struct.pack(">H", len(text)) + text.encode() for text in (version, items)) + b"\0\0\0\0")
 
 
 def version_1_changelog(version: str) -> bytes:
     """A changelog of state checkpoint format v1, with a version at its head or without."""
     head = struct.pack(">H", len(version)) + version.encode() if version else b""
-    return _lz4(head + struct.pack(">i", 8) + b"12345678" + struct.pack(">i", -1))
-
-
-def _lz4(body: bytes) -> bytes:
-    return struct.pack("<8sBiii", b"LZ4Block", 0x15, len(body), len(body), 0) + body
+    return lz4_blocks(head + struct.pack(">i", 8) + b"12345678" + struct.pack(">i", -1))

@@ -117,7 +117,7 @@ def test_a_table_that_does_not_fit_its_checksum_is_damaged(live: Path) -> None:
     data[9] ^= 1
     table.write_bytes(data)
     diagnosis = examined(live)
-    assert (Code.CHECKSUM_DIFFERS, Severity.ERROR) in worst_of(diagnosis, str(table.relative_to(live)))
+    assert (Code.STATE_FILE_DAMAGED, Severity.ERROR) in worst_of(diagnosis, str(table.relative_to(live)))
 
 
 @pytest.mark.parametrize("kind", ["offsets/4", "commits/4", "sst"])

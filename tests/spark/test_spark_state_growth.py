@@ -16,6 +16,7 @@ from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state import growth
+from tests.support.state_bytes import table
 
 PARTITIONS = 3
 
@@ -49,8 +50,9 @@ class Query:
                 self.files.put(f"{store}/{self.batch + 1}.snapshot", os.urandom(50_000))
             else:
                 name = f"000009-{partition}-{self.batch}.sst"
-                self.files.put(f"{store}/SSTs/{name}", os.urandom(50_000))
-                self.files.put(f"{store}/{self.batch + 1}.zip", snapshot_zip((name, 50_000)))
+                content = table(os.urandom(50_000))
+                self.files.put(f"{store}/SSTs/{name}", content)
+                self.files.put(f"{store}/{self.batch + 1}.zip", snapshot_zip((name, len(content))))
 
     def snapshot(self, *, base: str | None = None) -> bool:
         """Take a snapshot; returns whether it extends the base."""

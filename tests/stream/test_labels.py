@@ -51,6 +51,7 @@ def test_a_label_that_means_something_else_is_refused_at_every_door(tmp_path: Pa
         ("Latest", "it is a keyword of start_from"),
         ("batch-3", "it is a keyword of start_from"),
         ("ALL", "it is a keyword of start_from"),
+        ("Live", "it is a keyword of start_from"),
         ("Chk-17", "it looks like the number or the id of a snapshot"),
         ("3f2b8f0c-5d2e-4b5e-9a51-8f3d1c0a7e11", "it looks like the number or the id of a snapshot"),
     ],

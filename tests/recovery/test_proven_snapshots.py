@@ -1,0 +1,90 @@
+"""The newest proven snapshot outlives every policy, and failures count against content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.operations.retention import apply_savepoint_history
+from dagster_ckpt.recovery.equal_content import with_equal_content
+from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
+from dagster_ckpt.recovery.retention import subsume
+from tests.support.golden_stream import GoldenStream
+from tests.support.retention_shelf import Shelf
+
+
+class Nothing:
+    def keep(self, snapshots: Any, context: Any) -> Any:
+        return []
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path)
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, num_retained=1, retention=Nothing()))
+    yield shelf
+    shelf.stream.catalog.close()
+
+
+def prove(shelf: Shelf, snapshot: SnapshotRecord) -> None:
+    shelf.stream.catalog.snapshots.verified(snapshot.snapshot_id, None, state_was_read=True)
+
+
+def dropped(shelf: Shelf) -> list[int | None]:
+    return [snapshot.number for snapshot in subsume(shelf.stream)]
+
+
+def test_a_policy_that_keeps_nothing_leaves_the_newest_proven_checkpoint(shelf: Shelf) -> None:
+    taken = [shelf.checkpoint() for _ in range(4)]
+    assert dropped(shelf) == [1, 2, 3]
+    prove(shelf, taken[0])
+    prove(shelf, taken[1])
+    assert dropped(shelf) == [1, 3]
+
+
+def test_a_verification_of_bytes_alone_proves_nothing_and_one_that_finds_damage_takes_the_proof_away(
+    shelf: Shelf,
+) -> None:
+    first, second, _newest = (shelf.checkpoint() for _ in range(3))
+    shelf.stream.catalog.snapshots.verified(second.snapshot_id, None)
+    assert dropped(shelf) == [1, 2]
+    prove(shelf, first)
+    prove(shelf, second)
+    shelf.stream.catalog.snapshots.verified(second.snapshot_id, "altered")
+    assert dropped(shelf) == [2]
+
+
+def test_the_history_of_a_schedule_keeps_the_newest_proven_savepoint(shelf: Shelf) -> None:
+    taken = [shelf.savepoint(name, SnapshotTrigger.PERIODIC, schedule="nightly") for name in "abc"]
+    prove(shelf, taken[0])
+    report = apply_savepoint_history(shelf.stream, "nightly", Nothing())
+    assert shelf.listed() == {taken[0].snapshot_id, taken[2].snapshot_id}
+    assert any("loaded with success" in line for line in report.kept)
+
+
+def failure(point: str, ordinal: int = 1) -> PointFailure:
+    return PointFailure(ordinal, "first", point, "E", "d", is_certain=False, batch_id=4, at_ms=0)
+
+
+def test_a_failure_counts_against_every_snapshot_of_the_same_state(tmp_path: Path) -> None:
+    golden = GoldenStream(tmp_path).make()
+    golden.snapshot()
+    golden.snapshot()
+    golden.commit(5)
+    golden.snapshot()
+    newest, second, first = golden.stream.catalog.snapshots.completed("golden")
+    points = [snapshot_point(each.snapshot_id) for each in (first, second, newest)]
+    failures = [failure(points[0]), failure(points[1], 2)]
+    listed = [newest, second, first]
+    assert failed_points(failures) == {}
+    assert set(failed_points(with_equal_content(golden.stream.store, failures, listed))) == {points[0], points[1]}
+    # Of another batch, and alone: no other is affected.
+    alone = with_equal_content(golden.stream.store, [failure(points[2])], listed)
+    assert [each.point for each in alone] == [points[2]]
+    golden.close()

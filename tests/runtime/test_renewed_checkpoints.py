@@ -1,0 +1,198 @@
+"""An unchanged position renews the newest checkpoint; nothing is deleted before the execution has committed a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.records import EventType, Holder, RequestKind, RequestStatus, SnapshotStatus
+from dagster_ckpt.checkpointing.coordinator.messages import Abort, Alignment, Attempt, AttemptCompleted, AttemptFailed
+from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason as Reason
+from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind
+from dagster_ckpt.checkpointing.progress import BatchLog
+from dagster_ckpt.recovery.prepare import PreparedStart
+from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.lease import LeaseKeeper
+from tests.support.retention_shelf import STREAM, Shelf
+
+
+class Idle:
+    """A stream that resumed after batch 0 and waits for input."""
+
+    def __init__(self, shelf: Shelf, keeper: LeaseKeeper) -> None:
+        self.shelf = shelf
+        self.keeper = keeper
+        self.numbers = count(shelf.stream.catalog.streams.get(STREAM).next_number)
+        self.resume()
+
+    def resume(self) -> None:
+        """Another execution resumes after the newest commit."""
+        live = LiveDirectory(str(self.shelf.live))
+        self.runner = AttemptRunner(
+            self.shelf.stream,
+            "first",
+            PreparedStart(live, began=live.positions()),
+            BatchLog(),
+            self.keeper,
+            retry_queue=RetryQueue(),
+            facts=QueryFacts,
+            predecessor_ended=True,
+            wall_clock=lambda: 1,
+        )
+
+    def attempt(self, kind: TriggerKind = TriggerKind.CHECKPOINT, request_id: str | None = None) -> int:
+        number = next(self.numbers)
+        assert self.runner.start(Attempt(number, kind, request_id, Alignment.WAIT_FOR_COMMIT, None, 1 << 60)) == []
+        self.runner.order_cuts(lambda _number: None)
+        return number
+
+    def checkpoint(self, kind: TriggerKind = TriggerKind.CHECKPOINT, request_id: str | None = None) -> int:
+        number = self.attempt(kind, request_id)
+        while True:
+            for event in self.runner.news():
+                assert not isinstance(event, AttemptFailed), event
+                if isinstance(event, AttemptCompleted):
+                    self.runner.subsume_checkpoints()
+                    return number
+
+    def commit(self, batch_id: int) -> None:
+        for log in ("offsets", "commits"):
+            text = (self.shelf.live / log / "0").read_text()
+            (self.shelf.live / log / str(batch_id)).write_text(text)
+
+    @property
+    def listed(self) -> list[tuple[int | None, SnapshotStatus]]:
+        return [(each.number, each.status) for each in reversed(self.shelf.stream.catalog.snapshots.of_stream(STREAM))]
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Iterator[Idle]:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    catalog = shelf.stream.catalog
+    lease = catalog.leases.acquire(STREAM, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
+    with LeaseKeeper(catalog, lease, ttl_ms=60_000) as keeper:
+        stream = Idle(shelf, keeper)
+        yield stream
+        stream.runner.close("the test is over")
+    catalog.close()
+
+
+def test_an_unchanged_position_renews_the_newest_checkpoint_and_writes_nothing(idle: Idle) -> None:
+    catalog = idle.shelf.stream.catalog
+    first = idle.checkpoint()
+    before = catalog.snapshots.completed(STREAM)[0]
+    request = catalog.requests.submit(STREAM, RequestKind.CHECKPOINT, origin="a test")
+    catalog.requests.accept(idle.keeper.record, request.request_id)
+
+    renewal = idle.checkpoint(request_id=request.request_id)
+
+    assert idle.listed == [(first, SnapshotStatus.COMPLETED)]
+    renewed = catalog.snapshots.completed(STREAM)[0]
+    assert (renewed.completed_at_ms or 0) >= (before.completed_at_ms or 0)
+    assert renewed.location == before.location
+    assert (before.is_renewed, renewed.is_renewed) == (False, True)
+    assert idle.shelf.stream.store.checkpoints() == [before.location]
+    answered = catalog.requests.get(request.request_id)
+    assert (answered.status, answered.snapshot_id) == (RequestStatus.COMPLETED, before.snapshot_id)
+    snapshot = idle.runner.snapshot(renewal)
+    assert snapshot is not None
+    assert snapshot.snapshot_id == before.snapshot_id
+    events = [event.type for event in catalog.events.after(0, limit=1000)]
+    assert events.count(EventType.CHECKPOINT_COMPLETED) == 1
+
+
+def test_a_batch_a_savepoint_and_another_program_are_no_renewal(idle: Idle) -> None:
+    first = idle.checkpoint()
+    idle.checkpoint(TriggerKind.SAVEPOINT)
+    idle.checkpoint(TriggerKind.SAVEPOINT)
+    idle.shelf.stream = replace(idle.shelf.stream, code_version="next")
+    idle.resume()
+    other = idle.checkpoint()
+    assert [number for number, _ in idle.listed] == [first, first + 1, first + 2, other]
+
+    idle.commit(1)
+    idle.resume()
+    assert idle.checkpoint() == idle.listed[-1][0]
+
+
+def test_a_checkpoint_that_is_broken_or_at_which_a_recovery_failed_is_not_renewed(idle: Idle) -> None:
+    catalog = idle.shelf.stream.catalog
+    first = idle.checkpoint()
+    catalog.snapshots.verified(catalog.snapshots.completed(STREAM)[0].snapshot_id, "an object is truncated")
+    second = idle.checkpoint()
+    catalog.recoveries.failed(
+        idle.keeper.record,
+        "first",
+        f"snapshot:{catalog.snapshots.completed(STREAM)[0].snapshot_id}",
+        error="E",
+        detail="d",
+        is_certain=False,
+        batch_id=0,
+    )
+    third = idle.checkpoint()
+    assert [number for number, _ in idle.listed] == [first, second, third]
+    # None of them was taken after a batch, so the failure still counts.
+    assert len(catalog.recoveries.of_stream(STREAM)) == 1
+
+
+def test_a_renewal_that_comes_too_late_deletes_nothing(idle: Idle) -> None:
+    idle.checkpoint()
+    location = idle.shelf.stream.catalog.snapshots.completed(STREAM)[0].location or ""
+    number = idle.attempt()
+    idle.runner.abort(Abort(number, Reason.CHECKPOINT_EXPIRED))
+    while not any(isinstance(event, AttemptCompleted | AttemptFailed) for event in idle.runner.news()):
+        pass
+    idle.runner.discard_late(number)
+    idle.attempt()
+    idle.runner.close("the query ended")
+    assert idle.shelf.stream.store.verify(location) == []
+
+
+def test_before_a_batch_nothing_is_subsumed_and_the_first_batch_proves_where_the_query_resumed(idle: Idle) -> None:
+    catalog = idle.shelf.stream.catalog
+    first = idle.checkpoint()
+    idle.commit(1)
+    idle.resume()
+    second = idle.checkpoint()
+    idle.runner.subsume_checkpoints()
+    assert idle.listed == [(first, SnapshotStatus.COMPLETED), (second, SnapshotStatus.COMPLETED)]
+    assert not any(each.is_proven for each in catalog.snapshots.completed(STREAM))
+
+    idle.commit(2)
+    third = idle.checkpoint()
+    idle.runner.close("the query ended")
+    statuses = dict(idle.listed)
+    assert statuses[first] is SnapshotStatus.DELETED
+    # It is the newest that was loaded; num_retained=1 alone would keep only the third.
+    assert statuses[second] is statuses[third] is SnapshotStatus.COMPLETED
+    proven = {each.number for each in catalog.snapshots.completed(STREAM) if each.is_proven}
+    assert proven == {second}
+
+
+def test_a_batch_that_an_earlier_execution_had_planned_proves_nothing(idle: Idle) -> None:
+    idle.checkpoint()
+    (idle.shelf.live / "offsets/1").write_text((idle.shelf.live / "offsets/0").read_text())
+    idle.resume()
+    idle.commit(1)
+    assert not idle.runner.has_progressed()
+    idle.commit(2)
+    assert idle.runner.has_progressed()
+
+
+def test_an_interrupted_deletion_is_finished_by_the_next_completed_checkpoint(idle: Idle) -> None:
+    catalog = idle.shelf.stream.catalog
+    first = idle.checkpoint()
+    newest = catalog.snapshots.completed(STREAM)[0].snapshot_id
+    catalog.snapshots.mark_deleting(newest, lease=idle.keeper.record)
+    idle.resume()
+    idle.commit(1)
+    idle.checkpoint()
+    idle.runner.close("the query ended")
+    assert dict(idle.listed)[first] is SnapshotStatus.DELETED

@@ -62,6 +62,7 @@ class Code(StrEnum):
     HADOOP_CHECKSUM_STALE = "HADOOP_CHECKSUM_STALE"
     STATE_AHEAD = "STATE_AHEAD"
     SINK_LOG_GAP = "SINK_LOG_GAP"
+    SINK_LOG_ELSEWHERE = "SINK_LOG_ELSEWHERE"
     SINK_LOG_AHEAD = "SINK_LOG_AHEAD"
     SINK_LOG_BEHIND = "SINK_LOG_BEHIND"
     SINK_HAS_BATCH_IN_FLIGHT = "SINK_HAS_BATCH_IN_FLIGHT"
@@ -119,14 +120,18 @@ ADVICE: dict[Code, str] = {
     ),
     Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. If you rewound it on purpose, "
     "delete the state files of these versions before the query starts.",
-    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or write to a new folder.",
+    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or run `dagster-ckpt rebuild-output-log` for "
+    "the stream, which writes it again from the snapshots that have it. If none has it, write to a new folder.",
+    Code.SINK_LOG_ELSEWHERE: "Run `dagster-ckpt relocate-output` for this folder: it lets the log list the files that "
+    "are there.",
     Code.SINK_LOG_AHEAD: "Start from a snapshot with start_from=...: that rolls the sink back. Otherwise Spark skips "
     "these batches and their rows are lost.",
     Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore a snapshot at or before its newest entry.",
     Code.SINK_HAS_BATCH_IN_FLIGHT: (
         "Start the stream: it first rolls the sink's log back by that batch, and Spark runs the batch again."
     ),
-    Code.SINK_LOG_UNREADABLE: "Put the entry back, or write to a new folder: readers of the folder fail on it.",
+    Code.SINK_LOG_UNREADABLE: "Put the entry back, or delete it and run `dagster-ckpt rebuild-output-log` for the "
+    "stream: readers of the folder fail on it.",
     Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
     Code.NOT_WHOLE: _GO_BACK,
 }

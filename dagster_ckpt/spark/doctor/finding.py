@@ -41,6 +41,7 @@ class Code(StrEnum):
     COMMIT_WITHOUT_OFFSET = "COMMIT_WITHOUT_OFFSET"
     PREVIOUS_OFFSET_MISSING = "PREVIOUS_OFFSET_MISSING"
     OFFSETS_AHEAD = "OFFSETS_AHEAD"
+    WATERMARK_AHEAD = "WATERMARK_AHEAD"
     FENCED = "FENCED"
     REPARTITION_UNFINISHED = "REPARTITION_UNFINISHED"
     SOURCE_LOG_MISSING = "SOURCE_LOG_MISSING"
@@ -95,6 +96,8 @@ ADVICE: dict[Code, str] = {
     Code.COMMIT_WITHOUT_OFFSET: _GO_BACK,
     Code.PREVIOUS_OFFSET_MISSING: _GO_BACK,
     Code.OFFSETS_AHEAD: _GO_BACK,
+    Code.WATERMARK_AHEAD: "Let the code filter events whose time cannot be right, and start from a snapshot from "
+    "before the event with start_from=...: the watermark never goes back by itself.",
     Code.FENCED: "Start the stream: it resumes from here in a new directory. Never start a query in this one by hand.",
     Code.REPARTITION_UNFINISHED: "Finish the repartition, or " + _GO_BACK[0].lower() + _GO_BACK[1:],
     Code.SOURCE_LOG_MISSING: _GO_BACK,

@@ -145,9 +145,9 @@ def _how_to_mend(live: LiveDirectory, state: LiveState) -> str:
     if state.status is LiveStatus.BROKEN and METADATA not in live.folder.list():
         return (
             f"{live.url}/{METADATA} is missing: it has the id of the query, and Spark refuses to start without it. "
-            'Write the file again with one line, {"id":"<id>"}. The id is in each progress of the query, in the log of its '
-            "driver and, as appId, in the log of a Delta table that it writes to. If its sinks do not remember queries "
-            "by id, as a file sink does not, any new UUID is right."
+            'Write the file again with one line, {"id":"<id>"}. The id is in each progress of the query, in the log of '
+            "its driver and, as appId, in the log of a Delta table that it writes to. If its sinks do not remember "
+            "queries by id, as a file sink does not, any new UUID is right."
         )
     if state.status is LiveStatus.BROKEN:
         return (

@@ -1,4 +1,4 @@
-"""Commands that clean up and repair: retention, sweep, clean-sinks, catalog upgrade and rebuild."""
+"""Commands that clean up and repair: retention, sweep, clean-sinks, logs of outputs, catalog."""
 
 from __future__ import annotations
 
@@ -106,6 +106,60 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
         [(f"{each.sink}/{each.file.path}", each.file.size) for each in done.removable],
         empty="Nothing to delete.",
     )
+
+
+@command(
+    "relocate-output",
+    short_help="Let the log of a moved output folder list its files.",
+    epilog="\b\nExample:\n  dagster-ckpt relocate-output /data/orders --dry-run",
+)
+@click.argument("folder")
+@click.option("--dry-run", is_flag=True, help="Only find the files.")
+@yes
+def relocate_output(client: Client, *, folder: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Let the log of a file sink list the files that are in FOLDER, after the folder was moved or copied."""
+    if not dry_run:
+        confirm(f"Rewrite the paths in the log of {folder}?", yes=yes)
+    done = client.relocate_output(folder, dry_run=dry_run)
+    if as_json:
+        print_json({"folder": done.folder, "files": done.files, "old_place": done.old_place})
+    elif not done.files:
+        click.echo(f"{done.folder}: its log lists no file of another folder")
+    else:
+        verb = "would be relocated" if dry_run else "relocated"
+        click.echo(f"{done.folder}: {done.files} files {verb} from {done.old_place}")
+
+
+@command(
+    "rebuild-output-log",
+    short_help="Rebuild the lost log of a file sink from snapshots.",
+    epilog="\b\nExample:\n  dagster-ckpt rebuild-output-log orders --dry-run",
+)
+@click.argument("stream")
+@click.option("--dry-run", is_flag=True, help="Only report what would be rebuilt.")
+@yes
+def rebuild_output_log(client: Client, *, stream: str, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Rebuild the lost or incomplete _spark_metadata of STREAM's file sinks from the snapshots that captured it."""
+    stream_exists(client, stream)
+    if not dry_run:
+        confirm(f"Rebuild the logs of the file sinks of {stream}?", yes=yes)
+    done = client.rebuild_output_logs(stream, dry_run=dry_run)
+    if as_json:
+        print_json(
+            [
+                {
+                    "folder": each.folder,
+                    "batch_id": each.batch_id,
+                    "snapshot_id": each.source.snapshot_id,
+                    "unknown_batches": list(each.unknown),
+                }
+                for each in done
+            ]
+        )
+    else:
+        for message in [text for each in done for text in each.messages()] or ["Each log is complete."]:
+            click.echo(message)
+    return FAILED if any(each.unknown for each in done) else 0
 
 
 @command(

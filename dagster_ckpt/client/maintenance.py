@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import CkptError, OptionError
 
 if TYPE_CHECKING:
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
     from dagster_ckpt.operations.doctor import StreamExamination
     from dagster_ckpt.operations.health import StreamHealth
     from dagster_ckpt.operations.health_facts import HealthSettings
+    from dagster_ckpt.operations.output_repair import RebuiltOutput
     from dagster_ckpt.operations.rebuild import CatalogRebuild, RebuildReport
     from dagster_ckpt.operations.sink_cleaning import SinkCleaning
     from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.retention import RetentionReport
+    from dagster_ckpt.sinks.file_sink_repair import Relocation
 
 HISTORY_DAYS = 90
 DAY_MS = 86_400_000
@@ -173,6 +176,34 @@ class MaintenanceMethods(Connection):
         from dagster_ckpt.operations.sink_cleaning import clean_sinks
 
         return clean_sinks(self._open(stream), dry_run=dry_run, grace_ms=grace_ms)
+
+    def relocate_output(self, folder: str, *, dry_run: bool = False) -> Relocation:
+        """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
+
+        Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which
+        is unique, and its length; if one is not there, nothing is changed.
+
+        Args:
+            folder: The folder. No stream that writes there may be running.
+            dry_run: Only find the files.
+        """
+        from dagster_ckpt.operations.output_repair import relocate_output
+
+        return relocate_output(self._catalog, location_url("folder", folder), dry_run=dry_run)
+
+    def rebuild_output_logs(self, stream: str, *, dry_run: bool = False) -> list[RebuiltOutput]:
+        """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
+
+        Args:
+            stream: The stream; it must not be running.
+            dry_run: Only say what would be rebuilt.
+
+        Returns:
+            One result per folder whose log needed it, with the batches that no snapshot has captured.
+        """
+        from dagster_ckpt.operations.output_repair import rebuild_output_logs
+
+        return rebuild_output_logs(self._open(stream), dry_run=dry_run, origin=self._origin)
 
     def rebuild(self, stream: str, *, take_over_deployment: str | None = None) -> RebuildReport:
         """Rebuild a lost catalog: register the existing snapshots and live directories of a stream again.

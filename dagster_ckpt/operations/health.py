@@ -39,6 +39,7 @@ class HealthCheck(StrEnum):
     SIZE_GROWTH = "size_growth"
     SOURCE_LAG = "source_lag"
     SOURCE_RETENTION = "source_retention"
+    EVENT_TIME = "event_time"
     DESIRED_STATE = "desired_state"
 
 
@@ -118,6 +119,7 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
         size_growth(facts, settings),
         source_lag(facts, settings, now_ms=now_ms),
         source_retention(facts, settings, now_ms=now_ms),
+        event_time(facts, settings, now_ms=now_ms),
         desired_state(facts),
     ]
 
@@ -345,6 +347,22 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
         so_far = max(so_far, verdict, key=_WORSE.index)
         messages.append(f"{source.name}: {left.message}")
     return finding(so_far, "; ".join(messages), {"restore_point": describe_snapshot(facts.newest)})
+
+
+def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether its watermark is not ahead of the clock, which makes every later event a late one."""
+    finding = _finding_of(HealthCheck.EVENT_TIME)
+    watermark_ms = facts.watermark_ms
+    if watermark_ms is None:
+        return finding(Verdict.PASS, "it has no watermark")
+    if watermark_ms <= now_ms + settings.max_watermark_ahead_ms:
+        return finding(Verdict.PASS, f"its watermark is {utc_time(watermark_ms)}")
+    return finding(
+        Verdict.WARN,
+        f"its watermark is {utc_time(watermark_ms)}, ahead of the clock: an event with a wrong time has moved it, and "
+        "every event before it is dropped as late. Filter such events in the code, and start from a snapshot from "
+        "before it",
+    )
 
 
 def desired_state(facts: HealthFacts) -> Finding:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, watermark_ms_of
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.config.durations import rounded_duration, utc_time
 from dagster_ckpt.config.modes import DesiredState
@@ -49,6 +49,7 @@ class HealthSettings:
             `retention.ms`).
         file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
         retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
+        max_watermark_ahead_ms: A watermark that is further ahead of the clock warns.
 
     Raises:
         OptionError: A threshold is not positive, or warns after it fails.
@@ -72,6 +73,7 @@ class HealthSettings:
     source_retention_ms: int | None = None
     file_max_age_ms: int = 7 * DAY_MS
     retention_margin_ms: int = 6 * HOUR_MS
+    max_watermark_ahead_ms: int = DAY_MS
 
     def __post_init__(self) -> None:
         """Validate the thresholds."""
@@ -283,6 +285,7 @@ class HealthFacts:
         last_end: Why the last of them failed.
         first_started_ms: When the stream was started for the first time; None if it never was.
         unrestorable: Why a recovery could not continue from `newest`; None if none has failed there.
+        watermark_ms: Its watermark, as the last batch reported it; None without one.
     """
 
     running_since_ms: int | None = None
@@ -305,6 +308,7 @@ class HealthFacts:
     last_end: str | None = None
     first_started_ms: int | None = None
     unrestorable: str | None = None
+    watermark_ms: int | None = None
 
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
@@ -354,6 +358,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             last_end=failed_runs[-1].reason if failed_runs else None,
             first_started_ms=first_started.get(stream_id),
             unrestorable=_why_unrestorable(history.newest, recoveries.get(stream_id, ())),
+            watermark_ms=watermark_ms_of(progress.get("watermark")),
             inactivity=QueryInactivity.of_record(progress.get("activity")),
         )
     return facts

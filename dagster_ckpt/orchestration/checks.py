@@ -33,6 +33,7 @@ _DESCRIPTIONS = {
     HealthCheck.SIZE_GROWTH: "The state does not grow without bound.",
     HealthCheck.SOURCE_LAG: "The stream keeps up with its sources.",
     HealthCheck.SOURCE_RETENTION: "The sources still retain every record a recovery would re-read.",
+    HealthCheck.EVENT_TIME: "The watermark is not ahead of the clock.",
     HealthCheck.DESIRED_STATE: "The last upgrade succeeded and no manual action is required.",
 }
 

@@ -21,10 +21,11 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
 from dagster_ckpt.sinks.tables import NamedTable
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus, inspect_live_directory, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
+from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.adopted import CLAIM, Adopted, adopted_directory, claim_of, pending_adoption
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
@@ -121,19 +122,39 @@ def adopt(
             f"{min(found_there)}, but no file {METADATA}. Name the checkpointLocation of the query."
         )
     if state.status in (LiveStatus.MISSING, LiveStatus.BROKEN):
-        raise LiveDirectoryError(f"Nothing is adopted, nothing was changed: {state.reason}")
+        raise LiveDirectoryError(f"Nothing is adopted, nothing was changed: {_how_to_mend(live, state)}")
     found = describe_checkpoint(live)
     for sink in named:
         _refuse_anothers_log(live, sink)
     diagnosis = diagnose(live, sinks=named)
     if not diagnosis.can_resume:
-        listed = "; ".join(each.explanation for each in diagnosis.findings[:4])
+        listed = " ".join(
+            f"{each.explanation} {each.advice}" if each.code is Code.SINK_LOG_ELSEWHERE else each.explanation
+            for each in diagnosis.findings[:4]
+        )
         raise LiveDirectoryError(
             f"{live.url} is not adopted, nothing was changed: Spark could not continue there. {listed}"
         )
     names = tuple(sink.name for sink in named)
     snapshot = None if dry_run else _register(stream, live, names, in_place=in_place, label=label, origin=origin)
     return Adoption(stream.stream_id, found, diagnosis, names, in_place, snapshot)
+
+
+def _how_to_mend(live: LiveDirectory, state: LiveState) -> str:
+    """What is wrong with a directory, and what can be done where no snapshot exists yet."""
+    if state.status is LiveStatus.BROKEN and METADATA not in live.folder.list():
+        return (
+            f"{live.url}/{METADATA} is missing: it has the id of the query, and Spark refuses to start without it. "
+            'Write the file again with one line, {"id":"<id>"}. The id is in each progress of the query, in the log of '
+            "its driver and, as appId, in the log of a Delta table that it writes to. If its sinks do not remember "
+            "queries by id, as a file sink does not, any new UUID is right."
+        )
+    if state.status is LiveStatus.BROKEN:
+        return (
+            f"{state.reason} No snapshot of this directory exists yet: put back from a backup what is missing, or "
+            "start the query anew, with an empty checkpoint directory and an empty output."
+        )
+    return state.reason
 
 
 def _register(

@@ -163,7 +163,6 @@ class ForkedState:
             "sinks": [],
             "parent_outputs": list(self.logs),
             "outputs": list(self.given),
-            "log_names": next(([entry.name for entry in entries] for entries in self.logs.values()), []),
             **self.noted,
         }
 

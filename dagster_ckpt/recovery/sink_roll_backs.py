@@ -13,7 +13,7 @@ from typing import Any
 from dagster_ckpt.errors import SnapshotCorruptError
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
+from dagster_ckpt.sinks.file_sink_log import begin_log
 from dagster_ckpt.sinks.guard import Verdict
 from dagster_ckpt.sinks.in_flight import settle_in_flight
 from dagster_ckpt.sinks.registry import sinks_of
@@ -74,7 +74,7 @@ def begin_logs(sinks: Survey, still_mine: StillMine) -> None:
     batch_id = sinks.aim.batch_id
     for sink in sinks.of(Verdict.BEGIN):
         if isinstance(sink, FileSink):
-            begin_log(sink.folder, batch_id, empty_log(batch_id, sinks.log_names), still_mine=still_mine)
+            begin_log(sink.folder, batch_id, still_mine=still_mine)
 
 
 def settle_batch_in_flight(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> list[Sink]:

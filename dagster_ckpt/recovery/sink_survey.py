@@ -9,7 +9,7 @@ from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
-from dagster_ckpt.sinks.file_sink_log import files_of, past_of, read_log_at_hand
+from dagster_ckpt.sinks.file_sink_log import LogTrouble, files_of, log_trouble, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch
@@ -35,7 +35,6 @@ class Aim:
         sinks: The sinks that the stream wrote to before, as Spark names them.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before and was interrupted while sinks were rolled back.
-        log_names: Names of the entries of a log that ends at the batch.
         noted_batch: The batch of the snapshot; None: the one it continues after.
         mapped: Locations that an import maps sinks to, the only ones that its query may write to; None
             if there is no import.
@@ -48,7 +47,6 @@ class Aim:
     sinks: Sequence[str] = ()
     originals: Sequence[str] = ()
     is_unfinished: bool = False
-    log_names: Sequence[str] = ()
     noted_batch: int | None = None
     mapped: Sequence[str] | None = None
 
@@ -66,13 +64,11 @@ class Survey:
         judgements: One for each such sink that the query names, or that the stream or the snapshot is
             known to have written.
         to_settle: Sinks to check for the batch in flight if the query continues.
-        log_names: Names of the entries of a log that ends at the batch, if known.
     """
 
     aim: Aim
     judgements: tuple[Judgement, ...]
     to_settle: tuple[str, ...] = ()
-    log_names: tuple[str, ...] = ()
 
     def allows(self, sink: Sink) -> bool:
         """Whether a sink may be rolled back."""
@@ -105,9 +101,20 @@ def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
     refused = [each for each in judgements if each.verdict is Verdict.REFUSE]
     if refused:
         told = " ".join(f"{each.sink.place}: {each.refusal}." for each in refused)
-        raise SharedSinkError(f"{what} {told} {advice}")
+        advised = dict.fromkeys(_ADVICE_FOR.get(each.refusal, advice) for each in refused)
+        raise SharedSinkError(f"{what} {told} {' '.join(advised)}")
 
 
+_REBUILD = (
+    "`dagster-ckpt rebuild-output-log` for the stream writes the log again from the snapshots that captured it; or put "
+    "it back from a backup."
+)
+_ADVICE_FOR: dict[Refusal | None, str] = {
+    Refusal.LOG_IS_GONE: _REBUILD,
+    Refusal.LOG_HAS_GAP: _REBUILD,
+    Refusal.FILES_ELSEWHERE: "`dagster-ckpt relocate-output` for the folder lets its log list the files that are "
+    "there.",
+}
 _ADVICE = "Let the query write to a new, empty folder, or to the one that its state belongs to."
 
 
@@ -217,10 +224,10 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
             has_log=isinstance(sink, FileSink),
             knows_queries=sink.knows_queries,
         )
+        facts = replace(facts, trouble=_trouble(sink, facts))
         judgements.append(judge(sink, _compared(sink, facts, entries, aim)))
     if output is not None and output.place is not None and not named.sinks and not aim.is_mapped(output.place):
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
-    names = next(([entry.name for entry in log] for _, log in noted if log), list(aim.log_names))
     to_settle = [sink.name for sink in named.sinks]
     if not (named.is_seen and named.sinks):
         # The query may still write to a table that its description does not name. Otherwise a table that
@@ -228,7 +235,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         to_settle += [
             sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)
         ]
-    return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
+    return Survey(aim, tuple(judgements), tuple(to_settle))
 
 
 def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
@@ -245,6 +252,16 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
     at_hand = read_log_at_hand(sink.folder, aim.batch_id if aim.noted_batch is None else aim.noted_batch)
     past = past_of(at_hand, files_of(entries, sink.folder)) if entries is not None else facts.past
     return replace(facts, blank=at_hand.is_blank, past=past)
+
+
+_TROUBLES = {LogTrouble.GAP: Refusal.LOG_HAS_GAP, LogTrouble.ELSEWHERE: Refusal.FILES_ELSEWHERE}
+
+
+def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
+    if not isinstance(sink, FileSink) or not facts.named or facts.last is None:
+        return None
+    found = log_trouble(sink.folder)
+    return _TROUBLES[found] if found is not None else None
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
@@ -293,7 +310,6 @@ def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
             max(batch_id, commit if commit is not None else batch_id),
             sinks=[FileSink.at(str(path)).name for path in pending.get("outputs", ())],
             originals=[str(path) for path in pending["parent_outputs"]],
-            log_names=[str(name) for name in pending["log_names"]],
             mapped=[str(place) for place in pending["mapped"]] if "mapped" in pending else None,
         )
     if "location" in pending:
@@ -317,5 +333,7 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
             f"The query has not written there before: the sink has batches after {aim.batch_id}.",
         )
     if judgement.verdict is Verdict.REFUSE:
-        return SinkForecast(sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _ADVICE)
+        return SinkForecast(
+            sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _ADVICE_FOR.get(judgement.refusal, _ADVICE)
+        )
     return None

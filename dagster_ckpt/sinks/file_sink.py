@@ -11,13 +11,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
-from urllib.parse import quote, unquote
 
-from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError, StorageAccessError, UnknownLayoutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io, same_folder
-from dagster_ckpt.sinks.file_sink_log import LOG, capture_log, files_of, logged_batch, own_past, roll_back
+from dagster_ckpt.sinks.file_sink_log import (
+    LOG,
+    capture_log,
+    files_of,
+    has_beginning,
+    log_entries,
+    logged_batch,
+    needed_entries,
+    own_past,
+    roll_back,
+)
+from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
 from dagster_ckpt.sinks.part_files import Leftovers, PartFile, delete_part_files, read_leftovers
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
@@ -145,11 +154,7 @@ def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
     # Commits, sink, offsets: the reverse of the order in which a running query writes them, so
     # later reads may be newer.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)
-    names: dict[int, str] = {}
-    for name in folder.list(LOG):
-        number = entry_id(name)
-        if number is not None:
-            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    names = log_entries(folder)
     planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
     last = max(names, default=-1)
     where = f"{folder.url}/{LOG}"
@@ -178,22 +183,33 @@ def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
             f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or the "
             "output folder was replaced or rolled back on its own.",
         )
-    first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
-    missing = (number for number in range(first, last + 1) if number not in names)
-    for number in sorted(
-        {*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if first <= number <= last)}
-    ):
+    yield from _entries(folder, names)
+
+
+def _entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Finding]:
+    """Examine each entry that readers of the folder and the next compaction need."""
+    where, is_below = f"{folder.url}/{LOG}", below(folder.url)
+    needed, elsewhere = needed_entries(names), 0
+    if names and not has_beginning(names):
+        yield error(
+            Code.SINK_LOG_GAP,
+            f"{where}/{needed.start - 1}{COMPACT}",
+            f"The sink's log begins with entry {needed.start}, and no compact entry has what came before: readers and "
+            "the next compaction fail, and no snapshot can be taken.",
+        )
+    missing = (number for number in needed if number not in names)
+    for number in sorted({*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if number in needed)}):
         if number not in names:
             yield error(
                 Code.SINK_LOG_GAP,
                 f"{where}/{number}",
-                f"The sink's log has entries up to {last}, but not this one: readers and the next compaction fail, "
-                "and no snapshot can be taken.",
+                f"The sink's log has entries up to {needed.stop - 1}, but not this one: readers and the next "
+                "compaction fail, and no snapshot can be taken.",
             )
             continue
         entry = f"{LOG}/{names[number]}"
         try:
-            parse_log_lines(folder.read(entry), f"{folder.url}/{entry}")
+            lines = parse_log_lines(folder.read(entry), f"{folder.url}/{entry}")
         except UnknownLayoutError as trouble:
             yield error(Code.UNKNOWN_VERSION, f"{folder.url}/{entry}", str(trouble))
         except LiveDirectoryError as trouble:
@@ -201,10 +217,16 @@ def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
         except FileNotFoundError:
             # Compacted since it was listed.
             continue
-
-
-# Characters that Hadoop leaves unescaped in the path of a URI.
-_SAFE = "/=:@!$&'()*+,;~"
+        else:
+            foreign = [str(line.get("path")) for line in lines if not is_below(str(line.get("path")))]
+            if foreign and not elsewhere:
+                yield error(
+                    Code.SINK_LOG_ELSEWHERE,
+                    where,
+                    f"The sink's log lists files that do not lie in its folder, such as {foreign[0]}: the output was "
+                    "moved or copied. Readers miss these rows, or read another folder's files.",
+                )
+            elsewhere += len(foreign)
 
 
 def fork_output(
@@ -258,7 +280,7 @@ def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[
         RestoreError: The log lists a file outside of the folder.
         LiveDirectoryError: An entry of the log cannot be parsed.
     """
-    return frozenset(_place(new, _below(old, where)) for where in files_of(entries, old))
+    return frozenset(url_of(new, name_below(old, where)) for where in files_of(entries, old))
 
 
 def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
@@ -274,38 +296,20 @@ def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> st
         LiveDirectoryError: An entry of the log cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
-    known = {_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
+    known = {name_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
     return next((path for path, _ in open_file_io(new).find() if path not in known), None)
 
 
 def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[str, Any]:
     where = str(line.get("path", ""))
-    name = _below(old, where)
+    name = name_below(old, where)
     try:
         _bring(old, new, name, may_link=may_link)
     except FileNotFoundError as error:
         raise RestoreError(
             f"{where} is missing, although the log of {old} lists it, so the output cannot be forked. Fork without it."
         ) from error
-    return {**line, "path": _place(new, name)}
-
-
-def _place(new: str, name: str) -> str:
-    root = local_path(new)
-    place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else new.rstrip("/")
-    return f"{place}/{quote(name, safe=_SAFE)}"
-
-
-def _below(old: str, where: str) -> str:
-    root, file = local_path(old), local_path(unquote(where))
-    if root is not None and file is not None and file.is_relative_to(root):
-        return file.relative_to(root).as_posix()
-    prefix = f"{old.rstrip('/')}/"
-    if root is None and unquote(where).startswith(prefix):
-        return unquote(where).removeprefix(prefix)
-    raise RestoreError(
-        f"The log of {old} lists {where}, which is outside of that folder, so the output cannot be forked."
-    )
+    return {**line, "path": url_of(new, name)}
 
 
 def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:

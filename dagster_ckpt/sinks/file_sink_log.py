@@ -13,7 +13,7 @@ gets a log without files first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
@@ -22,17 +22,19 @@ from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.sinks.file_sink_paths import below
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, CapturedSink, SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, parse_log_lines
+from dagster_ckpt.untrusted import from_json
 
 LOG = "_spark_metadata"
-# spark.sql.streaming.fileSink.log.compactInterval
-_COMPACT_INTERVAL = 10
 _NOTHING = b"v1"
 # Longer than any version line, so that a file without line breaks is not read completely.
 _VERSION_LINE_BYTES = 100
+# Enough for the version and the first files.
+_HEAD_BYTES = 16_384
 
 
 def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSink:
@@ -48,21 +50,75 @@ def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSi
         StorageAccessError: The log cannot be read.
     """
     folder = open_file_io(path)
-    names: dict[int, str] = {}
-    newest: int | None = None
-    for name in folder.list(LOG):
-        number = entry_id(name)
-        if number is None:
-            continue
-        newest = number if newest is None else max(newest, number)
-        if number <= batch_id:
-            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    everything = log_entries(folder)
+    newest = max(everything, default=None)
+    names = {number: name for number, name in everything.items() if number <= batch_id}
     if not names:
         return CapturedSink(path, None, (), newest)
-    last = max(names)
-    first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names))
-    files = [_entry(folder, folder_in_snapshot, names.get(number), number, last) for number in range(first, last + 1)]
+    last, needed = max(names), needed_entries(names)
+    if not has_beginning(names) and not any(name.endswith(COMPACT) for name in everything.values()):
+        raise _missing(folder, f"{needed.start - 1}{COMPACT}", last)
+    files = [_entry(folder, folder_in_snapshot, names.get(number), number, last) for number in needed]
     return CapturedSink(path, last, tuple(files), newest)
+
+
+def log_entries(folder: FileIO) -> dict[int, str]:
+    """The names of the entries of a log by their batches; of a batch with two entries, the compact one."""
+    names: dict[int, str] = {}
+    for name in folder.list(LOG):
+        number = entry_id(name)
+        if number is not None:
+            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    return names
+
+
+def needed_entries(names: Mapping[int, str]) -> range:
+    """The batches whose entries readers need: from the newest compact one, or else from the first that there is."""
+    first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
+    return range(first, max(names, default=-1) + 1)
+
+
+def has_beginning(names: Mapping[int, str]) -> bool:
+    """Whether a log that has entries has all that came before the first that readers need."""
+    first = needed_entries(names).start
+    return first == 0 or names[first].endswith(COMPACT)
+
+
+class LogTrouble(StrEnum):
+    """Why nobody can continue the log of a file sink as it is.
+
+    GAP: An entry that readers and the next compaction need is missing.
+    ELSEWHERE: It lists files that do not lie in its folder.
+    """
+
+    GAP = "GAP"
+    ELSEWHERE = "ELSEWHERE"
+
+
+def log_trouble(path: str) -> LogTrouble | None:
+    """What is wrong with the log of a file sink, from its names and the beginning of each entry.
+
+    The doctor reads the entries to their ends; a folder that was moved or copied shows in the first lines.
+
+    Raises:
+        StorageAccessError: The log cannot be read.
+    """
+    folder = open_file_io(path)
+    names, is_below = log_entries(folder), below(path)
+    needed = needed_entries(names)
+    if names and (not has_beginning(names) or any(number not in names for number in needed)):
+        return LogTrouble.GAP
+    for number in needed:
+        try:
+            head = folder.read(f"{LOG}/{names[number]}", _HEAD_BYTES)
+        except FileNotFoundError:
+            # Compacted since it was listed.
+            continue
+        for line in head.split(b"\n")[1:3]:
+            with suppress(ValueError, AttributeError):
+                if not is_below(str(from_json(line).get("path"))):
+                    return LogTrouble.ELSEWHERE
+    return None
 
 
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
@@ -88,17 +144,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     wanted = {entry.name: entry.data for entry in entries}
     try:
         present = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
-        for name in sorted(wanted, key=lambda name: entry_id(name) or 0):
-            if name not in present or folder.read(f"{LOG}/{name}") != wanted[name]:
-                # The checksum file is deleted first: next to new content it would make Hadoop
-                # reject the entry.
-                with still_mine():
-                    folder.delete(f"{LOG}/.{name}.crc")
-                with still_mine():
-                    folder.write(f"{LOG}/{name}", [wanted[name]])
-            else:
-                # Spark wrote this entry and does not flush.
-                folder.flush(f"{LOG}/{name}")
+        write_entries(folder, entries, still_mine=still_mine)
         if present:
             folder.flush(LOG)
         for name in sorted(_surplus(present, wanted, batch_id), key=present.__getitem__, reverse=True):
@@ -118,6 +164,26 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
         ) from error
 
 
+def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
+    """Write entries of a log, oldest first, and make them durable; those that are there as they are stay.
+
+    Raises:
+        StorageAccessError: One cannot be written.
+    """
+    present = folder.list(LOG)
+    for entry in sorted(entries, key=lambda entry: entry_id(entry.name) or 0):
+        if entry.name in present and folder.read(f"{LOG}/{entry.name}") == entry.data:
+            # Spark wrote this entry and does not flush.
+            folder.flush(f"{LOG}/{entry.name}")
+            continue
+        # The checksum file is deleted first: next to new content it would make Hadoop reject the
+        # entry.
+        with still_mine():
+            folder.delete(f"{LOG}/.{entry.name}.crc")
+        with still_mine():
+            folder.write(f"{LOG}/{entry.name}", [entry.data])
+
+
 def own_past(path: str, batch_id: int) -> list[SinkEntry]:
     """Read the log of a file sink up to a batch from the sink itself.
 
@@ -131,7 +197,9 @@ def own_past(path: str, batch_id: int) -> list[SinkEntry]:
         StorageAccessError: The log cannot be read.
     """
     captured = capture_log(path, SINKS_FOLDER, batch_id)
-    first = captured.files[0].source.rsplit("/", 1)[-1] if captured.files else "0"
+    if not captured.files:
+        return _before_its_beginning(path, batch_id)
+    first = captured.files[0].source.rsplit("/", 1)[-1]
     if first != "0" and not first.endswith(COMPACT):
         raise SinkRollbackError(
             f"{path}/{LOG} begins with entry {first}, and earlier entries are only in later compact files: the sink "
@@ -140,48 +208,57 @@ def own_past(path: str, batch_id: int) -> list[SinkEntry]:
     return [SinkEntry(file.source.rsplit("/", 1)[-1], file.folder.read(file.source)) for file in captured.files]
 
 
+def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
+    """A log up to a batch before its first entry: the query has begun to write there later."""
+    folder = open_file_io(path)
+    names = log_entries(folder)
+    first = names.get(min(names, default=-1))
+    if first is None:
+        return []
+    entry = SinkEntry(first, folder.read(f"{LOG}/{first}"))
+    if not first.endswith(COMPACT) or files_of([entry], path):
+        raise SinkRollbackError(
+            f"{path}/{LOG} begins with entry {first}, so the sink cannot be rolled back to batch {batch_id}. Go back "
+            "to a snapshot, which contains this log."
+        )
+    return _beginning(batch_id)
+
+
+def _beginning(batch_id: int) -> list[SinkEntry]:
+    """A log that lists no file and ends at a batch.
+
+    It is one compact entry. From the batch of the only one, Spark derives an interval of compaction that fits it
+    (`deriveCompactInterval`), whatever the settings of the query and of later readers are. With other entries,
+    which batches must be compact would depend on these settings.
+    """
+    # As a compact entry, batch 0 alone would make every later batch one.
+    return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]
+
+
 def logged_batch(path: str) -> int | None:
     """The newest batch in the log of a file sink's folder, or None if it has none.
 
     Raises:
         StorageAccessError: The folder cannot be reached.
     """
-    return max(
-        (number for name in open_file_io(path).list(LOG) if (number := entry_id(name)) is not None), default=None
-    )
+    return max(log_entries(open_file_io(path)), default=None)
 
 
-def empty_log(batch_id: int, like: Sequence[str] = ()) -> list[SinkEntry]:
-    """Entries of a log that lists no file and ends at a batch.
-
-    Args:
-        batch_id: The batch.
-        like: Names of the entries of another log that ends there, from which the compact interval
-            is derived.
-    """
-    if like:
-        return [SinkEntry(name, _NOTHING) for name in like]
-    base = (batch_id + 1) // _COMPACT_INTERVAL * _COMPACT_INTERVAL - 1
-    names = [f"{base}{COMPACT}"] if base >= 0 else []
-    return [SinkEntry(name, _NOTHING) for name in [*names, *map(str, range(base + 1, batch_id + 1))]]
-
-
-def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine = nullcontext) -> None:
-    """Create a log in a folder that ends at a batch; can be interrupted at any point and repeated.
+def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
+    """Create a log in a folder that lists no file and ends at a batch; can be interrupted and repeated.
 
     Args:
         path: The folder; created if it does not exist.
         batch_id: The batch after which the query resumes.
-        entries: The log.
         still_mine: Entered around each change of a file; raises if this process is no longer the
             writer.
 
     Raises:
         SinkRollbackError: The folder cannot be written.
     """
-    # Only if there is no log yet, and every writer creates the same one: nothing of a successor is
-    # destroyed.
-    roll_back(path, batch_id, entries, still_mine=still_mine)
+    # Only if there is no log yet, or one without files that an interrupted start has left.
+    roll_back(path, -1, (), still_mine=still_mine)
+    roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
 
 class Past(StrEnum):
@@ -257,11 +334,7 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
         StorageAccessError: The folder cannot be reached.
     """
     folder = open_file_io(path)
-    names: dict[int, str] = {}
-    for name in folder.list(LOG):
-        number = entry_id(name)
-        if number is not None:
-            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    names = log_entries(folder)
     if not names:
         return SinkLogAtHand(None)
     up_to: set[str] = set()
@@ -319,11 +392,15 @@ def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -
 
 def _entry(folder: FileIO, target: str, name: str | None, number: int, last: int) -> NeededFile:
     if name is None:
-        raise IncompleteCutError(
-            f"{folder.url}/{LOG}/{number} is missing: rolling the sink back to batch {last} needs its log up to "
-            "there. Do not delete files there; if this one cannot be put back, write to a new folder."
-        )
+        raise _missing(folder, str(number), last)
     source = f"{LOG}/{name}"
     with folder.open(source) as stream:
         check_log_version(stream.read(_VERSION_LINE_BYTES).partition(b"\n")[0], f"{folder.url}/{source}")
     return NeededFile(folder, source, f"{target}/{name}", *folder.version(source))
+
+
+def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:
+    return IncompleteCutError(
+        f"{folder.url}/{LOG}/{name} is missing: rolling the sink back to batch {last} needs its log up to there. Do "
+        "not delete files there. Put it back, or let `dagster-ckpt rebuild-output-log` write it from the snapshots."
+    )

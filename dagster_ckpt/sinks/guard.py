@@ -65,6 +65,8 @@ class Refusal(StrEnum):
     ANOTHER_STREAMS = "another stream of this catalog writes there"
     LOG_IS_GONE = "its log is missing, and with it the rows that the stream has written there"
     LOG_ELSEWHERE = "its log is not at the position of the stream"
+    LOG_HAS_GAP = "its log lacks an entry that readers and the next batches need"
+    FILES_ELSEWHERE = "its log lists files that do not lie there, so it was moved or copied"
     NOT_IN_SNAPSHOT = "it has a log that the snapshot does not contain, so it cannot be rolled back"
 
 
@@ -90,6 +92,7 @@ class SinkFacts:
         has_log: It is a file sink. Another sink has no log that a query could continue by mistake: what
             its own stream has written is undone.
         knows_queries: The sink keeps the batches of different queries apart.
+        trouble: Why its log cannot be continued as it is; None if it can.
     """
 
     start: Start
@@ -108,6 +111,7 @@ class SinkFacts:
     left_behind: bool = False
     has_log: bool = True
     knows_queries: bool = False
+    trouble: Refusal | None = None
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,19 @@ def judge(sink: Sink, facts: SinkFacts) -> Judgement:
         return Judgement(sink, Verdict.REFUSE, Refusal.ANOTHER_STREAMS)
     if not facts.mapped:
         return Judgement(sink, Verdict.REFUSE, Refusal.NOT_MAPPED)
+    if facts.trouble is not None and not _is_replaced(facts):
+        return Judgement(sink, Verdict.REFUSE, facts.trouble)
     decided = _RULES[facts.start](facts) if facts.has_log else _without_log(facts)
     if isinstance(decided, Refusal):
         return Judgement(sink, Verdict.REFUSE, decided)
     return Judgement(sink, decided)
+
+
+def _is_replaced(facts: SinkFacts) -> bool:
+    """Whether the start replaces what is wrong with the log."""
+    if facts.start is Start.TO_SNAPSHOT and facts.trouble is Refusal.LOG_HAS_GAP:
+        return facts.noted and facts.past is Past.SAME
+    return facts.start in (Start.EMPTY, Start.FORKED)
 
 
 def _without_log(facts: SinkFacts) -> Verdict:

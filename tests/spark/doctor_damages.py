@@ -80,6 +80,22 @@ CASES = {
         r"offsets/\d+",
         WARNING,
     ),
+    "a hole in the offsets, without state": Case(
+        "stateless",
+        lambda p: p.copy_entry("offsets", p.newest, p.newest + 2),
+        Code.PREVIOUS_OFFSET_MISSING,
+        "offsets/{V}",
+    ),
+    "the state is emptied": Case(
+        "heap",
+        lambda p: (shutil.rmtree(p.root / "state"), (p.root / "state").mkdir()),
+        Code.STATE_MISSING,
+        "state/0",
+        back=None,
+    ),
+    "state that the commit names is gone": Case(
+        "format-v2", lambda p: shutil.rmtree(p.root / "state"), Code.STATE_MISSING, "state/0", back=None
+    ),
     "all commits are gone": Case(
         "heap", lambda p: shutil.rmtree(p.root / "commits"), Code.COMMIT_LOG_LOST, "commits", back=None
     ),
@@ -291,6 +307,26 @@ CASES = {
         Code.SINK_LOG_GAP,
         ".*/_spark_metadata/4",
         back=2,
+    ),
+    "the compact entry of the sink's log is gone": Case(
+        "stateless",
+        lambda p: [
+            path.unlink()
+            for path in (p.sink / "_spark_metadata").iterdir()
+            if path.name in {"0", "1", "2"} or path.name.endswith(".compact")
+        ],
+        Code.SINK_LOG_GAP,
+        r".*/_spark_metadata/\d+(\.compact)?",
+        back=None,
+    ),
+    "the sink was copied": Case(
+        "stateless",
+        lambda p: [
+            path.write_text(path.read_text().replace("/output/", "/old/"))
+            for path in (p.sink / "_spark_metadata").iterdir()
+        ],
+        Code.SINK_LOG_ELSEWHERE,
+        ".*/_spark_metadata",
     ),
     "the sink's log is cut off": Case(
         "stateless",

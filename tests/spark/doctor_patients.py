@@ -66,6 +66,11 @@ class Patient:
     def copy(self, target: Path) -> Patient:
         shutil.copytree(self.root, target / "live")
         shutil.copytree(self.sink / "_spark_metadata", target / "output" / "_spark_metadata")
+        for entry in (target / "output" / "_spark_metadata").iterdir():
+            if entry.name.startswith("."):
+                entry.unlink()
+            else:
+                entry.write_text(entry.read_text().replace(f"{self.sink}/", f"{target / 'output'}/"))
         return Patient(target / "live", target / "output")
 
     def one(self, pattern: str) -> Path:

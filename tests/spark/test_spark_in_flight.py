@@ -26,7 +26,7 @@ from spark_scenarios import (
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import begin_log, empty_log
+from dagster_ckpt.sinks.file_sink_log import begin_log
 from dagster_ckpt.sinks.in_flight import (
     InFlight,
     InFlightFacts,
@@ -189,7 +189,7 @@ def test_a_fork_runs_the_batch_that_only_the_originals_output_has(killed: Killed
     batch_id = killed.cut_off - 1
     # The fork's own folder: this workload always writes to the same name.
     originals = killed.work.output.rename(killed.work.output.with_name("original"))
-    begin_log(str(killed.work.output), batch_id, empty_log(batch_id))
+    begin_log(str(killed.work.output), batch_id)
 
     assert settle_in_flight(killed.fresh, killed.sinks, still_mine=nullcontext) == []
     shown = killed.goes_on(killed.fresh)

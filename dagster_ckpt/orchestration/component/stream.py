@@ -147,6 +147,9 @@ class Health(dg.Model):
         description="Warn if records that a recovery would re-read leave the sources' retention within this time. "
         "Default: six hours.",
     )
+    max_watermark_ahead_ms: int = Field(
+        default=DAY_MS, description="Warn if the watermark is further ahead of the clock. Default: one day."
+    )
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:

@@ -14,8 +14,9 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
+from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.checkpoint_dir.state.checksums import content_trouble, crc32c, is_lz4, lz4_trouble
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.untrusted import from_json, number_in, reading
 
@@ -211,6 +212,8 @@ def examine_against_snapshot(
     for entry in snapshot.entries:
         is_schema = has_fixed_schemas and entry.path.endswith(_SCHEMA)
         is_log = is_schema or entry.path.partition("/")[0] in (METADATA, OFFSETS, COMMITS, SOURCES)
+        if not is_log and _is_log(entry.path):
+            yield from _note_against_snapshot(subject, snapshot, entry)
         if not is_log and entry.path not in tokens:
             continue
         token = tokens.get(entry.path)
@@ -232,6 +235,24 @@ def examine_against_snapshot(
             )
             is_read = not is_log or _is_read_by_a_start(subject, entry.path)
             yield found if is_read else replace(found, severity=Severity.WARNING)
+
+
+def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: FileEntry) -> Iterator[Finding]:
+    """Compare a schema or other metadata of the state, which Spark rewrites if a column gets another name."""
+    if is_metadata_v2(entry.path):
+        # A restore rewrites its paths.
+        return
+    try:
+        data = subject.folder.read(entry.path)
+    except FileNotFoundError:
+        return
+    if blake3(data).hexdigest() != entry.digest:
+        yield warning(
+            Code.CONTENT_DIFFERS,
+            entry.path,
+            f"It has not the content that it has in {snapshot.location}. Unless a column got another name since, it "
+            "was altered: Spark compares the query with it, and refuses to start if the types differ.",
+        )
 
 
 def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:

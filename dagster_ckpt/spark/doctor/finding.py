@@ -41,6 +41,7 @@ class Code(StrEnum):
     COMMIT_WITHOUT_OFFSET = "COMMIT_WITHOUT_OFFSET"
     PREVIOUS_OFFSET_MISSING = "PREVIOUS_OFFSET_MISSING"
     OFFSETS_AHEAD = "OFFSETS_AHEAD"
+    WATERMARK_AHEAD = "WATERMARK_AHEAD"
     FENCED = "FENCED"
     REPARTITION_UNFINISHED = "REPARTITION_UNFINISHED"
     SOURCE_LOG_MISSING = "SOURCE_LOG_MISSING"
@@ -62,6 +63,7 @@ class Code(StrEnum):
     HADOOP_CHECKSUM_STALE = "HADOOP_CHECKSUM_STALE"
     STATE_AHEAD = "STATE_AHEAD"
     SINK_LOG_GAP = "SINK_LOG_GAP"
+    SINK_LOG_ELSEWHERE = "SINK_LOG_ELSEWHERE"
     SINK_LOG_AHEAD = "SINK_LOG_AHEAD"
     SINK_LOG_BEHIND = "SINK_LOG_BEHIND"
     SINK_HAS_BATCH_IN_FLIGHT = "SINK_HAS_BATCH_IN_FLIGHT"
@@ -94,6 +96,8 @@ ADVICE: dict[Code, str] = {
     Code.COMMIT_WITHOUT_OFFSET: _GO_BACK,
     Code.PREVIOUS_OFFSET_MISSING: _GO_BACK,
     Code.OFFSETS_AHEAD: _GO_BACK,
+    Code.WATERMARK_AHEAD: "Let the code filter events whose time cannot be right, and start from a snapshot from "
+    "before the event with start_from=...: the watermark never goes back by itself.",
     Code.FENCED: "Start the stream: it resumes from here in a new directory. Never start a query in this one by hand.",
     Code.REPARTITION_UNFINISHED: "Finish the repartition, or " + _GO_BACK[0].lower() + _GO_BACK[1:],
     Code.SOURCE_LOG_MISSING: _GO_BACK,
@@ -119,14 +123,18 @@ ADVICE: dict[Code, str] = {
     ),
     Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. If you rewound it on purpose, "
     "delete the state files of these versions before the query starts.",
-    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or write to a new folder.",
+    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or run `dagster-ckpt rebuild-output-log` for "
+    "the stream, which writes it again from the snapshots that have it. If none has it, write to a new folder.",
+    Code.SINK_LOG_ELSEWHERE: "Run `dagster-ckpt relocate-output` for this folder: it lets the log list the files that "
+    "are there.",
     Code.SINK_LOG_AHEAD: "Start from a snapshot with start_from=...: that rolls the sink back. Otherwise Spark skips "
     "these batches and their rows are lost.",
     Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore a snapshot at or before its newest entry.",
     Code.SINK_HAS_BATCH_IN_FLIGHT: (
         "Start the stream: it first rolls the sink's log back by that batch, and Spark runs the batch again."
     ),
-    Code.SINK_LOG_UNREADABLE: "Put the entry back, or write to a new folder: readers of the folder fail on it.",
+    Code.SINK_LOG_UNREADABLE: "Put the entry back, or delete it and run `dagster-ckpt rebuild-output-log` for the "
+    "stream: readers of the folder fail on it.",
     Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
     Code.NOT_WHOLE: _GO_BACK,
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
+from dagster_ckpt.config.durations import utc_time
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.file_source import (
     COMPACT,
@@ -35,6 +38,7 @@ def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
             f"planning batch {fenced_at}.",
         )
     yield from _ends(subject)
+    yield from _event_time(subject)
     yield from _entries(subject, OFFSETS, subject.offsets, Code.OFFSET_UNREADABLE, parse_offset_entry)
     yield from _entries(subject, COMMITS, subject.commits, Code.COMMIT_UNREADABLE, parse_commit_entry)
     yield from _gaps(subject, OFFSETS, subject.offsets, Code.OFFSETS_GAP)
@@ -92,6 +96,34 @@ def _ends(subject: Subject) -> Iterator[Finding]:
             f"It plans {planned.partitions} state partitions, but batch {commit} has {committed.partitions}: an "
             "offline repartition was interrupted, and Spark refuses to start until it is finished.",
         )
+
+
+# Clocks of the machines that write events differ by less, also across time zones.
+_MOST_AHEAD_MS = 24 * 3_600_000
+
+
+def _event_time(subject: Subject) -> Iterator[Finding]:
+    commit = subject.commit
+    if commit is None:
+        return
+    offsets, committed = subject.offset_entry(commit), subject.commit_entry
+    watermark_ms = max(
+        offsets.watermark_ms if offsets is not None else 0, committed.next_watermark_ms if committed is not None else 0
+    )
+    if watermark_ms > time.time() * 1000 + _MOST_AHEAD_MS:
+        yield warning(
+            Code.WATERMARK_AHEAD,
+            f"{COMMITS}/{commit}",
+            f"The watermark is {_shown(watermark_ms)}, ahead of the clock: an event with a wrong time has moved it. "
+            "Spark drops every event before it as late.",
+        )
+
+
+def _shown(at_ms: int) -> str:
+    # A damaged entry can name any number.
+    with suppress(OverflowError, ValueError):
+        return utc_time(at_ms)
+    return f"{at_ms} ms"
 
 
 def _is_continuous(subject: Subject) -> bool:

@@ -1,0 +1,191 @@
+"""Repair the log of a file sink: relocate it after its folder was moved or copied, and rebuild it from a snapshot.
+
+Both only write entries whose part files exist with the length that they list, delete nothing but the Hadoop checksum of
+an entry that changes, and can be interrupted and repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.sinks.file_sink_log import LOG, has_beginning, log_entries, needed_entries, write_entries
+from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """A log whose paths were written for another folder.
+
+    Attributes:
+        folder: The folder.
+        entries: The entries that change, with paths in the folder.
+        files: How many files they list that lay elsewhere.
+        old_place: The folder of the first of them.
+    """
+
+    folder: str
+    entries: tuple[SinkEntry, ...]
+    files: int
+    old_place: str | None
+
+
+def plan_relocation(folder: str) -> Relocation:
+    """Find in a folder the files that its log lists elsewhere: by their names, which are unique, and their lengths.
+
+    Raises:
+        SinkRollbackError: There is no log, or a file is not there. Nothing was changed.
+        LiveDirectoryError: An entry cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    there = open_file_io(folder)
+    names = sorted(
+        (name for name in there.list(LOG) if entry_id(name) is not None), key=lambda name: entry_id(name) or 0
+    )
+    if not names:
+        raise SinkRollbackError(f"{folder} has no log: {LOG} is missing or empty. Name the folder of a file sink.")
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for path, _ in there.find():
+        by_name[path.rpartition("/")[2]].append(path)
+    is_below, missing, elsewhere = below(folder), set[str](), set[str]()
+    entries = []
+    for name in names:
+        lines, changed = [], False
+        for line in parse_log_lines(there.read(f"{LOG}/{name}"), f"{folder}/{LOG}/{name}"):
+            where = str(line.get("path"))
+            if is_below(where):
+                lines.append(line)
+                continue
+            found = [path for path in by_name[_bare(where)] if there.size(path) == line.get("size")]
+            if len(found) == 1:
+                elsewhere.add(where)
+                changed = True
+                lines.append({**line, "path": url_of(folder, found[0])})
+            else:
+                missing.add(where)
+        entries += [_entry(name, lines)] if changed else []
+    if missing:
+        raise SinkRollbackError(
+            f"The log of {folder} is not relocated, nothing was changed: {len(missing)} files that it lists are not "
+            f"there with the length that it lists: {_some(sorted(missing))}. Move or copy them into the folder first."
+        )
+    first = min(elsewhere, default=None)
+    return Relocation(folder, tuple(entries), len(elsewhere), None if first is None else first.rpartition("/")[0])
+
+
+def relocate(relocation: Relocation) -> None:
+    """Let the log list the files where they are now. The query must not be running.
+
+    Raises:
+        StorageAccessError: An entry cannot be written. Repeat it.
+    """
+    write_entries(open_file_io(relocation.folder), relocation.entries, still_mine=nullcontext)
+
+
+@dataclass(frozen=True)
+class RebuiltLog:
+    """What a log can be rebuilt to.
+
+    Attributes:
+        folder: The folder.
+        entries: The entries to write.
+        batch_id: The batch that the rebuilt log reaches.
+        unknown: Later batches that the log should have, and whose files nothing lists; empty if there are none.
+    """
+
+    folder: str
+    entries: tuple[SinkEntry, ...]
+    batch_id: int
+    unknown: range
+
+
+def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int | None) -> RebuiltLog:
+    """Complete a log from what a snapshot has captured of it, and from its own later entries.
+
+    Args:
+        folder: The folder.
+        captured: The log up to the batch of the snapshot.
+        committed: The newest batch that the query has committed; None if unknown.
+
+    Raises:
+        SinkRollbackError: An entry there contradicts the snapshot, or a listed file is not there. Nothing was changed.
+        LiveDirectoryError: An entry cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    there = open_file_io(folder)
+    at_hand, noted = log_entries(there), {entry_id(entry.name) or 0: entry for entry in captured}
+    for number, entry in noted.items():
+        name = at_hand.get(number)
+        if name == entry.name and not set(_files(there, name)) <= set(_listed(entry, folder)):
+            raise SinkRollbackError(
+                f"The log of {folder} is not rebuilt, nothing was changed: its entry {name} lists other files than the "
+                "snapshot. It is of another run of the query. Go back to a snapshot with start_from=...: that rolls "
+                "the sink back."
+            )
+    whole = {**at_hand, **{number: entry.name for number, entry in noted.items()}}
+    # A later compact entry has everything before it.
+    needed = needed_entries(whole)
+    reached = max(noted, default=-1)
+    if needed.start > reached and has_beginning(whole):
+        reached = needed.start
+    while reached + 1 in whole:
+        reached += 1
+    last = max(reached, -1 if committed is None else committed)
+    listed = {path: size for entry in captured for path, size in _listed(entry, folder).items()}
+    for number in range(max(noted, default=-1) + 1, reached + 1):
+        listed |= _files(there, whole[number]) if number in at_hand else {}
+    _check_files(folder, there, listed)
+    return RebuiltLog(folder, tuple(captured), reached, range(reached + 1, last + 1))
+
+
+def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
+    """Write the entries.
+
+    Raises:
+        StorageAccessError: An entry cannot be written. Repeat it.
+    """
+    write_entries(open_file_io(rebuilt.folder), rebuilt.entries, still_mine=still_mine)
+
+
+def _check_files(folder: str, there: FileIO, listed: Mapping[str, object]) -> None:
+    bad = sorted(path for path, size in listed.items() if there.size(name_below(folder, path)) != size)
+    if bad:
+        raise SinkRollbackError(
+            f"The log of {folder} is not rebuilt, nothing was changed: {len(bad)} files that it must list are not "
+            f"there with their lengths: {_some(bad)}. Put them back, or start from empty into a new folder."
+        )
+
+
+def _files(there: FileIO, name: str) -> dict[str, object]:
+    return _listed(SinkEntry(name, there.read(f"{LOG}/{name}")), there.url)
+
+
+def _listed(entry: SinkEntry, folder: str) -> dict[str, object]:
+    lines = parse_log_lines(entry.data, f"{folder}/{LOG}/{entry.name}")
+    return {str(line.get("path")): line.get("size") for line in lines}
+
+
+def _entry(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
+    return SinkEntry(name, "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode())
+
+
+def _bare(where: str) -> str:
+    return unquote(where).rpartition("/")[2]
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{', '.join(paths[:_NAMED])}{more}"

@@ -14,6 +14,7 @@ from dagster_ckpt.errors import CatalogError, NothingCommittedError
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_ms
 from dagster_ckpt.stream.snapshots import holding
 
@@ -76,6 +77,9 @@ def savepoint_of_stopped_stream(
     began_ms = wall_clock_ms()
     sinks = tuple(sinks_written(stream) if adopting is None else adopting.sinks)
     base = sharing_base(stream)
+    adopted = adopted_directory(record)
+    is_anothers = adopting is not None or (adopted is not None and adopted.is_pending)
+    of_adoption = {ADOPTED_FROM: directory} if is_anothers else {}
     order = SnapshotOrder(
         SnapshotKind.SAVEPOINT,
         number,
@@ -84,7 +88,7 @@ def savepoint_of_stopped_stream(
         target_directory=target_directory,
         sinks=sinks,
         label=label,
-        properties=provenance(stream, sinks) | trigger_properties(why, schedule),
+        properties=provenance(stream, sinks) | trigger_properties(why, schedule) | of_adoption,
     )
     snapshots = stream.catalog.snapshots
     if lease is None:

@@ -50,6 +50,7 @@ from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
+from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
@@ -213,6 +214,7 @@ class Start:
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
         """Refuse the start before anything is changed."""
         stream = self._stream
+        refuse_unclaimed(stream, plan.snapshot)
         lost = self._lost_batches(facts, plan, output)
         self._check_loss(preview_rewind(stream, facts, plan if lost is None else lost.in_plan(plan), output))
         self._check_sources(plan)

@@ -64,10 +64,11 @@ def same_folder(one: str, other: str) -> bool:
 
 def folders_overlap(one: str, other: str) -> bool:
     """Whether two folders are the same, or one contains the other."""
-    return _lies_in(one, other) or _lies_in(other, one)
+    return lies_in(one, other) or lies_in(other, one)
 
 
-def _lies_in(inner: str, outer: str) -> bool:
+def lies_in(inner: str, outer: str) -> bool:
+    """Whether a folder is another one or lies in it. Symbolic links of local folders are followed."""
     path = local_path(inner)
     if path is None:
         return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")

@@ -317,7 +317,7 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
     owner = _owner(parent)
     folders = [stream.live_root, stream.live_folder]
     others = [each for each in stream.catalog.streams.all() if each.stream_id != stream.stream_id]
-    users = [each for each in others if each.live_directory is not None and same_folder(each.live_directory, live.url)]
+    users = [each for each in others if any(same_folder(place, live.url) for place in _directories(each))]
     why = None
     if owner is not None:
         why = f"it is a live directory of deployment {owner}"
@@ -330,6 +330,11 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
             f"{live.url} is not adopted, nothing was changed: {why}. Fork that stream (fork_stream_job), import one of "
             "its snapshots (import_stream_job), or register it again if its catalog was lost (rebuild_catalog_job)."
         )
+
+
+def _directories(record: StreamRecord) -> list[str]:
+    adopting = (record.pending_restore or {}).get("adopting")
+    return [str(each) for each in (record.live_directory, adopting) if each is not None]
 
 
 def _owner(folder: str) -> str | None:

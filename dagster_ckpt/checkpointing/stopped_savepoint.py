@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.checkpointing.completion import NotRecorded, provenance, record_snapshot, trigger_properties
 from dagster_ckpt.checkpointing.progress import BatchFigures
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
-from dagster_ckpt.errors import CatalogError, NothingCommittedError
+from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -125,7 +125,15 @@ def savepoint_of_stopped_stream(
             snapshots.fail(lease, snapshot_id, reason)
         raise
     duration_ms = wall_clock_ms() - began_ms
-    recorded = record_snapshot(stream.catalog, taken, BatchFigures(), duration_ms=duration_ms, lease=lease)
+    try:
+        recorded = record_snapshot(stream.catalog, taken, BatchFigures(), duration_ms=duration_ms, lease=lease)
+    except BaseException as error:
+        if not isinstance(error, CkptError) and lease is None:
+            # A signal. With a lease, whoever holds it next settles the attempt.
+            snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
+            if snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
+                stream.store.discard(taken.stored.location)
+        raise
     if isinstance(recorded, NotRecorded):
         if recorded.is_certain:
             stream.store.discard(taken.stored.location)

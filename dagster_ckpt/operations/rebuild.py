@@ -19,12 +19,14 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotTrigger,
     StartCause,
+    StreamRecord,
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
+from dagster_ckpt.stream.adopted import refuse_unfinished_adoption, unclaimed_directory
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
@@ -159,7 +161,8 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
         owner = owner_of_live_folder(stream)
         if record.live_generation == 0 and not known:
             _refuse_anothers(stream, found, owner)
-        found = _of_this_deployment(stream, found, skipped)
+        refuse_unfinished_adoption(record)
+        found = _without_adoptions(stream, _of_this_deployment(stream, found, skipped), record, skipped)
         missing = [snapshot for snapshot in found if snapshot.snapshot_id not in known]
         undecided: list[SnapshotRecord] = []
         numbers = [snapshot.number or 0 for snapshot in found]
@@ -252,6 +255,24 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
             of = snapshot.properties.get(DEPLOYMENT) or "an unnamed deployment"
             skipped.append(f"{snapshot.location}: it belongs to {of}, but this catalog belongs to {own}")
     return [snapshot for snapshot in found if snapshot.properties.get(DEPLOYMENT) == own]
+
+
+def _without_adoptions(
+    stream: StreamHandle, found: list[SnapshotRecord], record: StreamRecord, skipped: list[str]
+) -> list[SnapshotRecord]:
+    """Leave out snapshots of an adopted directory that no start has taken over: its query may still run."""
+    if record.live_directory is not None:
+        return found
+    unclaimed = {each.snapshot_id: unclaimed_directory(stream, each) for each in found}
+    for snapshot in found:
+        directory = unclaimed[snapshot.snapshot_id]
+        if directory is not None:
+            skipped.append(
+                f"{snapshot.location}: it was taken when {directory} was adopted, and no start has taken that "
+                "directory over. Its query may still run: adopt it again, for a stream with another id or after this "
+                "savepoint was moved away"
+            )
+    return [each for each in found if unclaimed[each.snapshot_id] is None]
 
 
 def _record(header: SnapshotHeader, location: str, full_bytes: int, file_count: int) -> SnapshotRecord:

@@ -129,7 +129,7 @@ def savepoint_of_stopped_stream(
         recorded = record_snapshot(stream.catalog, taken, BatchFigures(), duration_ms=duration_ms, lease=lease)
     except BaseException as error:
         if not isinstance(error, CkptError) and lease is None:
-            # A signal. With a lease, whoever holds it next settles the attempt.
+            # A signal. With a lease, its next holder settles the attempt.
             snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
             if snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
                 stream.store.discard(taken.stored.location)

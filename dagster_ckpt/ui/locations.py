@@ -35,7 +35,7 @@ def refuse_location(client: Client, stream_id: str, start_from: str, *, may_act:
         return
     if not may_act:
         raise OptionError(
-            "A location is opened only for somebody who is signed in (dagster-ckpt ui --actions prints the address). "
+            "A location is opened only in a browser that is signed in (dagster-ckpt ui --actions prints the address). "
             "Nothing was opened. Name the snapshot by its id, number (chk-7) or label."
         )
     folder = reference.rstrip("/").removesuffix("/_metadata")

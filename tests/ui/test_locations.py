@@ -107,7 +107,7 @@ def test_a_snapshot_of_the_storage_is_opened_for_somebody_who_is_signed_in(
     [snapshot] = client.list_snapshots(STREAM)
 
     refused = requests.get(acting + FORM, params={"from": snapshot.location}, timeout=30).text
-    assert "A location is opened only for somebody who is signed in" in refused
+    assert "A location is opened only in a browser that is signed in" in refused
     # The advice of that refusal.
     assert "What this start would do" in requests.get(acting + FORM, params={"from": "chk-1"}, timeout=30).text
     assert "What this start would do" in signed_in.get(acting + FORM, params={"from": snapshot.location}).text

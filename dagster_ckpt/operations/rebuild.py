@@ -345,8 +345,7 @@ def _without_adoptions(
         if directory is not None:
             skipped.append(
                 f"{snapshot.location}: it was taken when {directory} was adopted, and no start has taken that "
-                "directory over. Its query may still run: adopt it again, for a stream with another id or after this "
-                "savepoint was moved away"
+                "directory over. Its query may still run: adopt it again"
             )
     return [each for each in found if unclaimed[each.snapshot_id] is None]
 

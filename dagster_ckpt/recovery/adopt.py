@@ -8,14 +8,22 @@ the stream takes the directory over (`take_over`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.checkpointing.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, RequestFailedError, SharedSinkError
+from dagster_ckpt.errors import (
+    CkptError,
+    LiveDirectoryError,
+    OptionError,
+    RequestFailedError,
+    SharedSinkError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+)
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import unknown_state
@@ -291,13 +299,28 @@ def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDire
         return
     unknown = unknown_state(stream)
     found = [record.live_directory] if record.live_directory is not None else []
-    found += [describe_snapshot(snapshot) for snapshot in stream.catalog.snapshots.completed(stream.stream_id)]
-    found += [*unknown.directories, *unknown.snapshots]
+    listed = stream.catalog.snapshots.completed(stream.stream_id)
+    found += [describe_snapshot(each) for each in listed if not _is_of(each.properties, live)]
+    found += [*unknown.directories, *(each for each in unknown.snapshots if not _is_stored_of(stream, each, live))]
     if found:
         raise RequestFailedError(
             f"Nothing is adopted, nothing was changed: stream {stream.stream_id!r} already has state "
             f"({', '.join(found[:4])}), and one stream continues one query. Choose another stream id."
         )
+
+
+def _is_of(properties: Mapping[str, object], live: LiveDirectory) -> bool:
+    """Whether a snapshot was taken of the directory when it was adopted before: the state is the same query's."""
+    directory = properties.get(ADOPTED_FROM)
+    return isinstance(directory, str) and same_folder(directory, live.url)
+
+
+def _is_stored_of(stream: StreamHandle, listed: str, live: LiveDirectory) -> bool:
+    try:
+        properties = stream.store.manifest(listed.removeprefix("savepoint ")).header.properties
+    except (SnapshotNotFoundError, SnapshotCorruptError):
+        return False
+    return _is_of(properties, live)
 
 
 def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:

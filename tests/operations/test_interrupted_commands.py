@@ -236,3 +236,7 @@ def test_a_rebuild_does_not_go_back_to_the_snapshot_of_an_adoption(tmp_path: Pat
     assert any("adopt it again" in each for each in report.skipped), report
     assert completed(new.stream) == []
     assert (tree(new.directory), tree(new.sink)) == before
+    # The advice of the report.
+    new.adopt()
+    assert new.start()[0].kind is RecoveryKind.CLONE
+    new.close()

@@ -79,6 +79,39 @@ class StreamRecords:
         """
         self._change_under(lease, live_directory=None, pending_restore=None)
 
+    def note_pending(self, lease: LeaseRecord, pending: Mapping[str, Any] | None) -> None:
+        """Record what remains to be done before a query may start, or None.
+
+        Raises:
+            LeaseLostError: The lease is no longer held.
+        """
+        self._change_under(lease, pending_restore=as_text(dict(pending)) if pending is not None else None)
+
+    def forget_adoption(self, lease: LeaseRecord) -> None:
+        """Record that the stream has no state: no start has taken its adopted directory over.
+
+        Its next timeline has no past, so that no recovery goes back to a snapshot of that directory.
+
+        Raises:
+            LeaseLostError: The lease is no longer held.
+        """
+        with self._database.writing_under(lease) as connection:
+            connection.execute(
+                streams.update()
+                .where(streams.c.stream_id == lease.stream_id)
+                .values(
+                    live_directory=None,
+                    live_generation=0,
+                    timeline=streams.c.timeline + 1,
+                    restored_snapshot_id=None,
+                    pending_restore=None,
+                    plan=None,
+                    origin=None,
+                    state_edits=None,
+                    updated_at_ms=self._database.now_ms(connection),
+                )
+            )
+
     def count_from(self, lease: LeaseRecord, number: int) -> None:
         """Raise the stream's counter to a number; a higher counter is unchanged.
 

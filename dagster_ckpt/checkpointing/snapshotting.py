@@ -22,7 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_over
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN
 from dagster_ckpt.spark.query.execution_mode import ExecutionMode
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import DEPLOYMENT
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM
 from dagster_ckpt.stream.start_from import checked_label
 
 
@@ -209,7 +209,7 @@ def _take(
             **guarantees(ExecutionMode(taken.properties["mode"]), order.sinks).properties(),
         }
         properties |= {"other_sinks": names_of_others(order.sinks), DEPLOYMENT: stream.catalog.deployment_id}
-        properties |= {**order.properties, **named}
+        properties |= {TAKEN_FROM: live.url, **order.properties, **named}
         header = SnapshotHeader(
             snapshot_id=order.snapshot_id,
             stream_id=stream.stream_id,

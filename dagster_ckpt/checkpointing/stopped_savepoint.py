@@ -6,14 +6,15 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.checkpointing.completion import NotRecorded, provenance, record_snapshot, trigger_properties
 from dagster_ckpt.checkpointing.progress import BatchFigures
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
-from dagster_ckpt.errors import CatalogError, NothingCommittedError
+from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_ms
 from dagster_ckpt.stream.snapshots import holding
 
@@ -76,6 +77,9 @@ def savepoint_of_stopped_stream(
     began_ms = wall_clock_ms()
     sinks = tuple(sinks_written(stream) if adopting is None else adopting.sinks)
     base = sharing_base(stream)
+    adopted = adopted_directory(record)
+    is_anothers = adopting is not None or (adopted is not None and adopted.is_pending)
+    of_adoption = {ADOPTED_FROM: directory} if is_anothers else {}
     order = SnapshotOrder(
         SnapshotKind.SAVEPOINT,
         number,
@@ -84,7 +88,7 @@ def savepoint_of_stopped_stream(
         target_directory=target_directory,
         sinks=sinks,
         label=label,
-        properties=provenance(stream, sinks) | trigger_properties(why, schedule),
+        properties=provenance(stream, sinks) | trigger_properties(why, schedule) | of_adoption,
     )
     snapshots = stream.catalog.snapshots
     if lease is None:
@@ -121,7 +125,15 @@ def savepoint_of_stopped_stream(
             snapshots.fail(lease, snapshot_id, reason)
         raise
     duration_ms = wall_clock_ms() - began_ms
-    recorded = record_snapshot(stream.catalog, taken, BatchFigures(), duration_ms=duration_ms, lease=lease)
+    try:
+        recorded = record_snapshot(stream.catalog, taken, BatchFigures(), duration_ms=duration_ms, lease=lease)
+    except BaseException as error:
+        if not isinstance(error, CkptError) and lease is None:
+            # A signal. With a lease, its next holder settles the attempt.
+            snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
+            if snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
+                stream.store.discard(taken.stored.location)
+        raise
     if isinstance(recorded, NotRecorded):
         if recorded.is_certain:
             stream.store.discard(taken.stored.location)

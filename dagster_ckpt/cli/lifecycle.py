@@ -246,6 +246,7 @@ def import_snapshot(
 @click.option("--in-place", is_flag=True, help="Continue in the directory itself, instead of in a copy.")
 @click.option("--label", help="A name for the first snapshot.")
 @click.option("--dry-run", is_flag=True, help="Only examine the directory.")
+@click.option("--undo", is_flag=True, help="Drop an adoption that no start has taken over, with its snapshots.")
 def adopt(
     client: Client,
     *,
@@ -255,12 +256,17 @@ def adopt(
     in_place: bool,
     label: str | None,
     dry_run: bool,
+    undo: bool,
     as_json: bool,
 ) -> None:
     """Take the checkpoint directory of a plain Spark query under management; STREAM continues it at its next start.
 
-    The directory is only read, and the query may keep running until that start.
+    The directory is only read, and the query may keep running until that start. Interrupted, it can be repeated.
     """
+    if undo:
+        done = client.undo_adoption(stream)
+        _report(done, done, as_json)
+        return
     made = client.adopt(
         stream,
         checkpoint_location=checkpoint_location,

@@ -216,5 +216,9 @@ def main() -> None:
 
 
 def _end(number: int, _: FrameType | None) -> Never:
+    # A closed terminal sends several signals: the second one must not interrupt what tidies up.
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     # As a shell reports a command that this signal ended.
     sys.exit(128 + number)

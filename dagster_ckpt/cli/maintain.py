@@ -250,8 +250,21 @@ def accept_catalog(deployment: Deployment, *, yes: bool, as_json: bool) -> None:
 )
 @click.argument("stream", required=False)
 @click.option("--take-over-deployment", metavar="ID", help="The deployment whose catalog was lost.")
+@click.option(
+    "--continue-from",
+    type=click.Choice(["live", "newest"]),
+    help="If a live directory is an old copy: continue in it, or from the newest snapshot.",
+)
 @yes
-def rebuild(client: Client, *, stream: str | None, take_over_deployment: str | None, yes: bool, as_json: bool) -> int:
+def rebuild(
+    client: Client,
+    *,
+    stream: str | None,
+    take_over_deployment: str | None,
+    continue_from: str | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
     """Rebuild a lost catalog: register the snapshots and live directories of STREAM again.
 
     Without STREAM, every stream found in --storage and --live-root is rebuilt.
@@ -259,11 +272,11 @@ def rebuild(client: Client, *, stream: str | None, take_over_deployment: str | N
     if take_over_deployment is not None:
         confirm(f"Take over deployment {take_over_deployment}? Nothing of it may be running.", yes=yes)
     if stream is not None:
-        rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment)
+        rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment, continue_from=continue_from)
         _print_rebuilt(rebuilt, rebuilt.messages(), as_json)
         return FAILED if rebuilt.found_only_damage else 0
     with working("Rebuilding the catalog"):
-        everything = client.rebuild_all(take_over_deployment=take_over_deployment)
+        everything = client.rebuild_all(take_over_deployment=take_over_deployment, continue_from=continue_from)
     nothing = "No stream was found. Check --storage and --live-root."
     _print_rebuilt(everything, everything.messages() or [nothing], as_json)
     is_complete = everything.streams and not any(each.found_only_damage for each in everything.streams)

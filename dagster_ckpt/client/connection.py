@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.config.storage_path import location_url
+from dagster_ckpt.config.storage_path import StoragePath, location_url
 
 if TYPE_CHECKING:
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -147,6 +147,18 @@ class Connection:
         from dagster_ckpt.stream.opening import RecordedStreams
 
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
+
+    def snapshot_folders(self, stream: str) -> list[str]:
+        """The folders in which the snapshots of a stream are, as its storage is configured; it opens none of them.
+
+        Args:
+            stream: The stream.
+        """
+        opened = self._open(stream)
+        places = (getattr(opened.storage, name, None) for name in ("checkpoint_location", "savepoint_location"))
+        checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)
+        own = f"{checkpoints}/{opened.stream_id}" if checkpoints is not None else None
+        return [folder for folder in (own, savepoints or checkpoints) if folder is not None]
 
     def _id_of(self, stream: str) -> str:
         return (

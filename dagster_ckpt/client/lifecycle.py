@@ -267,7 +267,7 @@ class LifecycleMethods(Connection):
         """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
 
         The directory is only read, and the first snapshot is taken of it; the query may keep running until
-        that start, which fences it.
+        that start, which fences it. If it is interrupted, repeat it, or drop it with `undo_adoption`.
 
         Args:
             stream: The stream that continues the query; it must not have any state yet.
@@ -281,7 +281,7 @@ class LifecycleMethods(Connection):
         Raises:
             LiveDirectoryError: The directory is damaged, managed by a stream, or was taken over before.
             SharedSinkError: The log of a named sink is not that of this query.
-            RequestFailedError: The stream already has state.
+            RequestFailedError: The stream already has state, or has adopted another directory.
         """
         from dagster_ckpt.recovery.adopt import adopt
         from dagster_ckpt.stream.start_from import checked_label
@@ -296,6 +296,21 @@ class LifecycleMethods(Connection):
             dry_run=dry_run,
             origin=self._origin,
         )
+
+    def undo_adoption(self, stream: str) -> list[str]:
+        """Drop an adoption, finished or not, that no start has taken over; returns what was done.
+
+        The snapshots that were taken of the adopted directory are deleted; the directory is not touched.
+
+        Args:
+            stream: The stream, which has no state afterwards.
+
+        Raises:
+            RequestFailedError: There is no such adoption, or a snapshot of it is still in use.
+        """
+        from dagster_ckpt.recovery.adopt import undo_adoption
+
+        return undo_adoption(self._open(stream), origin=self._origin)
 
     def export(
         self,

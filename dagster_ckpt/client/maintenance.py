@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.operations.health import StreamHealth
     from dagster_ckpt.operations.health_facts import HealthSettings
     from dagster_ckpt.operations.output_repair import RebuiltOutput
-    from dagster_ckpt.operations.rebuild import CatalogRebuild, RebuildReport
+    from dagster_ckpt.operations.rebuild import CatalogRebuild, ContinueFrom, RebuildReport
     from dagster_ckpt.operations.sink_cleaning import SinkCleaning
     from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.retention import RetentionReport
@@ -205,24 +205,31 @@ class MaintenanceMethods(Connection):
 
         return rebuild_output_logs(self._open(stream), dry_run=dry_run, origin=self._origin)
 
-    def rebuild(self, stream: str, *, take_over_deployment: str | None = None) -> RebuildReport:
+    def rebuild(
+        self, stream: str, *, take_over_deployment: str | None = None, continue_from: str | None = None
+    ) -> RebuildReport:
         """Rebuild a lost catalog: register the existing snapshots and live directories of a stream again.
 
         Args:
             stream: The stream; it must not be running, not even under another catalog.
             take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start
                 names it. Nothing of that deployment may be running.
+            continue_from: "live" or "newest": where the stream continues if its live directory is an old copy,
+                behind a snapshot that was taken of it. None refuses that and names both.
         """
         from dagster_ckpt.operations.rebuild import rebuild
 
-        opened = self._open(stream, new_like=stream)
-        return rebuild(opened, origin=self._origin, take_over_deployment=take_over_deployment)
+        opened, chosen = self._open(stream, new_like=stream), _continue_from(continue_from)
+        return rebuild(opened, origin=self._origin, take_over_deployment=take_over_deployment, continue_from=chosen)
 
-    def rebuild_all(self, *, take_over_deployment: str | None = None) -> CatalogRebuild:
+    def rebuild_all(
+        self, *, take_over_deployment: str | None = None, continue_from: str | None = None
+    ) -> CatalogRebuild:
         """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`.
 
         Args:
             take_over_deployment: As in `rebuild`.
+            continue_from: As in `rebuild`.
 
         Raises:
             OptionError: The client was opened without a storage.
@@ -235,4 +242,16 @@ class MaintenanceMethods(Connection):
             lambda stream: self._open(stream, new_like=stream),
             origin=self._origin,
             take_over_deployment=take_over_deployment,
+            continue_from=_continue_from(continue_from),
         )
+
+
+def _continue_from(value: str | None) -> ContinueFrom | None:
+    from dagster_ckpt.operations.rebuild import ContinueFrom
+
+    if value is None:
+        return None
+    try:
+        return ContinueFrom(value)
+    except ValueError as error:
+        raise OptionError(f"continue_from is {value!r}, but must be 'live' or 'newest'.") from error

@@ -68,7 +68,7 @@ def folders_overlap(one: str, other: str) -> bool:
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Whether a folder is another one or lies in it, in any spelling; neither needs to exist."""
+    """Whether a folder is another one or lies in it, in any spelling; neither needs to exist. Links are followed."""
     path = local_path(inner)
     if path is None:
         return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")

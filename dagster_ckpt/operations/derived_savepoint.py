@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, SnapshotTrigger
@@ -80,21 +81,50 @@ def derive_savepoint(
     """
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
-    begun = snapshots.start_of_stopped(
-        stream.stream_id,
-        snapshot_id=identity.snapshot_id,
-        number=identity.number,
-        trigger=trigger,
-        timeline=original.timeline,
-        label=label,
-    )
-    try:
+    with failing_unless_recorded(stream, identity.snapshot_id) as written:
+        begun = snapshots.start_of_stopped(
+            stream.stream_id,
+            snapshot_id=identity.snapshot_id,
+            number=identity.number,
+            trigger=trigger,
+            timeline=original.timeline,
+            label=label,
+        )
         with holding(stream.catalog, [original, begun], f"{purpose} {identity.snapshot_id}"):
             stored, header = write(identity)
+        written.append(stored.location)
+        return snapshots.complete_of_stopped(
+            identity.snapshot_id, _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
+        )
+
+
+@contextmanager
+def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
+    """Settle a savepoint without a lease if it is interrupted at any step before the catalog lists it.
+
+    Args:
+        stream: The stream.
+        snapshot_id: The savepoint.
+
+    Yields:
+        A list that receives the location of the savepoint once all of it is there. Its bytes are deleted
+        if the catalog confirms that it does not list them.
+    """
+    written: list[str] = []
+    try:
+        yield written
     except BaseException as error:
-        snapshots.fail_of_stopped(identity.snapshot_id, str(error) or type(error).__name__)
+        stream.catalog.snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
+        for location in written:
+            if not any(each.location == location for each in stream.catalog.snapshots.completed(stream.stream_id)):
+                stream.store.discard(location)
         raise
-    facts = CompletedSnapshot(
+
+
+def _facts(
+    stored: StoredSnapshot, header: SnapshotHeader, original: SnapshotRecord, state_rows: int | None, duration_ms: int
+) -> CompletedSnapshot:
+    return CompletedSnapshot(
         stored.location,
         batch_id=header.batch_id,
         query_id=header.query_id,
@@ -103,7 +133,6 @@ def derive_savepoint(
         file_count=stored.file_count,
         state_rows=state_rows,
         watermark=original.watermark,
-        duration_ms=wall_clock_ms() - began_ms,
+        duration_ms=duration_ms,
         properties=dict(header.properties),
     )
-    return snapshots.complete_of_stopped(identity.snapshot_id, facts)

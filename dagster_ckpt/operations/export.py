@@ -26,6 +26,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Progress
 from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 
@@ -83,7 +84,8 @@ def export_snapshot(
 ) -> Export:
     """Export a snapshot as a checkpoint directory that plain Spark continues. The stream is not changed.
 
-    The exported query keeps the id of the original, so that sinks that remember it continue.
+    The exported query keeps the id of the original, so that sinks that remember it continue. If it is
+    interrupted, repeat it: it replaces what it has left.
 
     Args:
         stream: The stream; it may be running.
@@ -113,6 +115,8 @@ def export_snapshot(
     _refuse_to_replace(target.sibling(".partial"))
     given = dict(outputs or {})
     with holding(stream.catalog, [snapshot], f"export {uuid.uuid4()}"):
+        if _is_left_over(target):
+            target.delete()
         logs = logs_in_snapshot(stream.store, location)
         properties = stream.store.manifest(location).header.properties
         restore_into(stream, location, target, marked=True, progress=progress)
@@ -122,9 +126,10 @@ def export_snapshot(
         except BaseException:
             target.delete()
             raise
-    target.note_in_use()
-    found = describe_checkpoint(target)
-    sinks = tuple(_exported(sink, found, properties, logs, given) for sink in sinks_in(properties))
+        found = describe_checkpoint(target)
+        sinks = tuple(_exported(sink, found, properties, logs, given) for sink in sinks_in(properties))
+        # Last: until then a repeated export replaces what an interrupted one has left.
+        target.note_in_use()
     return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks)
 
 
@@ -132,11 +137,17 @@ def _refuse_to_replace(unfinished: LiveDirectory) -> None:
     """Refuse to delete a directory of the user that has the name in which the export is built."""
     # In an object store, the export is built in its final place.
     is_used = unfinished.folder.can_rename
-    if is_used and unfinished.exists() and not unfinished.is_not_in_use():
+    if is_used and unfinished.exists() and not unfinished.is_not_in_use() and unfinished.folder.list(hidden=True):
         raise OptionError(
             f"{unfinished.url} exists, and no interrupted export has left it. The exported directory is built there "
             "before it gets its name: move it away, or export to another folder."
         )
+
+
+def _is_left_over(target: LiveDirectory) -> bool:
+    """Whether an interrupted export has left the directory: it is marked, and none of a deployment's live ones."""
+    parent = LiveDirectory(target.url.rstrip("/").rpartition("/")[0])
+    return target.exists() and target.is_not_in_use() and OWNER not in parent.folder.list()
 
 
 def _exported(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
@@ -19,19 +20,30 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotTrigger,
     StartCause,
+    StreamRecord,
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.adopted import refuse_unfinished_adoption, unclaimed_directory
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder
-from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, record_of
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, describe_snapshot, record_of
 from dagster_ckpt.stream.start_from import checked_label
+
+
+class ContinueFrom(StrEnum):
+    """Where a rebuilt stream continues if its live directory is older than a snapshot that was taken of it."""
+
+    LIVE = "live"
+    NEWEST = "newest"
+
 
 # Holder for a process that can no longer be found, so that its end does not count as orderly.
 _LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")
@@ -104,6 +116,7 @@ def rebuild_all(
     *,
     origin: str,
     take_over_deployment: str | None = None,
+    continue_from: ContinueFrom | None = None,
 ) -> CatalogRebuild:
     """Rebuild several streams, each as `rebuild` does; a stream that is refused does not stop the others.
 
@@ -112,18 +125,32 @@ def rebuild_all(
         open_stream: Opens one of them.
         origin: Who requests it, as shown by the leases.
         take_over_deployment: As in `rebuild`.
+        continue_from: As in `rebuild`.
     """
     done: list[RebuildReport] = []
     refused: dict[str, str] = {}
     for stream_id in stream_ids:
         try:
-            done.append(rebuild(open_stream(stream_id), origin=origin, take_over_deployment=take_over_deployment))
+            done.append(
+                rebuild(
+                    open_stream(stream_id),
+                    origin=origin,
+                    take_over_deployment=take_over_deployment,
+                    continue_from=continue_from,
+                )
+            )
         except CkptError as error:
             refused[stream_id] = str(error)
     return CatalogRebuild(tuple(done), refused)
 
 
-def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | None = None) -> RebuildReport:
+def rebuild(
+    stream: StreamHandle,
+    *,
+    origin: str,
+    take_over_deployment: str | None = None,
+    continue_from: ContinueFrom | None = None,
+) -> RebuildReport:
     """Register what exists in a stream's storage and live folder and is missing in the catalog.
 
     If the catalog knows the query's live directory, only missing snapshots are added. If it was
@@ -136,12 +163,15 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
         take_over_deployment: Id of the deployment whose catalog was lost: what belongs to it is
             registered. Nothing of it may be running. Without it, only what belongs to this catalog's
             own deployment is registered.
+        continue_from: Where the stream continues if its live directory is older than a snapshot that was
+            taken of it; None refuses that.
 
     Raises:
         StreamNotFoundError: Nothing of it was found, and the catalog does not know it either; nothing was changed.
         CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over
             another.
-        LiveDirectoryError: The files belong to another deployment, named in the message.
+        LiveDirectoryError: The files belong to another deployment, named in the message. Or the live directory is an
+            old copy, and `continue_from` does not choose.
         LeaseHeldError: The stream is running.
         StorageAccessError: The storage or the live folder cannot be reached; nothing was changed.
     """
@@ -159,20 +189,28 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
         owner = owner_of_live_folder(stream)
         if record.live_generation == 0 and not known:
             _refuse_anothers(stream, found, owner)
-        found = _of_this_deployment(stream, found, skipped)
+        refuse_unfinished_adoption(record)
+        found = _without_adoptions(stream, _of_this_deployment(stream, found, skipped), record, skipped)
         missing = [snapshot for snapshot in found if snapshot.snapshot_id not in known]
         undecided: list[SnapshotRecord] = []
         numbers = [snapshot.number or 0 for snapshot in found]
         next_number = max(numbers, default=0) + 1
         if record.live_generation > 0 and not stream.directories_ahead(record):
-            stream.catalog.rebuilding.add_snapshots(lease.record, missing, next_number=next_number)
             live_directory = record.live_directory
+            live = LiveDirectory(live_directory) if live_directory is not None else None
+            if live is not None and _goes_on_elsewhere(live, found, continue_from):
+                stream.catalog.streams.forget_live_directory(lease.record)
+                live_directory = None
+            stream.catalog.rebuilding.add_snapshots(lease.record, missing, next_number=next_number)
         else:
             is_ours = owner is None or owner == stream.catalog.deployment_id
             built = stream.live_directories() if is_ours else []
             half_made = {each.live.url: why for each in built if (why := _why_half_made(each)) is not None}
             skipped += [f"{url}: {why}" for url, why in half_made.items()]
             usable = [each for each in built if each.live.url not in half_made]
+            if usable and _goes_on_elsewhere(usable[-1].live, found, continue_from):
+                skipped.append(f"{usable[-1].live.url}: it is an old copy, and continue_from is newest")
+                usable = []
             generation = max((each.generation for each in built), default=0)
             rebuilt, batch = _stream(found, missing, next_number, usable, generation)
             rebuilt = replace(rebuilt, timeline=max(rebuilt.timeline, record.timeline))
@@ -184,6 +222,47 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
     maybe = tuple(map(describe_snapshot, undecided))
     return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped), maybe)
+
+
+def _goes_on_elsewhere(
+    live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None
+) -> bool:
+    """Whether the stream goes on from a snapshot that is newer than its live directory, which is an old copy.
+
+    A rewind always makes a new directory. So one that is behind a snapshot that was taken of it was put back.
+
+    Raises:
+        LiveDirectoryError: It is an old copy, and nobody has chosen.
+    """
+    state = inspect_live_directory(live)
+    if state.status is not LiveStatus.GOOD or state.batch_id is None:
+        return False
+    newest = max((each.timeline for each in found), default=0)
+    later = [
+        each
+        for each in found
+        if each.timeline == newest
+        and not each.edit
+        and (each.batch_id or 0) > state.batch_id
+        # Snapshots of earlier versions do not say it.
+        and _last_part(str(each.properties.get(TAKEN_FROM, live.url))) == _last_part(live.url)
+    ]
+    if not later or continue_from is ContinueFrom.LIVE:
+        return False
+    if continue_from is None:
+        name = describe_snapshot(later[-1])
+        raise LiveDirectoryError(
+            f"Nothing was registered: the live directory {live.url} stands at batch {state.batch_id}, but {name} was "
+            "taken later. The directory is an old copy, such as from a backup of the disk, or the stream was taken "
+            "back by an earlier version of this package. Choose where the stream continues, with continue_from "
+            f"(--continue-from): 'newest' restores {name} and leaves the directory as it is; 'live' continues at batch "
+            f"{state.batch_id} of the directory, runs the later batches again, and no recovery uses {name} any more."
+        )
+    return True
+
+
+def _last_part(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
 
 
 def _refuse_nothing(stream: StreamHandle) -> None:
@@ -252,6 +331,23 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
             of = snapshot.properties.get(DEPLOYMENT) or "an unnamed deployment"
             skipped.append(f"{snapshot.location}: it belongs to {of}, but this catalog belongs to {own}")
     return [snapshot for snapshot in found if snapshot.properties.get(DEPLOYMENT) == own]
+
+
+def _without_adoptions(
+    stream: StreamHandle, found: list[SnapshotRecord], record: StreamRecord, skipped: list[str]
+) -> list[SnapshotRecord]:
+    """Leave out snapshots of an adopted directory that no start has taken over: its query may still run."""
+    if record.live_directory is not None:
+        return found
+    unclaimed = {each.snapshot_id: unclaimed_directory(stream, each) for each in found}
+    for snapshot in found:
+        directory = unclaimed[snapshot.snapshot_id]
+        if directory is not None:
+            skipped.append(
+                f"{snapshot.location}: it was taken when {directory} was adopted, and no start has taken that "
+                "directory over. Its query may still run: adopt it again"
+            )
+    return [each for each in found if unclaimed[each.snapshot_id] is None]
 
 
 def _record(header: SnapshotHeader, location: str, full_bytes: int, file_count: int) -> SnapshotRecord:

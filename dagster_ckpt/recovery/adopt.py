@@ -8,15 +8,26 @@ the stream takes the directory over (`take_over`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.checkpointing.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
-from dagster_ckpt.errors import LiveDirectoryError, OptionError, RequestFailedError, SharedSinkError
+from dagster_ckpt.errors import (
+    CkptError,
+    LiveDirectoryError,
+    OptionError,
+    RequestFailedError,
+    SharedSinkError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+)
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
+from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import unknown_state
+from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
@@ -26,7 +37,15 @@ from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
-from dagster_ckpt.stream.adopted import CLAIM, Adopted, adopted_directory, claim_of, pending_adoption
+from dagster_ckpt.stream.adopted import (
+    ADOPTED_FROM,
+    CLAIM,
+    Adopted,
+    before_adoption,
+    begun_adoption,
+    claim_of,
+    pending_adoption,
+)
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -87,8 +106,9 @@ def adopt(
 ) -> Adoption:
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
-    The directory is only read: its query may be running and is not disturbed. If adopting is
-    interrupted, the stream is unchanged. Until the first start it may be repeated.
+    The directory is only read: its query may be running and is not disturbed. An adoption that is
+    interrupted refuses every start until it is repeated, which finishes it, or dropped
+    (`undo_adoption`). Until the first start it may be repeated, also with other options.
 
     Args:
         stream: The stream; it must not have any state yet.
@@ -107,7 +127,7 @@ def adopt(
         OptionError: A sink is named in a way that does not tell what it is.
         LiveDirectoryError: The directory is none of Spark's, is damaged, managed by a stream, or was taken over before.
         SharedSinkError: The log of a named sink is not that of this query.
-        RequestFailedError: The stream already has state.
+        RequestFailedError: The stream already has state, or has adopted another directory.
         LeaseHeldError: The stream is running.
         LeaseLostError: The stream was started in the meantime.
         StorageAccessError: Something cannot be read or written.
@@ -164,45 +184,164 @@ def _register(
     holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
-        _refuse_own_state(stream, stream.catalog.streams.get(stream.stream_id))
+        _refuse_own_state(stream, stream.catalog.streams.get(stream.stream_id), live)
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         fence_predecessor(stream, acquired, still_mine=lease.check)
-        snapshot = savepoint_of_stopped_stream(stream, label=label, adopting=DirectoryToAdopt(live.url, sinks))
-        stream.catalog.streams.switch_live_directory(
-            lease.record,
-            live.url,
-            origin=StateOrigin(
-                OriginKind.ADOPTED,
-                batch_id=snapshot.batch_id,
-                snapshot_id=snapshot.snapshot_id,
-                location=snapshot.location,
-                snapshot_kind=snapshot.kind,
-                snapshot_number=snapshot.number,
-                query_id=snapshot.query_id,
-                directory=live.url,
-                sinks=sinks,
-            ),
-            restored_snapshot_id=snapshot.snapshot_id,
-            pending_restore=pending_adoption(Adopted(live.url, in_place, is_pending=True), snapshot.batch_id or 0),
-            plan={},
-            state_edits=state_edits(live),
-        )
+        _drop_unfinished(stream, lease)
+        catalog = stream.catalog
+        catalog.streams.note_pending(lease.record, begun_adoption(catalog.streams.get(stream.stream_id), live.url))
+        try:
+            snapshot = savepoint_of_stopped_stream(
+                stream, label=label, lease=lease.record, adopting=DirectoryToAdopt(live.url, sinks)
+            )
+            _switch(stream, lease, live, sinks, snapshot, in_place=in_place)
+        except BaseException:
+            # Where this fails too, every start is refused until the adoption is repeated or dropped.
+            with suppress(CkptError):
+                _drop_unfinished(stream, lease)
+            raise
     return snapshot
 
 
-def _refuse_own_state(stream: StreamHandle, record: StreamRecord) -> None:
-    adopted = adopted_directory(record)
-    if adopted is not None and adopted.is_pending:
+def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
+    """Drop an adoption, finished or not, that no start has taken over. The stream has no state then. May be repeated.
+
+    The snapshots that were taken of the adopted directory are deleted; the directory is not touched.
+
+    Args:
+        stream: The stream.
+        origin: Who requests it, as shown by the lease.
+
+    Returns:
+        What was done, for people.
+
+    Raises:
+        RequestFailedError: There is no such adoption, or a snapshot of it is still in use.
+        LeaseHeldError: The stream is running.
+        LeaseLostError: The stream was started in the meantime.
+        StorageAccessError: The storage cannot be reached.
+    """
+    catalog = stream.catalog
+    _adopting(catalog.streams.get(stream.stream_id))
+    holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
+    with LeaseKeeper(catalog, acquire(catalog, stream.stream_id, holder).record) as lease:
+        record = catalog.streams.get(stream.stream_id)
+        directory = _adopting(record)
+        if "adopting" not in (record.pending_restore or {}):
+            catalog.streams.note_pending(lease.record, begun_adoption(record, directory))
+        settle_dead_attempts(stream, lease.record)
+        taken = [each for each in catalog.snapshots.of_stream(stream.stream_id) if ADOPTED_FROM in each.properties]
+        deleted = _delete(stream, lease, taken)
+        catalog.streams.forget_adoption(lease.record)
+    return [*deleted, f"{stream.stream_id} no longer adopts {directory}, whose query was not touched"]
+
+
+def _adopting(record: StreamRecord) -> str:
+    pending = record.pending_restore or {}
+    directory = pending.get("adopting") or pending.get("adopts")
+    if directory is None:
+        raise RequestFailedError(
+            f"Stream {record.stream_id!r} has no adoption to drop: none was begun, or a start has taken the directory "
+            "over. Nothing was changed."
+        )
+    return str(directory)
+
+
+def _drop_unfinished(stream: StreamHandle, lease: LeaseKeeper) -> None:
+    """Remove what an attempt to adopt has left; an earlier adoption stays as it was."""
+    catalog = stream.catalog
+    pending = catalog.streams.get(stream.stream_id).pending_restore or {}
+    if "adopting" not in pending:
+        return
+    settle_dead_attempts(stream, lease.record)
+    first = int(pending["first_number"])
+    taken = [
+        each
+        for each in catalog.snapshots.of_stream(stream.stream_id)
+        if ADOPTED_FROM in each.properties and (each.number or 0) >= first
+    ]
+    _delete(stream, lease, taken)
+    catalog.streams.note_pending(lease.record, before_adoption(pending))
+
+
+def _delete(stream: StreamHandle, lease: LeaseKeeper, taken: Sequence[SnapshotRecord]) -> list[str]:
+    left = [each for each in taken if each.status in (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING)]
+    report = discard(stream, left, reason="its adoption was dropped", lease=lease)
+    remaining = [*report.kept, *report.held, *report.failed]
+    if remaining:
+        raise RequestFailedError(
+            f"The adoption of stream {stream.stream_id!r} cannot be dropped yet, because a snapshot of it could not be "
+            f"deleted: {'; '.join(remaining)}. Repeat the command when that is settled."
+        )
+    return [f"deleted {name}" for name in report.deleted]
+
+
+def _switch(
+    stream: StreamHandle,
+    lease: LeaseKeeper,
+    live: LiveDirectory,
+    sinks: tuple[str, ...],
+    snapshot: SnapshotRecord,
+    *,
+    in_place: bool,
+) -> None:
+    """Record the adoption, in one transaction."""
+    stream.catalog.streams.switch_live_directory(
+        lease.record,
+        live.url,
+        origin=StateOrigin(
+            OriginKind.ADOPTED,
+            batch_id=snapshot.batch_id,
+            snapshot_id=snapshot.snapshot_id,
+            location=snapshot.location,
+            snapshot_kind=snapshot.kind,
+            snapshot_number=snapshot.number,
+            query_id=snapshot.query_id,
+            directory=live.url,
+            sinks=sinks,
+        ),
+        restored_snapshot_id=snapshot.snapshot_id,
+        pending_restore=pending_adoption(Adopted(live.url, in_place, is_pending=True), snapshot.batch_id or 0),
+        plan={},
+        state_edits=state_edits(live),
+    )
+
+
+def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> None:
+    pending = record.pending_restore or {}
+    adopting = pending.get("adopting") or pending.get("adopts")
+    if adopting is not None:
+        if not same_folder(str(adopting), live.url):
+            raise RequestFailedError(
+                f"{live.url} is not adopted, nothing was changed: stream {stream.stream_id!r} has adopted {adopting}, "
+                f"and one stream continues one query. Choose another stream id, or first drop that adoption: "
+                f"dagster-ckpt adopt {stream.stream_id} {adopting} --undo."
+            )
         return
     unknown = unknown_state(stream)
     found = [record.live_directory] if record.live_directory is not None else []
-    found += [describe_snapshot(snapshot) for snapshot in stream.catalog.snapshots.completed(stream.stream_id)]
-    found += [*unknown.directories, *unknown.snapshots]
+    listed = stream.catalog.snapshots.completed(stream.stream_id)
+    found += [describe_snapshot(each) for each in listed if not _is_of(each.properties, live)]
+    found += [*unknown.directories, *(each for each in unknown.snapshots if not _is_stored_of(stream, each, live))]
     if found:
         raise RequestFailedError(
             f"Nothing is adopted, nothing was changed: stream {stream.stream_id!r} already has state "
             f"({', '.join(found[:4])}), and one stream continues one query. Choose another stream id."
         )
+
+
+def _is_of(properties: Mapping[str, object], live: LiveDirectory) -> bool:
+    """Whether a snapshot was taken of the directory when it was adopted before: the state is the same query's."""
+    directory = properties.get(ADOPTED_FROM)
+    return isinstance(directory, str) and same_folder(directory, live.url)
+
+
+def _is_stored_of(stream: StreamHandle, listed: str, live: LiveDirectory) -> bool:
+    try:
+        properties = stream.store.manifest(listed.removeprefix("savepoint ")).header.properties
+    except (SnapshotNotFoundError, SnapshotCorruptError):
+        return False
+    return _is_of(properties, live)
 
 
 def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
@@ -222,7 +361,7 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
     owner = _owner(parent)
     folders = [stream.live_root, stream.live_folder]
     others = [each for each in stream.catalog.streams.all() if each.stream_id != stream.stream_id]
-    users = [each for each in others if each.live_directory is not None and same_folder(each.live_directory, live.url)]
+    users = [each for each in others if any(same_folder(place, live.url) for place in _directories(each))]
     why = None
     if owner is not None:
         why = f"it is a live directory of deployment {owner}"
@@ -235,6 +374,11 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
             f"{live.url} is not adopted, nothing was changed: {why}. Fork that stream (fork_stream_job), import one of "
             "its snapshots (import_stream_job), or register it again if its catalog was lost (rebuild_catalog_job)."
         )
+
+
+def _directories(record: StreamRecord) -> list[str]:
+    adopting = (record.pending_restore or {}).get("adopting")
+    return [str(each) for each in (record.live_directory, adopting) if each is not None]
 
 
 def _owner(folder: str) -> str | None:

@@ -29,6 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMin
 from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
+from dagster_ckpt.stream.adopted import refuse_unfinished_adoption
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -196,6 +197,7 @@ def assign_state(
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         record = stream.catalog.streams.get(stream.stream_id)
+        refuse_unfinished_adoption(record)
         committed = stream.catalog.executions.last_batch(stream.stream_id, record.live_directory)
         if committed is not None and not replace_state:
             raise RequestFailedError(

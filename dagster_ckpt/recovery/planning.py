@@ -21,7 +21,7 @@ from dagster_ckpt.recovery.recovery_points import (
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
-from dagster_ckpt.stream.adopted import Adopted, adopted_directory
+from dagster_ckpt.stream.adopted import Adopted, adopted_directory, refuse_unfinished_adoption
 from dagster_ckpt.stream.snapshots import (
     CHECKPOINT,
     SAVEPOINT,
@@ -40,10 +40,11 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
         OptionError: Several snapshots have the requested label.
         LiveDirectoryError: The live directory is lost or broken and there is no snapshot; the message
             says how to start empty on purpose. Or the requested batch is not retained there. Or the
-            stream's folders contain state that the catalog does not know.
+            stream's folders contain state that the catalog does not know. Or an adoption is unfinished.
         RecoveryExhaustedError: Every point that the stream could continue from has failed.
         StateAtRiskError: State would be discarded without confirmation.
     """
+    refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)
         return RecoveryPlan(

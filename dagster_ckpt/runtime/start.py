@@ -53,6 +53,7 @@ from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
 from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
+from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
 from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
@@ -232,6 +233,7 @@ class Start:
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
         """Refuse the start before anything is changed."""
         stream = self._stream
+        refuse_unclaimed(stream, plan.snapshot)
         sources = self._unchanged_sources(plan)
         lost = self._lost_batches(facts, plan, output)
         ahead = self._preview(facts, plan if lost is None else lost.in_plan(plan), output)

@@ -64,7 +64,11 @@ class Refusal(StrEnum):
     ANOTHERS_LOG = "its log is not this stream's"
     ANOTHER_STREAMS = "another stream of this catalog writes there"
     LOG_IS_GONE = "its log is missing, and with it the rows that the stream has written there"
-    LOG_ELSEWHERE = "its log is not at the position of the stream"
+    LOG_ELSEWHERE = (
+        "its log is not at the position of the stream: either another query writes there, or the live directory is an "
+        "old copy, such as from a backup of the disk (dagster-ckpt rebuild shows newer checkpoints and how to continue "
+        "from them)"
+    )
     LOG_HAS_GAP = "its log lacks an entry that readers and the next batches need"
     FILES_ELSEWHERE = "its log lists files that do not lie there, so it was moved or copied"
     NOT_IN_SNAPSHOT = "it has a log that the snapshot does not contain, so it cannot be rolled back"

@@ -192,9 +192,15 @@ class ObjectSnapshotStore:
                 file_io.delete(mark)
                 file_io.delete_if_empty(directory)
             raise
-        with contextlib.suppress(StorageAccessError):
-            file_io.delete(mark)
-        return self._stored(f"{file_io.url}/{directory}", written)
+        location = f"{file_io.url}/{directory}"
+        try:
+            with contextlib.suppress(StorageAccessError):
+                file_io.delete(mark)
+        except BaseException:
+            # An interrupted attempt is recorded as failed: nothing whole is left that a rebuild would find.
+            self.discard(location)
+            raise
+        return self._stored(location, written)
 
     def base(self, location: str | None) -> BaseSnapshot | None:
         """An earlier snapshot to share with, of this stream or another; None if it is missing or broken."""

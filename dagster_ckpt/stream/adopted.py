@@ -1,23 +1,29 @@
 """An adopted checkpoint directory: one that plain Spark wrote, and from which a stream continues.
 
 Until the stream's first start, the query that wrote the directory may still run; adopting only reads.
-The start takes the directory over. It first leaves a claim there, which names the stream and its
+A snapshot of it is then no recovery point: a restore would roll back the sinks of that query. So an
+adoption is registered as begun before its snapshot is taken, and until it is finished or dropped every
+start is refused. The start takes the directory over. It first leaves a claim there, which names the stream and its
 deployment: two deployments may have adopted the same directory, and only one may continue from it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import StreamRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 CLAIM = "adopted-by"
+# Property of a snapshot that was taken before a start took the directory over: the directory.
+ADOPTED_FROM = "adopted_from"
 _LONGEST = 1024
 
 
@@ -50,6 +56,65 @@ def adopted_directory(record: StreamRecord) -> Adopted | None:
 def pending_adoption(adopted: Adopted, batch_id: int) -> dict[str, object]:
     """What the catalog keeps of an adoption until a start takes the directory over."""
     return {"adopts": adopted.directory, "in_place": adopted.in_place, "batch_id": batch_id}
+
+
+def begun_adoption(record: StreamRecord, directory: str) -> dict[str, object]:
+    """What the catalog keeps while a directory is being adopted, in addition to what was pending before."""
+    return {**(record.pending_restore or {}), "adopting": directory, "first_number": record.next_number}
+
+
+def before_adoption(pending: Mapping[str, object]) -> dict[str, object] | None:
+    """What was pending before an adoption was begun."""
+    return {name: value for name, value in pending.items() if name not in ("adopting", "first_number")} or None
+
+
+def refuse_unfinished_adoption(record: StreamRecord) -> None:
+    """Refuse to use a stream whose adoption was begun and not finished.
+
+    Raises:
+        LiveDirectoryError: It was.
+    """
+    directory = (record.pending_restore or {}).get("adopting")
+    if directory is not None:
+        raise LiveDirectoryError(
+            f"The adoption of {directory} for stream {record.stream_id!r} was begun and not finished, so nothing would "
+            "fence the query that wrote it. Nothing was changed. Repeat the adoption, which finishes it "
+            f"(adopt_stream_job, or dagster-ckpt adopt {record.stream_id} {directory} with the same options), or drop "
+            f"it: dagster-ckpt adopt {record.stream_id} {directory} --undo."
+        )
+
+
+def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
+    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
+    directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
+    if not isinstance(directory, str):
+        return None
+    live = LiveDirectory(directory)
+    return directory if live.exists() and claim_of(live) != _claim(stream) else None
+
+
+def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
+    """Refuse to restore a snapshot of an adopted directory beside the query that wrote it.
+
+    Raises:
+        LiveDirectoryError: The stream has not taken that directory over, and will not.
+        StorageAccessError: The directory cannot be reached.
+    """
+    if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
+        # The adopted directory, which this start takes over, or one of the stream's own, after that.
+        return
+    directory = unclaimed_directory(stream, snapshot)
+    if snapshot is not None and directory is not None:
+        raise LiveDirectoryError(
+            f"Stream {stream.stream_id!r} is not started from {describe_snapshot(snapshot)}, nothing was changed: it "
+            f"was taken when {directory} was adopted, and no start has taken that directory over. Its query may still "
+            f"write to the sinks that the restore would roll back. Adopt the directory again (dagster-ckpt adopt "
+            f"{stream.stream_id} {directory}) and then start from latest or from that snapshot."
+        )
 
 
 def claim_of(live: LiveDirectory) -> str | None:

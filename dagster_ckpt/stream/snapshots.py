@@ -172,6 +172,8 @@ def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterat
 
 # Property of a snapshot: the deployment whose catalog recorded it.
 DEPLOYMENT = "deployment_id"
+# Property of a snapshot: the live directory that it is a cut of.
+TAKEN_FROM = "live_directory"
 
 
 def unregistered_snapshot(

@@ -33,6 +33,7 @@ from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
+from dagster_ckpt.ui.locations import refuse_location
 
 _COOKIE = "dagster_ckpt_actions"
 # Nothing is loaded from elsewhere, no script is inline, and no other site may show the page in a frame.
@@ -183,6 +184,7 @@ class CheckpointPage:
         problem = None
         if point:
             try:
+                refuse_location(self._client, stream.stream_id, point, may_act=self._may_act(request))
                 preview = self._client.preview_rewind(stream.stream_id, start_from=point, new_query_id=new_query_id)
             except CkptError as error:
                 problem = without_secrets(str(error))
@@ -235,6 +237,11 @@ class CheckpointPage:
         point = form.get("from", "")
         if verb == "restart" and not point:
             return PlainTextResponse("This form does not say where to start from, so nothing was started.", 400)
+        if verb == "restart":
+            try:
+                refuse_location(self._client, stream_id, point, may_act=True)
+            except CkptError as error:
+                return PlainTextResponse(f"Nothing was started. {without_secrets(str(error))}", 400)
         accepted = {name: True for name in _ACCEPTED if form.get(name) == "yes"}
         actions: dict[str, tuple[str, Callable[[Report], list[str]]]] = {
             "savepoint": ("Savepoint", lambda _: [_taken(self._client.trigger_savepoint(stream_id, label=label))]),

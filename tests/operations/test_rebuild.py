@@ -12,9 +12,10 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.streams import StreamRecords
+from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError, StreamNotFoundError
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.operations.rebuild import ContinueFrom, rebuild
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.facts import recovery_facts, unknown_state
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
@@ -405,3 +406,55 @@ def test_a_query_that_the_lost_catalog_knew_of_is_fenced_before_the_next_start(
     assert plan.kind is RecoveryKind.CLONE
     assert runs_in.fenced_at() == LAST + 1
     assert (live.url != runs_in.url, history.batch) == (True, LAST)
+
+
+class TestAnOldCopyOfTheLiveDirectory:
+    """The disk was restored from a backup: the directory is behind a checkpoint that was taken of it."""
+
+    @pytest.fixture
+    def restored(self, history: History, tmp_path: Path) -> History:
+        live = history.shelf.live
+        shutil.copytree(live, tmp_path / "backup")
+        for batch in (LAST + 1, LAST + 2):
+            history.commit(batch)
+        checkpoint(history)
+        shutil.rmtree(live)
+        shutil.copytree(tmp_path / "backup", live)
+        return history
+
+    def test_a_rebuild_lets_the_person_choose(self, restored: History) -> None:
+        lost = lose_the_catalog(restored)
+        stream = restored.shelf.stream
+
+        with pytest.raises(
+            LiveDirectoryError, match=rf"batch {LAST}, but chk-\d+ at batch {LAST + 2} .*old copy.*newest"
+        ):
+            rebuild(stream, origin=ORIGIN, take_over_deployment=lost)
+
+        assert stream.catalog.snapshots.completed(STREAM) == []
+        report = rebuild(stream, origin=ORIGIN, take_over_deployment=lost, continue_from=ContinueFrom.NEWEST)
+        assert any("old copy" in each for each in report.skipped)
+        kind, prepared = restored.start()
+        assert (kind, prepared.live.positions().commit) == (RecoveryKind.RESTORE, LAST + 2)
+        assert restored.sink_batch == LAST + 2
+
+    def test_it_may_continue_in_the_copy(self, restored: History) -> None:
+        lost = lose_the_catalog(restored)
+        stream = restored.shelf.stream
+
+        rebuild(stream, origin=ORIGIN, take_over_deployment=lost, continue_from=ContinueFrom.LIVE)
+
+        assert stream.catalog.streams.get(STREAM).live_directory is not None
+        assert stream.catalog.snapshots.restorable(STREAM) == []
+
+    def test_a_catalog_of_the_same_backup_chooses_as_well(self, restored: History) -> None:
+        stream = restored.shelf.stream
+        with stream.catalog.database.writing() as connection:
+            connection.execute(snapshots.delete())
+
+        with pytest.raises(LiveDirectoryError, match="old copy"):
+            rebuild(stream, origin=ORIGIN)
+
+        rebuild(stream, origin=ORIGIN, continue_from=ContinueFrom.NEWEST)
+        kind, prepared = restored.start()
+        assert (kind, prepared.live.positions().commit) == (RecoveryKind.RESTORE, LAST + 2)

@@ -36,18 +36,29 @@ class Executioner:
         patch: Undoes the patching.
         passing: How many calls succeed before.
         changes: The functions, each with its owner; default: `CHANGES`.
+        signal: What a signal raises instead, after which the process may tidy up: one call fails, the next ones work.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, passing: int, *changes: tuple[Any, str]) -> None:
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        passing: int,
+        *changes: tuple[Any, str],
+        signal: type[BaseException] | None = None,
+    ) -> None:
         self.left = passing
+        self.signal = signal
         for owner, name in changes or CHANGES:
             patch.setattr(owner, name, self._before(getattr(owner, name)))
 
     def _before(self, change: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             # A killed process does not tidy up either.
-            if self.left <= 0:
+            if self.left <= 0 and self.signal is None:
                 raise Killed
+            if self.left == 0 and self.signal is not None:
+                self.left -= 1
+                raise self.signal
             self.left -= 1
             return change(*arguments, **named)
 

@@ -53,6 +53,11 @@ class RebuildConfigSchema(dg.Config):
         description="Id of the deployment whose catalog was lost; the refusal of a start names it. No stream of that "
         "deployment may be running.",
     )
+    continue_from: str | None = Field(
+        default=None,
+        description="'live' or 'newest': where the stream continues if its live directory is an old copy, behind a "
+        "snapshot that was taken of it. The refusal of a rebuild names both.",
+    )
 
 
 class RetentionConfigSchema(dg.Config):
@@ -145,7 +150,9 @@ def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """Rebuild a lost catalog: register the existing snapshots and live directories. Nothing else changes."""
         with errors_as_failure():
             report = ops.client(context, config.stream_id).rebuild(
-                config.stream_id, take_over_deployment=config.take_over_deployment
+                config.stream_id,
+                take_over_deployment=config.take_over_deployment,
+                continue_from=config.continue_from,
             )
         for message in report.messages():
             context.log.info(message)

@@ -110,7 +110,7 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
 
 @command(
     "relocate-output",
-    short_help="Let the log of a moved output folder list its files.",
+    short_help="Repair the log of a moved output folder.",
     epilog="\b\nExample:\n  dagster-ckpt relocate-output /data/orders --dry-run",
 )
 @click.argument("folder")
@@ -131,9 +131,9 @@ def relocate_output(client: Client, *, folder: str, dry_run: bool, yes: bool, as
 
 
 @command(
-    "rebuild-output-log",
-    short_help="Rebuild the lost log of a file sink from snapshots.",
-    epilog="\b\nExample:\n  dagster-ckpt rebuild-output-log orders --dry-run",
+    "rebuild-output",
+    short_help="Rebuild the lost log of a file sink.",
+    epilog="\b\nExample:\n  dagster-ckpt rebuild-output orders --dry-run",
 )
 @click.argument("stream")
 @click.option("--dry-run", is_flag=True, help="Only report what would be rebuilt.")

@@ -106,7 +106,7 @@ def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
 
 
 _REBUILD = (
-    "`dagster-ckpt rebuild-output-log` for the stream writes the log again from the snapshots that captured it; or put "
+    "`dagster-ckpt rebuild-output` for the stream writes the log again from the snapshots that captured it; or put "
     "it back from a backup."
 )
 _ADVICE_FOR: dict[Refusal | None, str] = {

@@ -52,12 +52,12 @@ def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSi
     folder = open_file_io(path)
     everything = log_entries(folder)
     newest = max(everything, default=None)
+    if everything and not has_beginning(everything):
+        raise _missing(folder, f"{min(everything) - 1}{COMPACT}", batch_id)
     names = {number: name for number, name in everything.items() if number <= batch_id}
     if not names:
         return CapturedSink(path, None, (), newest)
     last, needed = max(names), needed_entries(names)
-    if not has_beginning(names) and not any(name.endswith(COMPACT) for name in everything.values()):
-        raise _missing(folder, f"{needed.start - 1}{COMPACT}", last)
     files = [_entry(folder, folder_in_snapshot, names.get(number), number, last) for number in needed]
     return CapturedSink(path, last, tuple(files), newest)
 
@@ -402,5 +402,5 @@ def _entry(folder: FileIO, target: str, name: str | None, number: int, last: int
 def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:
     return IncompleteCutError(
         f"{folder.url}/{LOG}/{name} is missing: rolling the sink back to batch {last} needs its log up to there. Do "
-        "not delete files there. Put it back, or let `dagster-ckpt rebuild-output-log` write it from the snapshots."
+        "not delete files there. Put it back, or let `dagster-ckpt rebuild-output` write it from the snapshots."
     )

@@ -103,7 +103,7 @@ def test_a_lost_log_is_rebuilt_from_a_snapshot_of_its_newest_batch(output: Outpu
             path.unlink()
         (output.log / "0").unlink()
         assert log_trouble(str(output.root)) is LogTrouble.GAP
-        with pytest.raises(IncompleteCutError, match="rebuild-output-log"):
+        with pytest.raises(IncompleteCutError, match="rebuild-output"):
             output.capture(8)
 
     rebuilt = plan_rebuilt_log(str(output.root), captured, 8)

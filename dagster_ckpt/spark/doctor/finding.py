@@ -123,7 +123,7 @@ ADVICE: dict[Code, str] = {
     ),
     Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. If you rewound it on purpose, "
     "delete the state files of these versions before the query starts.",
-    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or run `dagster-ckpt rebuild-output-log` for "
+    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or run `dagster-ckpt rebuild-output` for "
     "the stream, which writes it again from the snapshots that have it. If none has it, write to a new folder.",
     Code.SINK_LOG_ELSEWHERE: "Run `dagster-ckpt relocate-output` for this folder: it lets the log list the files that "
     "are there.",
@@ -133,7 +133,7 @@ ADVICE: dict[Code, str] = {
     Code.SINK_HAS_BATCH_IN_FLIGHT: (
         "Start the stream: it first rolls the sink's log back by that batch, and Spark runs the batch again."
     ),
-    Code.SINK_LOG_UNREADABLE: "Put the entry back, or delete it and run `dagster-ckpt rebuild-output-log` for the "
+    Code.SINK_LOG_UNREADABLE: "Put the entry back, or delete it and run `dagster-ckpt rebuild-output` for the "
     "stream: readers of the folder fail on it.",
     Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
     Code.NOT_WHOLE: _GO_BACK,

@@ -25,7 +25,7 @@ from tests.golden.live_directories import unpacked
 
 VERSIONS = ["3.5", "4.0", "4.1", "4.2", "4.3"]
 MUTATIONS: dict[str, Callable[[bytes], bytes | None]] = {
-    "flipped": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+    "flipped": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 0xFF]) + data[len(data) // 2 + 1 :],
     "cut": lambda data: data[: len(data) // 2],
     "zeroed": lambda data: bytes(len(data)),
     "empty": lambda data: b"",

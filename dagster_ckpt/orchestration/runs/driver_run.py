@@ -140,10 +140,15 @@ def _report_place(context: dg.AssetExecutionContext, handle: StreamHandle) -> No
 
 def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
     """Wait until the driver ends, and end the run accordingly."""
+    first = handle.catalog.executions.latest(handle.stream_id)
     while True:
         with suppress(CatalogError):
             # A temporarily unavailable catalog says nothing about the driver.
             execution = handle.catalog.executions.latest(handle.stream_id)
+            if execution is not None and first is not None and execution.run_id != first.run_id:
+                # Another run has launched the next driver, which took over from this one, and follows it.
+                execution = handle.catalog.executions.of_run(first.run_id)[0]
+                break
             if execution is None or execution.settled:
                 if not requests.is_running(handle):
                     break

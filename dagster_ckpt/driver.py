@@ -23,6 +23,7 @@ from dagster_ckpt.config.validation import STREAM_ID_PATTERN
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
+from dagster_ckpt.operations.hand_over import hand_over
 from dagster_ckpt.operations.launching import start_order
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
@@ -172,6 +173,7 @@ def run_stream(
             has_supervisor=order.has_supervisor,
         )
         with _answered(opened, order.request_id):
+            hand_over(stream, order.request_id, QueryToStart(lambda: start(session)).described, order.start_from)
             result = run_program(
                 stream_id,
                 [to_run],

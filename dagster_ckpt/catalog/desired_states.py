@@ -109,9 +109,11 @@ class AlertUntil(StrEnum):
     """What ends an alert.
 
     STOPPED: The stream is no longer running.
+    DEFINED: A code location defines the stream again, or it was retired.
     """
 
     STOPPED = "STOPPED"
+    DEFINED = "DEFINED"
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ class SnapshotTrigger(StrEnum):
 
 # In the recovery of an execution and in the properties of a snapshot: what the sources of the query read.
 SOURCE_IDENTITIES = "source_identities"
+# In the recovery of an execution: runs of its stream are launched by a supervisor, also while its query runs.
+IS_LAUNCHED = "is_launched"
+# In the arguments of a START request: its run checks its code first, and then suspends the query that runs.
+HANDS_OVER = "hands_over"
 
 
 class HoldKind(StrEnum):

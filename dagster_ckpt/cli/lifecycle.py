@@ -98,6 +98,9 @@ def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, a
 @click.option(
     "--state-partitions", type=int, metavar="N", help="Rewrite the state to N partitions before the query starts."
 )
+@click.option(
+    "--suspend-first", is_flag=True, help="Suspend the running query before the new run is launched and has checked."
+)
 @timeout
 @yes
 def restart(
@@ -116,10 +119,12 @@ def restart(
     no_safety_savepoint: bool,
     source_offsets: str,
     state_partitions: int | None,
+    suspend_first: bool,
 ) -> None:
     """Start a stream, suspending it first if it is running.
 
-    The run is launched by the supervisor sensor, which must be turned on.
+    The run is launched by the supervisor sensor, which must be turned on. It checks its code before it suspends the
+    running query.
     """
     from dagster_ckpt.stream.start_from import StartFrom
 
@@ -158,6 +163,7 @@ def restart(
             no_safety_savepoint=no_safety_savepoint,
             source_offsets=source_offsets,
             state_partitions=state_partitions,
+            suspend_first=suspend_first,
         )
     _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 

@@ -136,12 +136,14 @@ class LifecycleMethods(Connection):
         start_from: str | StartFrom = "latest",
         timeout_s: float = REQUEST_TIMEOUT_S,
         report: Callable[[str], None] = _LOG.info,
+        suspend_first: bool = False,
         **options: Unpack[StartOptions],
     ) -> RewindPreview:
         """Start a stream, suspending it first if it is running. Returns once the query is started.
 
-        The run is launched by the supervisor sensor, which must be turned on, or by the person or service that runs the
-        program of the stream.
+        The run is launched by the supervisor sensor, which must be turned on. It checks its code beside the running
+        query, which runs on if the start is refused. If a person or a service runs the program of the stream instead,
+        the query is suspended first, and the next start of the program checks its code.
 
         Args:
             stream: The stream.
@@ -150,6 +152,7 @@ class LifecycleMethods(Connection):
                 to a batch that Spark still retains), or the name of a snapshot.
             timeout_s: How long to wait for each step.
             report: Called with a message for every step.
+            suspend_first: Suspend a running query before the new run is launched, where both have no room.
             options: See `StartOptions`.
 
         Returns:
@@ -165,10 +168,17 @@ class LifecycleMethods(Connection):
             RequestFailedError: The start failed.
             RequestTimeoutError: No run was launched in time.
         """
-        from dagster_ckpt.operations import lifecycle
+        from dagster_ckpt.operations.restart import restart
 
         point = _start_from(start_from, options)
-        return lifecycle.restart(self._open(stream), point, origin=self._origin, timeout_s=timeout_s, report=report)
+        return restart(
+            self._open(stream),
+            point,
+            origin=self._origin,
+            timeout_s=timeout_s,
+            report=report,
+            suspend_first=suspend_first,
+        )
 
     def request_start(
         self, stream: str, *, start_from: str | StartFrom = "latest", **options: Unpack[StartOptions]

@@ -186,6 +186,7 @@ def run_program(
             start_request_id=to_run.start_request_id,
             jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
             application=application_of(spark),
+            is_launched=to_run.has_supervisor,
             interrupted=stop.is_set,
             # Stopped by something that the catalog does not know, such as a machine that shuts down: with a supervisor
             # it is restarted, otherwise it continues when the program is started again, and everything is kept.

@@ -7,26 +7,29 @@ stream that is not running is modified directly, under the same lease that a run
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import RequestKind, RequestRecord, SnapshotRecord
+from dagster_ckpt.catalog.records import (
+    HANDS_OVER,
+    RequestKind,
+    RequestRecord,
+    SnapshotRecord,
+)
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.config.modes import DesiredState, TerminalState
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import OnStateChange
-from dagster_ckpt.errors import CkptError, LeaseHeldError, LiveDirectoryError, RequestFailedError, RequestTimeoutError
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LiveDirectoryError, RequestFailedError
 from dagster_ckpt.operations.requests import (
     ask,
-    await_answer,
     await_stop,
     is_running,
     require_running,
     snapshot_of,
-    withdrawing,
 )
 from dagster_ckpt.recovery.damage import is_suspicious
 from dagster_ckpt.recovery.examination import Examiner
@@ -253,7 +256,12 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
 
 
 def request_start(
-    stream: StreamHandle, start_from: StartFrom, *, origin: str, request_id: str | None = None
+    stream: StreamHandle,
+    start_from: StartFrom,
+    *,
+    origin: str,
+    request_id: str | None = None,
+    hands_over: bool = False,
 ) -> RequestRecord:
     """Request a start of the stream; the supervisor sensor launches the run.
 
@@ -264,6 +272,7 @@ def request_start(
         start_from: The starting point.
         origin: Who requests it, as the catalog shows it.
         request_id: Its id; default: a new one.
+        hands_over: The stream runs: the run that is launched checks its code, and then suspends the query.
 
     Raises:
         StreamNotFoundError: The stream was never started.
@@ -278,7 +287,7 @@ def request_start(
     return stream.catalog.requests.submit(
         stream.stream_id,
         RequestKind.START,
-        arguments=start_arguments(start_from),
+        arguments={**start_arguments(start_from), **({HANDS_OVER: True} if hands_over else {})},
         origin=origin,
         request_id=request_id,
         holding=listed.snapshot_id if listed is not None else None,
@@ -301,66 +310,6 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool | int]:
     }
 
 
-def restart(
-    stream: StreamHandle,
-    start_from: StartFrom,
-    *,
-    origin: str,
-    timeout_s: float = REQUEST_TIMEOUT_S,
-    report: Callable[[str], None] = lambda _sentence: None,
-) -> RewindPreview:
-    """Start a stream, suspending it first if it is running. Returns once the query is started.
-
-    What the catalog, the storage and the sinks tell is checked before: then a running query is not touched. What
-    only the new code tells (its plan, and whether its sources still have what it reads) is checked by its start. If
-    that is refused, or no run is launched, a query that was running is started again from where it stopped.
-
-    The snapshot to start from is held from before the query is suspended until the start is answered.
-
-    Raises:
-        StreamNotFoundError: The stream was never started.
-        SnapshotNotFoundError: The named snapshot does not exist; a running stream continues.
-        LiveDirectoryError: There is no state to start from; a running stream continues.
-        RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that; a running stream
-            continues.
-        SinkRollbackError: A sink that must be rolled back cannot be; a running stream continues.
-        StateRewriteError: The state cannot be rewritten as wanted; a running stream continues.
-        UnsupportedSparkError: The installed Spark cannot rewrite state; a running stream continues.
-        RequestFailedError: The start failed.
-        RequestTimeoutError: No run was launched in time.
-    """
-    ahead = preview(stream, start_from)
-    for message in ahead.messages():
-        report(message)
-    refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
-    was_running = is_running(stream)
-    request_id = str(uuid.uuid4())
-    with (
-        holding(stream.catalog, [ahead.plan.snapshot], f"restart by {origin}"),
-        withdrawing(stream, request_id),
-    ):
-        request = _ask_for_restart(stream, start_from, origin, timeout_s, report, request_id=request_id)
-        report(
-            "waiting for the supervisor sensor, which must be on, or for the service that runs the program, to start it"
-        )
-        try:
-            await_answer(stream, request, timeout_s=timeout_s)
-        except (RequestFailedError, RequestTimeoutError) as error:
-            if isinstance(error, RequestFailedError):
-                # The process that has refused the start answers before it ends.
-                await_stop(stream, timeout_s)
-            if was_running and start_from != StartFrom() and not is_running(stream):
-                _go_on(stream, origin, report, error)
-            raise
-    return ahead
-
-
-def _go_on(stream: StreamHandle, origin: str, report: Callable[[str], None], error: CkptError) -> None:
-    """Start a query again that was suspended for a start that is refused."""
-    request_start(stream, StartFrom(), origin=origin)
-    report(f"the start was refused ({error}), so the query is started again where it stopped")
-
-
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
     """Refuse a rewrite of state that the start would refuse, before a running query is suspended for it."""
     if start_from.state_partitions is not None:
@@ -370,28 +319,6 @@ def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFr
         with suppress(LiveDirectoryError):
             return check_state(stream, plan, start_from).messages
     return ()
-
-
-def _ask_for_restart(
-    stream: StreamHandle,
-    start_from: StartFrom,
-    origin: str,
-    timeout_s: float,
-    report: Callable[[str], None],
-    *,
-    request_id: str,
-) -> RequestRecord:
-    if not is_running(stream):
-        return request_start(stream, start_from, origin=origin, request_id=request_id)
-    suspend(stream, origin=origin, timeout_s=timeout_s)
-    report("suspended the running query")
-    try:
-        return request_start(stream, start_from, origin=origin, request_id=request_id)
-    except CkptError as error:
-        # For example a batch that Spark has purged in the meantime: the error is raised, and the
-        # query continues.
-        _go_on(stream, origin, report, error)
-        raise
 
 
 def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
-from dagster_ckpt.operations.requests import is_running
+from dagster_ckpt.operations.start_check import check_start
 from dagster_ckpt.operations.trial_comparison import compare_trial
-from dagster_ckpt.recovery.facts import recovery_facts
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.plan_check import PlanChange, check_state, describe_differences, plan_change
-from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan_check import PlanChange, describe_differences
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
-from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.recovery.source_change import refuse_changed_sources
-from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput, named_output, session_of
-from dagster_ckpt.spark.query.plan import plan_of_writer
-from dagster_ckpt.spark.query.plan_description import PlanDescription
-from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
+from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.spark.state.rewriting import rewrite_state
 from dagster_ckpt.spark.state.shape import StateShape
@@ -69,25 +61,14 @@ def preflight(
         RequestFailedError: It was interrupted.
         StorageAccessError: The state cannot be read, or the copy cannot be written.
     """
-    record = stream.catalog.streams.get(stream.stream_id)
+    stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None
     try:
-        output = _output_of(describe)
-        facts = recovery_facts(stream, StartFrom(), predecessor_ended=True, output=output)
-        plan = plan_recovery(facts)
-        _weigh_sinks(stream, facts, plan, output)
-        refuse_gone_records(stream, plan, describe, accept_loss=False)
-        checked = check_state(stream, plan, StartFrom(state_partitions=state_partitions))
-        for message in checked.messages:
-            report(message)
-        for message in refuse_changed_sources(stream, plan, _sources_of(describe)):
-            report(message)
-        change = plan_change(record, plan, _plan_of(describe))
-        for difference in change.differences if change is not None else ():
-            report(f"the plan differs: {difference}")
+        checked = check_start(stream, describe, StartFrom(state_partitions=state_partitions), report=report)
+        change = checked.change
         trial, how = _try(
             stream,
-            plan,
+            checked.plan,
             describe,
             rewrite=checked.rewrite,
             timeout_s=timeout_s,
@@ -111,34 +92,6 @@ def preflight(
     result = PreflightRecord(stream.code_version, passed, reason, trial.batch_id, at_ms, fingerprint)
     stream.catalog.desired_states.note_preflight(stream.stream_id, result)
     return result
-
-
-def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
-    """Where a query writes; None if unknown, or if the query cannot be created."""
-    try:
-        return named_output(describe())
-    except Exception:  # noqa: BLE001 - the trial fails in the same way and reports it
-        return None
-
-
-def _weigh_sinks(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> None:
-    """Raise the errors that the start would raise."""
-    ahead = preview_rewind(stream, facts, plan, output, is_running=is_running(stream))
-    refuse_loss(stream, ahead, accept_loss=False)
-
-
-def _sources_of(describe: Callable[[], DataStreamWriter]) -> Sequence[SourceIdentity] | None:
-    try:
-        return source_identities(describe())
-    except Exception:  # noqa: BLE001 - the trial fails in the same way and reports it
-        return None
-
-
-def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None:
-    try:
-        return plan_of_writer(describe())
-    except Exception:  # noqa: BLE001 - the trial fails in the same way and reports it
-        return None
 
 
 def _try(

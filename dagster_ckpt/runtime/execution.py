@@ -7,7 +7,7 @@ import time
 import uuid
 from random import Random
 
-from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import IS_LAUNCHED, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.guard import decide_restart
@@ -157,7 +157,7 @@ class StreamRun:
                 self._lease.record,
                 execution_id,
                 live_directory=started.prepared.live.url,
-                recovery=started.as_record(),
+                recovery={**started.as_record(), **({IS_LAUNCHED: True} if self._request.is_launched else {})},
                 application=application.as_record() if application is not None else None,
             )
             if "fork_of" in (stream.catalog.streams.get(stream.stream_id).pending_restore or {}):

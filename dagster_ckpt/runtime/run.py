@@ -97,6 +97,7 @@ class RunRequest:
         interrupted_as: Called after `interrupted` has ended the run. Returns the status of its execution; None if
             that is not known yet, and the supervisor decides.
         holder_is_over: Returns whether the run of a lease holder is recorded as ended.
+        is_launched: Whether a supervisor launches the runs of this stream, also while its query runs.
         ttl_ms: Time to live of the lease without a renewal.
         wall_clock: Clock for the timestamps of records.
     """
@@ -113,6 +114,7 @@ class RunRequest:
     interrupted: Callable[[], bool] = lambda: False
     interrupted_as: Callable[[], ExecutionStatus | None] = lambda: None
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
+    is_launched: bool = False
     ttl_ms: int = DEFAULT_TTL_MS
     wall_clock: Clock = wall_clock_ms
 

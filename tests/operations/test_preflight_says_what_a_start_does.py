@@ -12,7 +12,7 @@ import pytest
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations import preflight as preflights
-from dagster_ckpt.operations import snapshots
+from dagster_ckpt.operations import snapshots, start_check
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime import start as starting
@@ -161,7 +161,7 @@ class QueryStartedError(Exception):
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     scene = Scene(tmp_path)
-    for module in (preflights, starting):
+    for module in (start_check, starting):
         monkeypatch.setattr(module, "named_output", lambda _: NamedOutput("parquet", str(scene.folder)))
         monkeypatch.setattr(module, "plan_of_writer", lambda _: None)
     monkeypatch.setattr(preflights, "run_trial", lambda *_, **__: Trial(1))

@@ -7,8 +7,9 @@ import time
 import uuid
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.operations.launching import start_order
+from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
@@ -21,6 +22,12 @@ def main(url: str, stream_id: str) -> None:
     """Live until the catalog asks for an end."""
     catalog = Catalog(url)
     order = start_order(catalog, stream_id, otherwise=StartFrom())
+    asked = catalog.requests.find(order.request_id)
+    if asked is not None and asked.arguments.get(HANDS_OVER):
+        # As `hand_over` does once it has checked the code.
+        catalog.requests.submit(stream_id, RequestKind.SUSPEND, origin="the driver")
+        while has_living_holder(catalog, stream_id):
+            time.sleep(0.05)
     print(f"starting from {order.start_from}", flush=True)
     execution_id = str(uuid.uuid4())
     run_id = order.run_id or "none"

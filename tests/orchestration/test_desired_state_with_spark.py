@@ -60,6 +60,7 @@ class Deployment:
         self.resource = CheckpointCatalogResource(url=f"sqlite:///{root / 'catalog.db'}")
         self.catalog: Catalog = self.resource.catalog()
         self.files = 0
+        self.landing = "landing"
         self.launched: set[str] = set()
         self.threads: list[threading.Thread] = []
         self.definitions = dg.Definitions()
@@ -95,7 +96,7 @@ class Deployment:
 
     def counts(self, key: str = "shop") -> DataFrame:
         stream = self.spark.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", 1)
-        rows = stream.json(str(self.root / "landing")).withWatermark("at", "10 minutes")
+        rows = stream.json(str(self.root / self.landing)).withWatermark("at", "10 minutes")
         counts = rows.groupBy(F.window("at", "30 minutes"), F.expr(key).alias("shop")).count()
         return counts.select("window.start", "shop", "count")
 
@@ -103,6 +104,21 @@ class Deployment:
         job = self.definitions.resolve_job_def("set_desired_state_job")
         said = {"ops": {"set_desired_state": {"config": {"stream_id": "orders", **config}}}}
         assert job.execute_in_process(said, instance=self.instance).success
+
+    def restart(self, **config: Any) -> str | None:
+        """Restart it as a person does; returns why that failed."""
+        job = self.definitions.resolve_job_def("restart_stream_job")
+        said = {"ops": {"restart_stream": {"config": {"stream_id": "orders", **config}}}}
+        ended: list[Any] = []
+
+        def execute() -> None:
+            ended.append(job.execute_in_process(said, instance=self.instance, raise_on_error=False))
+
+        asked = threading.Thread(target=execute)
+        asked.start()
+        self.until(lambda: not asked.is_alive())
+        [failure] = [each for each in ended[0].all_events if each.is_step_failure] or [None]
+        return failure.step_failure_data.user_failure_data.description if failure is not None else None
 
     def feed(self, files: int) -> None:
         landing = self.root / "landing"
@@ -269,3 +285,40 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     assert rows
     assert rows == deployment.uninterrupted()
     assert not list((deployment.root / "live" / ".scratch" / "orders").iterdir())
+
+
+def test_a_restart_with_code_that_is_refused_leaves_the_running_query_alone(deployment: Deployment) -> None:
+    deployment.feed(3)
+    deployment.load("1")
+    deployment.until(lambda: deployment.newest is not None and deployment.has_read_all())
+    old = deployment.newest
+    assert old is not None
+
+    deployment.load("1", key="cast(shop AS STRING)")
+    told = deployment.restart()
+    assert "PlanChangedError" in str(told)
+    assert "key 2: shop bigint -> CAST(shop AS STRING) string" in str(told)
+
+    (deployment.root / "moved").mkdir()
+    deployment.landing = "moved"
+    deployment.load("1")
+    assert "SourceChangedError" in str(deployment.restart())
+    deployment.landing = "landing"
+
+    # It has not been touched, and goes on.
+    deployment.feed(1)
+    deployment.until(deployment.has_read_all)
+    assert deployment.newest is not None
+    assert (deployment.newest.execution_id, deployment.newest.status) == (old.execution_id, ExecutionStatus.RUNNING)
+
+    deployment.load("1")
+    assert deployment.restart() is None
+    new = deployment.newest
+    assert (new.execution_id != old.execution_id, new.status) == (True, ExecutionStatus.RUNNING)
+    assert deployment.catalog.executions.get(old.execution_id).status is ExecutionStatus.SUSPENDED
+    deployment.feed(1)
+    deployment.until(deployment.has_read_all)
+
+    deployment.set_state(state="SUSPENDED")
+    deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)
+    assert deployment.rows() == deployment.uninterrupted()

@@ -18,7 +18,7 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import register
 
-from dagster_ckpt.catalog.records import RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
@@ -173,6 +173,23 @@ def test_a_run_ends_as_the_driver_that_it_follows(driven: Driven) -> None:
     assert suspended.status is DagsterRunStatus.SUCCESS
     assert canceled.status is DagsterRunStatus.CANCELED
     assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
+
+
+def test_a_driver_that_is_launched_beside_the_running_one_takes_over_from_it(driven: Driven) -> None:
+    driven.run(follow=False)
+    old = driven.catalog.executions.latest(JOB)
+    assert old is not None
+    request = driven.catalog.requests.submit(
+        JOB, RequestKind.START, arguments={"start_from": "latest", HANDS_OVER: True}, origin="the test"
+    )
+
+    run, failure = driven.run(follow=False, **{START_REQUEST_TAG: request.request_id})
+
+    assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
+    new = driven.catalog.executions.latest(JOB)
+    assert new is not None
+    assert (new.run_id, new.pid != old.pid) == (run.run_id, True)
+    assert driven.catalog.executions.get(old.execution_id).status is ExecutionStatus.SUSPENDED
 
 
 def test_terminating_the_run_cancels_the_stream(driven: Driven) -> None:

@@ -526,4 +526,15 @@ def test_a_stream_of_another_code_location_is_its_own_to_report(
     undefined = partial(undefined_streams, supervised.instance, supervised.catalog, streams)  # type: ignore[arg-type]
 
     assert undefined("ours") == []
+    assert supervised.catalog.desired_states.find("theirs") is None
     assert len(undefined("theirs")) == 1
+    assert len(undefined("theirs")) == 1
+    row = supervised.catalog.desired_states.find("theirs")
+    assert row is not None
+    assert (row.desired, (row.alert or "")[:16]) == (None, "it is not settle")
+
+    streams["theirs"] = None
+    assert undefined("theirs") == []
+    row = supervised.catalog.desired_states.find("theirs")
+    assert row is not None
+    assert (row.alert, row.alert_until) == (None, None)

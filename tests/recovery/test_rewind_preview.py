@@ -10,6 +10,7 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.operations import lifecycle
+from dagster_ckpt.operations.restart import restart
 from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
@@ -96,7 +97,7 @@ def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(hist
     with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*lake.db.shops.*accept_loss") as refusal:
         lifecycle.request_start(stream, StartFrom.parse("batch-3"), origin=ORIGIN)
     with pytest.raises(RowsAtRiskError, match="accept_loss"):
-        lifecycle.restart(stream, StartFrom.parse("batch-3"), origin=ORIGIN, timeout_s=0)
+        restart(stream, StartFrom.parse("batch-3"), origin=ORIGIN, timeout_s=0)
 
     assert sink in str(refusal.value)
     assert stream.catalog.requests.pending(STREAM) == []

@@ -13,6 +13,7 @@ import yaml
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError
 from dagster_ckpt.operations import lifecycle, snapshots
+from dagster_ckpt.operations.restart import restart
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -115,7 +116,7 @@ def test_a_restart_that_would_be_refused_by_its_sink_does_not_suspend_the_query(
     monkeypatch.setattr(lifecycle, "is_running", lambda _stream: True)
 
     with pytest.raises(RowsAtRiskError, match="dropped and made again"):
-        lifecycle.restart(history.shelf.stream, StartFrom(), origin=ORIGIN)
+        restart(history.shelf.stream, StartFrom(), origin=ORIGIN)
 
     assert history.shelf.stream.catalog.requests.pending(STREAM) == []
 

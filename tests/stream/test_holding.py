@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
+from dagster_ckpt.catalog.records import RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RequestFailedError, SnapshotNotFoundError
 from dagster_ckpt.operations import lifecycle
+from dagster_ckpt.operations.restart import restart
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
@@ -23,8 +24,9 @@ from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
-from tests.support.retention_shelf import HOLDER, STREAM, Shelf
+from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
+from tests.support.running_process import RunningProcess, subsume_checkpoints
 from tests.support.taken_snapshot import taken
 
 ORIGIN = "a test"
@@ -40,10 +42,6 @@ def history(tmp_path: Path) -> History:
 def checkpoint(history: History) -> SnapshotRecord:
     """A real checkpoint of the live directory."""
     return taken(history.shelf, SnapshotKind.CHECKPOINT)
-
-
-def subsume_checkpoints(history: History) -> None:
-    discard(history.shelf.stream, subsume(history.shelf.stream), reason="subsumed", lease=None)
 
 
 def while_it_reads(monkeypatch: pytest.MonkeyPatch, method: str, meanwhile: Callable[[], None]) -> list[str]:
@@ -219,47 +217,6 @@ def test_a_tagged_checkpoint_stays_at_the_end_and_takes_nobodys_place(tmp_path: 
     assert housekeeping(shelf.stream).deleted == ()
 
 
-class RunningProcess:
-    """The process of a running stream, as far as the catalog shows it: a lease, and answers to requests."""
-
-    def __init__(self, history: History, *, before_the_stop: Callable[[], None]) -> None:
-        self.history = history
-        self.catalog = history.shelf.stream.catalog
-        self.lease = self.catalog.leases.acquire(STREAM, HOLDER, 600_000)
-        self.starts: list[RequestRecord] = []
-        self._before_the_stop = before_the_stop
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._answer)
-
-    def __enter__(self) -> RunningProcess:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # What is asked for last is still answered.
-        self._once()
-        self._over.set()
-        self._thread.join()
-
-    def _answer(self) -> None:
-        while not self._over.wait(0.01):
-            self._once()
-
-    def _once(self) -> None:
-        with self._lock:
-            for request in self.catalog.requests.pending(STREAM):
-                if request.kind is RequestKind.SUSPEND:
-                    self._before_the_stop()
-                    self.catalog.executions.end(self.lease, "first", ExecutionStatus.SUSPENDED, "asked", settled=True)
-                    self.catalog.requests.resolve(self.lease, request.request_id, RequestStatus.COMPLETED)
-                    self.catalog.leases.release(STREAM, self.lease.token)
-                elif request.kind is RequestKind.START:
-                    subsume_checkpoints(self.history)
-                    self.starts.append(request)
-                    as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
-
-
 @pytest.fixture
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_ckpt.operations.requests.POLL_S", 0.02)
@@ -282,7 +239,7 @@ def test_a_restart_finds_its_checkpoint_however_many_the_stream_has_taken_meanwh
 
     word = {"id": target.snapshot_id, "number": f"chk-{target.number}"}.get(name, name)
     with RunningProcess(history, before_the_stop=takes_two_more) as process:
-        ahead = lifecycle.restart(stream, StartFrom.parse(word, accept_loss=True), origin=ORIGIN, timeout_s=30)
+        ahead = restart(stream, StartFrom.parse(word, accept_loss=True), origin=ORIGIN, timeout_s=30)
 
     assert ahead.plan.snapshot is not None
     assert ahead.plan.snapshot.snapshot_id == target.snapshot_id
@@ -306,7 +263,7 @@ def test_a_restart_that_is_refused_once_the_stream_is_suspended_starts_it_again(
     refused = pytest.raises(LiveDirectoryError, match="cannot go back to batch 5")
     running = RunningProcess(history, before_the_stop=purge)
     with running as process, refused:
-        lifecycle.restart(stream, StartFrom.parse("batch-5"), origin=ORIGIN, timeout_s=30, report=told.append)
+        restart(stream, StartFrom.parse("batch-5"), origin=ORIGIN, timeout_s=30, report=told.append)
 
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
     assert re.search("was refused .* started again where it stopped", told[-1])
@@ -333,7 +290,7 @@ def test_a_restart_whose_start_is_refused_by_the_new_code_starts_the_query_again
     refused = pytest.raises(RequestFailedError, match="PlanChangedError: other keys")
     start_from = StartFrom.parse(f"chk-{target.number}")
     with RefusingProcess(history, before_the_stop=lambda: None) as process, refused:
-        lifecycle.restart(stream, start_from, origin=ORIGIN, timeout_s=30, report=told.append)
+        restart(stream, start_from, origin=ORIGIN, timeout_s=30, report=told.append)
 
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
     assert re.search("was refused .* started again where it stopped", told[-1])

@@ -92,6 +92,11 @@ class RestartConfigSchema(StartConfig):
 
     stream_id: str = Field(description=STREAM_ID)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+    suspend_first: bool = Field(
+        default=False,
+        description="Suspend a running query before the new run is launched. By default the new run checks its code "
+        "first, beside the running query, and a start that it refuses leaves that alone.",
+    )
 
 
 class PreferConfigSchema(dg.Config):
@@ -169,6 +174,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 start_from=config.parsed(),
                 timeout_s=config.timeout_seconds,
                 report=context.log.info,
+                suspend_first=config.suspend_first,
             )
         context.add_output_metadata(
             {

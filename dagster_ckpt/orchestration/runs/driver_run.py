@@ -18,6 +18,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Reque
 from dagster_ckpt.config.redaction import cause_to_show
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.operations import lifecycle, requests
+from dagster_ckpt.operations.hand_over import hands_over
 from dagster_ckpt.operations.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
@@ -86,7 +87,7 @@ def _find_or_launch(
     asked = context.run.tags.get(START_REQUEST_TAG)
     lease = handle.catalog.leases.current(handle.stream_id)
     driver = driver_on_its_way(handle)
-    is_running = requests.is_running(handle)
+    is_running = requests.is_running(handle) and not hands_over(handle, asked)
     if (is_running or driver is not None) and (asked is not None or config["start_from"] != "latest"):
         where = f"run {lease.run_id}, process {lease.pid} on {lease.host}" if lease is not None else "it is starting"
         raise RequestFailedError(
@@ -139,10 +140,15 @@ def _report_place(context: dg.AssetExecutionContext, handle: StreamHandle) -> No
 
 def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
     """Wait until the driver ends, and end the run accordingly."""
+    first = handle.catalog.executions.latest(handle.stream_id)
     while True:
         with suppress(CatalogError):
             # A temporarily unavailable catalog says nothing about the driver.
             execution = handle.catalog.executions.latest(handle.stream_id)
+            if execution is not None and first is not None and execution.run_id != first.run_id:
+                # Another run has launched the next driver, which took over from this one, and follows it.
+                execution = handle.catalog.executions.of_run(first.run_id)[0]
+                break
             if execution is None or execution.settled:
                 if not requests.is_running(handle):
                     break

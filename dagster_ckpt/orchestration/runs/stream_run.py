@@ -18,6 +18,7 @@ from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import ExecutionStatus, LeaseRecord, StartCause
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
+from dagster_ckpt.operations.hand_over import hand_over, hands_over
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
@@ -191,11 +192,24 @@ def _run(
     config: StreamRunConfig,
     watch: RunWatch,
 ) -> Outcome:
-    refuse_while_written(
-        handle.catalog, handle.stream_id, holder_is_over=lambda lease: run_is_over(context.instance, lease)
-    )
+    asked, start_from = context.run.tags.get(START_REQUEST_TAG), _start_from(context, handle, config)
+    if not hands_over(handle, asked):
+        refuse_while_written(
+            handle.catalog, handle.stream_id, holder_is_over=lambda lease: run_is_over(context.instance, lease)
+        )
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
+    with capture_interrupts():
+        # The check describes the query for itself: the start describes it again, after the old query has ended.
+        checked = QueryToStart(describe)
+        hand_over(
+            handle,
+            asked,
+            checked.described,
+            start_from,
+            interrupted=watch.should_stop,
+            report=context.log.info,
+        )
 
     to_start = QueryToStart(describe)
 
@@ -212,14 +226,15 @@ def _run(
                 run_id=context.run.run_id,
                 start_query=start,
                 describe=to_start.described,
-                start_from=_start_from(context, handle, config),
+                start_from=start_from,
                 cause=cause,
-                start_request_id=context.run.tags.get(START_REQUEST_TAG),
+                start_request_id=asked,
                 restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
                 jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
                 interrupted=watch.should_stop,
                 interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
                 application=application_of(spark),
+                is_launched=True,
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
             ),
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.unsettled_executions import RecordedEnd
@@ -48,7 +49,7 @@ class ObservedEnd:
 def undefined_streams(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream], location: str | None
 ) -> list[str]:
-    """Messages about streams that a code location has started, and does not define any more.
+    """Messages about streams that a code location has started, and does not define any more, also as alerts.
 
     Nothing restarts such a stream, and a definition under another name would start empty beside it.
 
@@ -59,22 +60,42 @@ def undefined_streams(
         location: Name of the code location; None if unknown. Streams of others are theirs to supervise.
     """
     runs = {stream_id: run_id for run_id, stream_id in catalog.executions.unsettled_runs().items()}
-    wanted = [row.stream_id for row in catalog.desired_states.all().values() if row.desired is DesiredState.RUNNING]
+    rows = catalog.desired_states.all()
+    wanted = [row.stream_id for row in rows.values() if row.desired is DesiredState.RUNNING]
     latest = catalog.executions.latest_of([each for each in wanted if each not in runs and each not in streams])
     runs |= {stream_id: execution.run_id for stream_id, execution in latest.items()}
     messages = []
+    for row in rows.values():
+        if row.alert_until is AlertUntil.DEFINED and (row.stream_id in streams or row.stream_id not in runs):
+            _set_alert(catalog, row, None)
     for stream_id, run_id in sorted(runs.items()):
         run = instance.get_run_by_id(run_id) if stream_id not in streams else None
         origin = run.remote_job_origin if run is not None else None
         if run is None or (location is not None and origin is not None and origin.location_name != location):
             continue
         state = "is to run" if stream_id in latest else f"is not settled (run {run_id})"
-        messages.append(
-            f"{stream_id}: it {state}, and no asset of this code location has this stream id, so nothing supervises "
-            f"it. Set stream_id={stream_id!r} in the definition that continues it, or retire it: "
+        message = (
+            f"it {state}, and no asset of this code location has this stream id, so nothing supervises it. "
+            f"Set stream_id={stream_id!r} in the definition that continues it, or retire it: "
             f"dagster-ckpt cancel {stream_id}"
         )
+        messages.append(f"{stream_id}: {message}")
+        # Without a location nobody knows whose stream it is.
+        if location is not None and origin is not None:
+            row = rows.get(stream_id) or catalog.desired_states.ensure(stream_id, origin="the supervisor sensor")
+            if row.alert is None:
+                _set_alert(catalog, row, message)
     return messages
+
+
+def _set_alert(catalog: Catalog, row: DesiredRecord, alert: str | None) -> None:
+    catalog.desired_states.advance(
+        row,
+        upgrade=row.upgrade,
+        alert=alert,
+        alert_until=AlertUntil.DEFINED if alert is not None else None,
+        request_id=row.request_id,
+    )
 
 
 def observed_ends(

@@ -138,6 +138,10 @@ class RowsAtRiskError(RestoreError):
     """The start would go back to a batch after which a sink could lose rows, and this was not confirmed."""
 
 
+class InputGoneError(RowsAtRiskError):
+    """The start would read again what its sources no longer have, and this was not confirmed."""
+
+
 class StateAtRiskError(RestoreError):
     """The start would discard state, and this was not confirmed."""
 

@@ -139,7 +139,16 @@ class RowsAtRiskError(RestoreError):
 
 
 class InputGoneError(RowsAtRiskError):
-    """The start would read again what its sources no longer have, and this was not confirmed."""
+    """The start would read again what its sources no longer have, and this was not confirmed.
+
+    Args:
+        message: The message.
+        gone: What they no longer have, in sentences.
+    """
+
+    def __init__(self, message: str, gone: str = "") -> None:
+        super().__init__(message)
+        self.gone = gone
 
 
 class StateAtRiskError(RestoreError):

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
+from dagster_ckpt.errors import CkptError, InputGoneError, RequestFailedError, StorageAccessError
 from dagster_ckpt.operations.requests import is_running
 from dagster_ckpt.operations.trial_comparison import compare_trial
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import PlanChange, check_state, describe_differences, plan_change
-from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.scratch import scratch_directory
@@ -74,9 +74,7 @@ def preflight(
     try:
         output = _output_of(describe)
         facts = recovery_facts(stream, StartFrom(), predecessor_ended=True, output=output)
-        plan = plan_recovery(facts)
-        _weigh_sinks(stream, facts, plan, output)
-        refuse_gone_records(stream, plan, describe, accept_loss=False)
+        plan = _weighed(stream, facts, output, describe)
         checked = check_state(stream, plan, StartFrom(state_partitions=state_partitions))
         for message in checked.messages:
             report(message)
@@ -121,10 +119,23 @@ def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
         return None
 
 
-def _weigh_sinks(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> None:
-    """Raise the errors that the start would raise."""
-    ahead = preview_rewind(stream, facts, plan, output, is_running=is_running(stream))
-    refuse_loss(stream, ahead, accept_loss=False)
+def _weighed(
+    stream: StreamHandle, facts: RecoveryFacts, output: NamedOutput | None, describe: Callable[[], DataStreamWriter]
+) -> RecoveryPlan:
+    """The plan of the start. Raises the errors that the start would raise."""
+    while True:
+        plan = plan_recovery(facts)
+        try:
+            ahead = preview_rewind(stream, facts, plan, output, is_running=is_running(stream))
+            refuse_loss(stream, ahead, accept_loss=False)
+            refuse_gone_records(stream, plan, describe, accept_loss=False)
+        except InputGoneError as error:
+            newer = with_newer_point(facts, plan, error.gone)
+            if newer is None:
+                raise
+            facts = newer
+        else:
+            return plan
 
 
 def _sources_of(describe: Callable[[], DataStreamWriter]) -> Sequence[SourceIdentity] | None:

@@ -278,7 +278,8 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
             f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: its sources no "
             f"longer have what it would read again. {preview.gone} Put these files back, with their modification "
             "times and no others, or start from a newer snapshot, after which they are not read. To continue without "
-            "their rows, start with accept_loss."
+            "their rows, start with accept_loss.",
+            preview.gone,
         )
     if preview.repeated and not accept_loss:
         raise RowsAtRiskError(

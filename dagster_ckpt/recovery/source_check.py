@@ -78,7 +78,8 @@ def refuse_gone_records(
             f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "
             f"not have the records that its next batch would read. {' '.join(gone)} Start from a snapshot whose "
             "offsets the source still has, or choose others of a Kafka source with source_offsets. To continue "
-            "without these records, start with accept_loss, and set the source option failOnDataLoss to false."
+            "without these records, start with accept_loss, and set the source option failOnDataLoss to false.",
+            " ".join(gone),
         )
     return gone
 

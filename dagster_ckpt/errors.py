@@ -138,6 +138,19 @@ class RowsAtRiskError(RestoreError):
     """The start would go back to a batch after which a sink could lose rows, and this was not confirmed."""
 
 
+class InputGoneError(RowsAtRiskError):
+    """The start would read again what its sources no longer have, and this was not confirmed.
+
+    Args:
+        message: The message.
+        gone: What they no longer have, in sentences.
+    """
+
+    def __init__(self, message: str, gone: str = "") -> None:
+        super().__init__(message)
+        self.gone = gone
+
+
 class StateAtRiskError(RestoreError):
     """The start would discard state, and this was not confirmed."""
 

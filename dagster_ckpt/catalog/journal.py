@@ -2,7 +2,7 @@
 
 If a live directory is lost, the query continues from a snapshot. Spark would divide the input after
 the snapshot into other batches, so that a batch number stands for other rows than in the sinks. With
-the journal, a start runs each batch again with its original offsets.
+the journal, a start runs each batch again with its original offsets, and knows which files they read.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from dagster_ckpt.recovery.examination import Examiner
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
-from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -243,6 +243,10 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
                 if lost is not None and ahead.gone:
                     # As the start does: it replays nothing that the sources no longer have.
                     ahead = preview_rewind(stream, facts, plan, is_running=running)
+                newer = with_newer_point(facts, plan, ahead.gone) if ahead.gone and not start_from.accept_loss else None
+                if newer is not None:
+                    facts = newer
+                    continue
                 return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
         except CkptError as error:
             if plan.point is None or start_from.point is not StartPoint.LATEST or not is_suspicious(error):

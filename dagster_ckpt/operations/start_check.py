@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from dagster_ckpt.errors import InputGoneError
 from dagster_ckpt.operations.requests import is_running
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import PlanChange, check_state, plan_change
-from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
@@ -70,22 +71,31 @@ def check_start(
     record = stream.catalog.streams.get(stream.stream_id)
     output = _told(describe, named_output)
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False, output=output)
-    plan = resolved_offsets(stream, plan_recovery(facts), describe)
-    with holding(stream.catalog, [plan.snapshot], "check of a start"):
-        refuse_unclaimed(stream, plan.snapshot)
-        for message in refuse_changed_sources(stream, plan, _told(describe, source_identities)):
-            report(message)
-        _weigh_sinks(stream, facts, plan, output, _told(describe, _session))
-        for message in refuse_gone_records(stream, plan, describe, accept_loss=start_from.accept_loss):
-            report(f"accepted without these records: {message}")
-        checked = check_state(stream, plan, start_from)
-        for message in checked.messages:
-            report(message)
-        change = plan_change(record, plan, _told(describe, plan_of_writer))
-        for difference in change.differences if change is not None else ():
-            report(f"the plan differs: {difference}")
-        refuse_shared_folder(stream, output)
-    return StartCheck(plan, checked.rewrite, change)
+    while True:
+        plan = resolved_offsets(stream, plan_recovery(facts), describe)
+        with holding(stream.catalog, [plan.snapshot], "check of a start"):
+            refuse_unclaimed(stream, plan.snapshot)
+            for message in refuse_changed_sources(stream, plan, _told(describe, source_identities)):
+                report(message)
+            try:
+                _weigh_sinks(stream, facts, plan, output, _told(describe, _session))
+                gone = refuse_gone_records(stream, plan, describe, accept_loss=start_from.accept_loss)
+            except InputGoneError as error:
+                newer = with_newer_point(facts, plan, error.gone)
+                if newer is None:
+                    raise
+                facts = newer
+                continue
+            for message in gone:
+                report(f"accepted without these records: {message}")
+            checked = check_state(stream, plan, start_from)
+            for message in checked.messages:
+                report(message)
+            change = plan_change(record, plan, _told(describe, plan_of_writer))
+            for difference in change.differences if change is not None else ():
+                report(f"the plan differs: {difference}")
+            refuse_shared_folder(stream, output)
+            return StartCheck(plan, checked.rewrite, change)
 
 
 def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:

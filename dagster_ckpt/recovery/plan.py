@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
@@ -166,6 +166,8 @@ class RecoveryFacts:
             tried.
         depth: Number of points that a recovery considers besides the live directory; None: all.
         unknown: What exists in the folders of a stream that its catalog knows no start of.
+        without_input: Points that would read again what a source no longer has, each with what is gone. Of a start from
+            `latest`: it continues from a newer point.
         last_sign_ms: When a query in the live directory last showed a sign of life, by the catalog's
             clock.
     """
@@ -188,6 +190,7 @@ class RecoveryFacts:
     depth: int | None = None
     unknown: UnknownState = NOTHING_UNKNOWN
     last_sign_ms: int | None = None
+    without_input: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
@@ -11,6 +12,7 @@ from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, Snap
 from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan, skipped_distance
 from dagster_ckpt.recovery.recovery_points import (
     RecoveryPoint,
+    batch_of,
     batch_point,
     failed_points,
     finish_point,
@@ -73,6 +75,28 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             source_offsets=facts.start_from.chosen_offsets,
         )
     return _latest(facts)
+
+
+def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
+    """The facts with which a recovery continues from a newer point than one whose input is gone.
+
+    Args:
+        facts: The facts that the plan is based on.
+        plan: The plan.
+        gone: What the sources no longer have of what the plan reads again.
+
+    Returns:
+        None if there is no newer point, or a person named the point.
+    """
+    asks = facts.start_from.point is StartPoint.LATEST
+    if not asks or plan.point is None or plan.kind not in (RecoveryKind.RESTORE, RecoveryKind.REWIND):
+        return None
+    beyond = replace(facts, without_input={**facts.without_input, plan.point: f"its input is gone. {gone}"})
+    try:
+        plan_recovery(beyond)
+    except (RecoveryExhaustedError, LiveDirectoryError):
+        return None
+    return beyond
 
 
 def _elsewhere(facts: RecoveryFacts) -> str:
@@ -199,8 +223,12 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
         snapshot_is_gone=facts.origin_snapshot_is_gone,
     )
     over = list(passed)
+    # An older point reads the same again, and more.
+    needs = max((batch_of(point) for point in points if point.name in facts.without_input), default=None)
     for point in points[: facts.depth]:
-        bad = failed.get(point.name) or _known_to_be_broken(facts, point)
+        if needs is not None and batch_of(point) <= needs and point.name not in facts.without_input:
+            continue
+        bad = facts.without_input.get(point.name) or failed.get(point.name) or _known_to_be_broken(facts, point)
         if bad is None:
             return _from_point(facts, why, point, tuple(over))
         cost = facts.batches_since(point.batch_id), facts.time_since(point.snapshot)

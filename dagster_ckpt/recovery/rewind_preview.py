@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.errors import InputGoneError, RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_identity import forecast_missing_batches, forecast_shared
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
-from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, gone, source_inputs
+from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
@@ -29,6 +29,11 @@ from dagster_ckpt.stream.snapshots import describe_snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_EFFECTS = {
+    InputStatus.GONE: SinkEffect.LOSE,
+    InputStatus.REPEATED: SinkEffect.DUPLICATE,
+    InputStatus.UNKNOWN: SinkEffect.UNKNOWN,
+}
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY, RecoveryKind.START_EMPTY)
 
 
@@ -84,7 +89,12 @@ class RewindPreview:
     @property
     def gone(self) -> str:
         """What the sources no longer have of what is read again, in sentences; empty if they have all of it."""
-        return gone(self.inputs)
+        return reasons(self.inputs, InputStatus.GONE)
+
+    @property
+    def repeated(self) -> str:
+        """What the sources would hand out once more though it was read, in sentences; empty if nothing."""
+        return reasons(self.inputs, InputStatus.REPEATED)
 
     @property
     def batches(self) -> int:
@@ -199,10 +209,10 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
     """A forecast that promises each row once only if the sources have these rows."""
     if forecast.effect is not SinkEffect.EXACT:
         return forecast
-    for status, effect in ((InputStatus.GONE, SinkEffect.LOSE), (InputStatus.UNKNOWN, SinkEffect.UNKNOWN)):
-        reasons = [each.reason for each in inputs if each.status is status]
-        if reasons:
-            return replace(forecast, effect=effect, reason=" ".join(reasons))
+    for status, effect in _EFFECTS.items():
+        found = reasons(inputs, status)
+        if found:
+            return replace(forecast, effect=effect, reason=found)
     return forecast
 
 
@@ -237,7 +247,8 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
     """Pass a start only if no row can be lost, or if that was accepted.
 
     Raises:
-        RowsAtRiskError: A sink could lose rows, or a source no longer has what is read again.
+        InputGoneError: A source no longer has what is read again.
+        RowsAtRiskError: A sink could lose rows, or a source would hand out some twice.
         SharedSinkError: A sink belongs to another query, or does not match the query's state; accepting
             a loss does not help. Or another stream wrote to a table or topic last, and that was not accepted.
         SinkRollbackError: A sink must be rolled back and cannot be; accepting a loss does not help.
@@ -263,10 +274,18 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
             + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}" for sink in shared)
         )
     if preview.gone and not accept_loss:
-        raise RowsAtRiskError(
+        raise InputGoneError(
             f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: its sources no "
-            f"longer have what it would read again. {preview.gone} Put these files back, or start from a newer "
-            "snapshot, after which they are not read. To continue without their rows, start with accept_loss."
+            f"longer have what it would read again. {preview.gone} Put these files back, with their modification "
+            "times and no others, or start from a newer snapshot, after which they are not read. To continue without "
+            "their rows, start with accept_loss.",
+            preview.gone,
+        )
+    if preview.repeated and not accept_loss:
+        raise RowsAtRiskError(
+            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: rows would be "
+            f"read twice. {preview.repeated} Take these files out of the folder, where nothing needs them any more, "
+            "or give them their old modification times. To read them twice, start with accept_loss."
         )
     if preview.losing and not accept_loss:
         sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import LiveDirectoryError, OptionError, RowsAtRiskError
+from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.source_positions import check_known, moved, topic_offsets
@@ -44,7 +44,7 @@ def refuse_gone_records(
         The missing records, if that was accepted.
 
     Raises:
-        RowsAtRiskError: Records are missing, and that was not accepted.
+        InputGoneError: Records are missing, and that was not accepted.
         StorageAccessError: Kafka, a table, the snapshot or the live directory cannot be reached.
     """
     if plan.to_batch is None or plan.to_batch < 0:
@@ -74,11 +74,12 @@ def refuse_gone_records(
         if table is not None and at is not None:
             gone += expired_from(writer, table, at)
     if gone and not accept_loss:
-        raise RowsAtRiskError(
+        raise InputGoneError(
             f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "
             f"not have the records that its next batch would read. {' '.join(gone)} Start from a snapshot whose "
             "offsets the source still has, or choose others of a Kafka source with source_offsets. To continue "
-            "without these records, start with accept_loss, and set the source option failOnDataLoss to false."
+            "without these records, start with accept_loss, and set the source option failOnDataLoss to false.",
+            " ".join(gone),
         )
     return gone
 

@@ -1,7 +1,8 @@
 """Asks each source of a stream whether it still has what a start would read again. Changes nothing.
 
 A file source reports no missing file: Spark reads what is there and commits the batch. So each file that the log of a
-source, the journal or the snapshot names for these batches is looked for first.
+source, the journal or the snapshot names for these batches is looked for first, and compared with its modification
+time in the log, which has no length.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
+from dagster_ckpt.recovery.file_times import DEFAULT_MAX_AGE, age_ms, changed, forgotten, read_once_more
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.source_change import recorded_sources
-from dagster_ckpt.recovery.source_comparison import uri_path
+from dagster_ckpt.recovery.source_comparison import folder_of, uri_path
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile, files_after, files_in_entries, log_offset
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.input_files import missing_files
+from dagster_ckpt.spark.query.input_files import existing_files
 from dagster_ckpt.spark.query.source_identity import (
     DELTA,
     FILE,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 _GOES_BACK = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY)
 _SHOWN = 5
+# The newest folders of files that were read before.
+_FOLDERS_LOOKED_IN = 100
 
 
 class InputStatus(StrEnum):
@@ -50,12 +54,14 @@ class InputStatus(StrEnum):
     AVAILABLE: It has all of it.
     ASKED_BY_START: The start asks it, and is refused without it: Kafka, Delta and Iceberg.
     UNKNOWN: Nobody can tell.
+    REPEATED: Besides, it has files that were read before, and would be read once more.
     GONE: Some of it no longer exists.
     """
 
     AVAILABLE = "AVAILABLE"
     ASKED_BY_START = "ASKED_BY_START"
     UNKNOWN = "UNKNOWN"
+    REPEATED = "REPEATED"
     GONE = "GONE"
 
 
@@ -101,9 +107,9 @@ def source_inputs(
     return tuple(_inputs(again, keyed(recorded) if recorded is not None else {}, session))
 
 
-def gone(inputs: Iterable[SourceInput]) -> str:
-    """What is gone, in sentences; empty if nothing is."""
-    return " ".join(each.reason for each in inputs if each.status is InputStatus.GONE)
+def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
+    """Why sources have a status, in sentences; empty if none has it."""
+    return " ".join(each.reason for each in inputs if each.status is status)
 
 
 @dataclass(frozen=True)
@@ -115,15 +121,15 @@ class _Again:
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
         files: The files of each file source, as its log names them.
-        read_before: Files that the kept batches have read, if their log counts differently.
+        kept: The files that the batches which are kept have read, likewise.
         live_scheme: The scheme of the live directory.
     """
 
     offsets: Mapping[str, str | None]
     goes_back: bool
     is_named: bool
-    files: Mapping[str, frozenset[str]]
-    read_before: Mapping[str, frozenset[str]]
+    files: _Files
+    kept: _Files
     live_scheme: str
 
     @property
@@ -143,26 +149,34 @@ class _Again:
         goes_back = plan.kind in _GOES_BACK
         until = plan.to_batch if plan.kind is RecoveryKind.REPLAY else facts.live_batch
         planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
-        in_live = [_files_in(directory, first) for directory in directories]
-        stored = _snapshot_logs(stream, plan, all_of_it=is_other)
+        # What the kept batches have read decides only what a start that goes back reads once more.
+        after = dict.fromkeys(offsets, -1) if goes_back else first
+        in_live = [_files_in(directory, after) for directory in directories]
+        stored = _snapshot_logs(stream, plan)
         logs = [*(each for each in in_live if each is not None), stored, *(_in(batch.files) for batch in planned)]
-        found = {
-            key: frozenset(each.path for log in logs for each in log.get(key, ()) if each.position > first[key])
-            for key in offsets
-        }
-        seen = {
-            key: frozenset(each.path for each in stored.get(key, ()) if each.position <= position)
+        origin = stored if plan.snapshot is not None else next((each for each in in_live if each is not None), {})
+        kept = {
+            key: [each for each in origin.get(key, ()) if position is not None and each.position <= position]
             for key, position in positions.items()
-            if is_other and position is not None
         }
+        files: dict[str, list[SourceFile]] = {}
+        for key in offsets:
+            before = {each.path for each in kept[key]} if is_other else ()
+            found = dict.fromkeys(
+                each
+                for log in logs
+                for each in log.get(key, ())
+                if each.position > first[key] and each.path not in before
+            )
+            files[key] = list({each.path: each for each in found}.values())
         is_good = facts.live is not None and facts.live.status is LiveStatus.GOOD and None not in in_live
         rewinds = goes_back and (until is None or until > base)
         return cls(
             offsets=offsets,
             goes_back=rewinds,
             is_named=is_good or until is None or _covers(planned, base, until),
-            files=found,
-            read_before=seen,
+            files=files,
+            kept=kept,
             live_scheme=directories[0].url.partition(":")[0] if directories else "",
         )
 
@@ -191,26 +205,63 @@ def _inputs(
 
 def _files(again: _Again, key: str, identity: SourceIdentity | None, session: SparkSession | None) -> SourceInput:
     named = again.files[key]
-    missing = missing_files(sorted(named), session, reachable_scheme=again.live_scheme)
+    existing = existing_files([each.path for each in named], session, reachable_scheme=again.live_scheme)
+    missing = sorted(each.path for each in named if each.path not in existing) if existing is not None else []
     if missing:
-        missing = [each for each in missing if each not in again.read_before.get(key, frozenset())]
-    if missing:
-        listed = ", ".join(uri_path(each) for each in missing[:_SHOWN])
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        reason = (
-            f"Source {key}: {len(missing)} of {len(named)} files that are read again no longer exist: {listed}{more}."
-        )
-        return SourceInput(key, FILE, InputStatus.GONE, reason)
+        reason = f"Source {key}: {len(missing)} of {len(named)} files that are read again no longer exist: "
+        return SourceInput(key, FILE, InputStatus.GONE, f"{reason}{_listed(missing)}.")
     cleans = identity.options.get("cleansource") if identity is not None else None
     if again.goes_back and not again.is_named and cleans is not None:
         reason = f"Source {key}: cleanSource={cleans} removes files that were read, and these would be read again."
         return SourceInput(key, FILE, InputStatus.GONE, reason)
-    if missing is None or (again.goes_back and not again.is_named):
+    repeated = _read_once_more(again, key, identity, existing or {}, session) if again.goes_back else []
+    if repeated:
+        reason = (
+            f"Source {key}: {len(repeated)} files that were read before were put back or written again, and Spark, "
+            f"which no longer remembers them (maxFileAge), would read them once more: {_listed(repeated)}."
+        )
+        return SourceInput(key, FILE, InputStatus.REPEATED, reason)
+    if existing is None or (again.goes_back and not again.is_named):
         why = "are named by neither the live directory nor the journal"
-        if missing is None:
-            why = f"could not be looked for by this process, such as {uri_path(min(named))}"
+        if existing is None:
+            why = f"could not be looked for by this process, such as {uri_path(min(each.path for each in named))}"
         return SourceInput(key, FILE, InputStatus.UNKNOWN, f"Source {key}: files that are read again {why}.")
+    altered = changed(named, existing)
+    if altered:
+        reason = (
+            f"Source {key}: {len(altered)} of {len(named)} files that are read again have another modification time "
+            f"than when they were read, and may have other rows: {_listed(altered)}."
+        )
+        return SourceInput(key, FILE, InputStatus.UNKNOWN, reason)
     return SourceInput(key, FILE, InputStatus.AVAILABLE)
+
+
+def _read_once_more(
+    again: _Again,
+    key: str,
+    identity: SourceIdentity | None,
+    existing: Mapping[str, int | None],
+    session: SparkSession | None,
+) -> list[str]:
+    """Files of the kept batches that Spark would take for new ones."""
+    kept = again.kept[key]
+    max_age = age_ms(identity.options.get("maxfileage", DEFAULT_MAX_AGE) if identity is not None else DEFAULT_MAX_AGE)
+    times = [*(each.modified_at_ms for each in kept), *existing.values()]
+    newest = max((each for each in times if each is not None), default=None)
+    if max_age is None or newest is None:
+        return []
+    candidates = forgotten(kept, newest, max_age)
+    by_folder: dict[str, list[SourceFile]] = defaultdict(list)
+    for each in reversed(candidates):
+        by_folder[folder_of(each.path)].append(each)
+    looked_at = [each for folder in list(by_folder)[:_FOLDERS_LOOKED_IN] for each in by_folder[folder]]
+    there = existing_files([each.path for each in looked_at], session, reachable_scheme=again.live_scheme)
+    return read_once_more(looked_at, there or {}, newest, max_age)
+
+
+def _listed(uris: Sequence[str]) -> str:
+    more = f" and {len(uris) - _SHOWN} more" if len(uris) > _SHOWN else ""
+    return ", ".join(uri_path(each) for each in uris[:_SHOWN]) + more
 
 
 def _snapshot_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> bytes | None:
@@ -230,19 +281,18 @@ def _live_offsets(directories: Sequence[LiveDirectory], batch_id: int) -> bytes 
 _Files = Mapping[str, Sequence[SourceFile]]
 
 
-def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan, *, all_of_it: bool) -> _Files:
-    """The files that the logs in a snapshot name; without its batch in flight, only those it has read."""
-    snapshot = plan.snapshot
-    if snapshot is None or not (all_of_it or snapshot.properties.get("in_flight_batch") is not None):
+def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
+    """The files that the logs in a snapshot name."""
+    if plan.snapshot is None:
         return {}
-    location = snapshot_location(snapshot)
+    location = snapshot_location(plan.snapshot)
     return _in(read_files(stream.store, location, lambda path: path.startswith(f"{SOURCES}/")))
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
     """The files in the logs of a live directory after some positions; None if it cannot be read."""
     try:
-        return {key: files_after(directory.folder, key, position) for key, position in first.items()}
+        return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
         return None
 

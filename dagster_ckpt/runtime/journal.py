@@ -41,6 +41,8 @@ class Journal:
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
         """Record the batches that Spark has planned since the last call.
 
+        Also if none may be replayed: with a lost live directory, only the journal names the input of these batches.
+
         Args:
             mode: How the query runs. Only micro-batches that Spark logs one after the other can be
                 replayed.
@@ -50,7 +52,7 @@ class Journal:
             LeaseLostError: The lease is no longer held.
             CatalogError: The catalog is unavailable; the next call tries again.
         """
-        if mode is not ExecutionMode.MICRO_BATCH or not self._stream.options.max_replayed_batches:
+        if mode is not ExecutionMode.MICRO_BATCH:
             return
         if self._newest is None:
             self._newest = self._newest_snapshot()

@@ -6,7 +6,7 @@ the start tries the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.errors import (
+    InputGoneError,
     LiveDirectoryError,
     RestoreError,
     StateRewriteError,
@@ -29,7 +30,7 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
-from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -143,6 +144,7 @@ class Start:
         self._predecessor_ended = predecessor_ended
         self._watch = StartWatch(stream.catalog, lease.record, request.interrupted)
         self._replays = request.describe is not None
+        self._without_input: Mapping[str, str] = {}
 
     @property
     def stopped(self) -> QueryEnd | None:
@@ -185,7 +187,10 @@ class Start:
         self._lease.check()
 
     def _start_at_best_point(self) -> StartedQuery:
-        """Start the query at the best recovery point. If that one is damaged, try the next one."""
+        """Start the query at the best recovery point. If that one is damaged, try the next one.
+
+        If one would read again what a source no longer has, try a newer one.
+        """
         stream = self._stream
         output = named_output(self._request.describe()) if self._request.describe is not None else None
         passed: set[str] = set()
@@ -212,6 +217,12 @@ class Start:
                     prepared = replace(prepared, began=prepared.live.positions())
                     query = self._request.start_query(prepared.live)
                     return StartedQuery(plan, prepared, query, checked.sources)
+            except InputGoneError as error:
+                newer = with_newer_point(facts, plan, error.gone)
+                if newer is None:
+                    raise
+                self._without_input = newer.without_input
+                self._replays = self._request.describe is not None
             except Exception as error:
                 # A point that the user named is never replaced by another one.
                 if plan.point is None or self._start_from.point is not StartPoint.LATEST or plan.point in passed:
@@ -221,7 +232,7 @@ class Start:
                 passed.add(plan.point)
 
     def _facts(self, output: NamedOutput | None) -> RecoveryFacts:
-        return recovery_facts(
+        facts = recovery_facts(
             self._stream,
             self._start_from,
             predecessor_ended=self._predecessor_ended,
@@ -229,6 +240,7 @@ class Start:
             output=output,
             examiner=self._examiner,
         )
+        return replace(facts, without_input=self._without_input)
 
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
         """Refuse the start before anything is changed."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +48,21 @@ class Numbers:
         for number in numbers:
             lay_file(self.landing, number, [{"n": number}, {"n": 100 + number}])
 
-    def run(self, clean: str = "off", start_from: str = "latest", **options: Any) -> list[str]:
+    def run(
+        self,
+        clean: str = "off",
+        start_from: str = "latest",
+        *,
+        deduplicates: bool = True,
+        ends: bool = True,
+        **options: Any,
+    ) -> list[str]:
         def query(spark: SparkSession) -> DataStreamWriter:
             rows = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).option("cleanSource", clean)
-            numbers = rows.json(str(self.landing)).dropDuplicates(["n"])
-            return numbers.writeStream.format("json").option("path", f"{self.folder}/out").trigger(availableNow=True)
+            numbers = rows.json(str(self.landing))
+            numbers = numbers.dropDuplicates(["n"]) if deduplicates else numbers
+            writer = numbers.writeStream.format("json").option("path", f"{self.folder}/out")
+            return writer.trigger(availableNow=True) if ends else writer
 
         messages: list[str] = []
         with collecting(messages):
@@ -155,10 +168,83 @@ def test_a_source_that_removes_its_files_is_not_read_again(numbers: Numbers) -> 
     numbers.prepare(clean="delete", max_replayed_batches=0)
     numbers.lose_the_directory()
 
-    with pytest.raises(RowsAtRiskError, match="cleanSource=delete removes files"):
+    with pytest.raises(RowsAtRiskError, match="1 of 2 files that are read again no longer exist: file:"):
         numbers.run(clean="delete", max_replayed_batches=0)
 
     assert numbers.rows == EVERYTHING
+
+
+def test_input_that_a_person_removed_is_missed_though_nothing_is_replayed(numbers: Numbers) -> None:
+    numbers.prepare(max_replayed_batches=0)
+    numbers.take_away(2)
+    numbers.lose_the_directory()
+
+    with pytest.raises(RowsAtRiskError, match="1 of 2 files that are read again no longer exist: file:"):
+        numbers.run(max_replayed_batches=0)
+
+    assert numbers.rows == EVERYTHING
+    numbers.put_back()
+    numbers.run(max_replayed_batches=0)
+    assert numbers.rows == EVERYTHING
+
+
+def test_a_recovery_goes_to_a_newer_point_that_needs_no_input_that_is_gone(numbers: Numbers) -> None:
+    options = {"prefer_checkpoint_for_recovery": True}
+    numbers.feed(0, 1)
+    with Client(**numbers.places) as client, ThreadPoolExecutor() as pool:
+        run = pool.submit(numbers.run, ends=False, **options)
+        while not (run.done() or any((numbers.folder / "live").glob("numbers/live-*/commits/1"))):
+            time.sleep(0.05)
+        client.trigger_checkpoint("numbers")
+        client.stop("numbers", savepoint=False)
+        run.result()
+        numbers.feed(2)
+        numbers.run(**options)
+        client.trigger_savepoint("numbers", label="newer")
+    numbers.feed(3)
+    numbers.run(**options)
+    numbers.take_away(2)
+    numbers.lose_the_directory()
+
+    with Client(**numbers.places, checkpointing={"numbers": CheckpointConfig(**options)}) as client:
+        ahead = client.preview_rewind("numbers")
+    messages = numbers.run(**options)
+
+    assert "its input is gone. Source 0: 1 of 2 files" in ahead.plan.reason
+    assert (ahead.plan.snapshot and ahead.plan.snapshot.label) == "newer"
+    assert any("its input is gone" in each for each in messages)
+    assert numbers.rows == EVERYTHING
+    numbers.feed(4)
+    numbers.run(**options)
+    assert numbers.rows == sorted([*EVERYTHING, 4, 104])
+
+
+def test_a_file_of_a_kept_batch_that_is_put_back_with_another_time_is_not_read_twice(numbers: Numbers) -> None:
+    numbers.prepare()
+    for path in numbers._files(numbers.landing, 0, 2):
+        os.utime(path)
+
+    with pytest.raises(RowsAtRiskError, match="1 files that were read before were put back") as refused:
+        numbers.run(start_from="sp")
+
+    assert "Take these files out of the folder" in str(refused.value)
+    assert numbers.rows == EVERYTHING
+    numbers.take_away(0)
+    messages = numbers.run(start_from="sp")
+    assert any("1 of 2 files that are read again have another modification time" in each for each in messages)
+    assert numbers.rows == EVERYTHING
+
+
+def test_spark_reads_such_a_file_twice(numbers: Numbers) -> None:
+    numbers.prepare(deduplicates=False)
+    for path in numbers._files(numbers.landing, 0, 2):
+        os.utime(path)
+    with Client(**numbers.places) as client:
+        client.request_start("numbers", start_from="sp", accept_loss=True)
+
+    numbers.run(deduplicates=False)
+
+    assert numbers.rows == sorted([*EVERYTHING, 0, 100])
 
 
 def test_a_replay_that_reads_other_rows_stops_and_says_so(numbers: Numbers) -> None:

@@ -16,7 +16,7 @@ from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState, skipped_distance
-from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.recovery_points import point_of_origin, snapshot_of_origin
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -209,6 +209,34 @@ def test_a_start_that_would_lose_something_is_refused_in_words_that_help(case: d
 
     assert [word for word in case.get("words", []) if word not in str(refusal.value)] == []
     assert str(refusal.value) == case.get("told", str(refusal.value))
+
+
+@pytest.mark.parametrize(
+    ("case", "then", "whole"),
+    [
+        ({"prefer_checkpoint": True, "snapshots": ["sp4@8", "sp3@6", "cp2@5", "cp1@3"]}, "snapshot:id-sp4", True),
+        ({"prefer_checkpoint": True, "snapshots": ["sp4@8 broken", "sp3@6", "cp2@5"]}, "snapshot:id-sp3", True),
+        ({"snapshots": ["cp2@5", "cp1@3"], "origin": "live-0@7", "retains": True}, None, False),
+        ({"snapshots": ["cp2@5", "sp1@3"]}, None, False),
+        ({"prefer_checkpoint": True, "snapshots": ["sp2@7", "cp1@5"], "depth": 1}, None, False),
+        ({"snapshots": ["sp2@7", "cp1@5"], "start_from": "chk-1"}, None, False),
+        ({"live": "good@9", "snapshots": ["sp2@7"]}, None, False),
+    ],
+)
+def test_a_point_whose_input_is_gone_gives_way_to_a_newer_one_only(
+    case: dict[str, Any], then: str | None, whole: bool
+) -> None:
+    known = facts({"live": "missing", "last_batch": 9, "is_automatic": True, **case})
+
+    newer = with_newer_point(known, plan_recovery(known), "Source 0: 3.json is not there.")
+
+    assert (newer is not None) is whole
+    if newer is not None:
+        plan = plan_recovery(newer)
+        assert plan.point == then
+        assert plan.passed[0].name.startswith("chk-2")
+        assert plan.passed[0].why == "its input is gone. Source 0: 3.json is not there."
+        assert plan.passed[0].why in plan.reason
 
 
 def test_the_table_has_a_row_for_every_kind_of_plan() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,10 @@ def write_to_table(history: History) -> str:
 def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_sinks(
     history: History, missing: list[str] | None, effect: SinkEffect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_inputs, "missing_files", lambda *_, **__: missing)
+    def existing(uris: Sequence[str], *_: object, **__: object) -> dict[str, int | None] | None:
+        return None if missing is None else dict.fromkeys(each for each in uris if each not in missing)
+
+    monkeypatch.setattr(source_inputs, "existing_files", existing)
     snapshots = [history.shelf.checkpoint() for _ in range(5)]
 
     preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("batch-3"))

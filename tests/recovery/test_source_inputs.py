@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +19,10 @@ from dagster_ckpt.spark.query.source_identity import SourceIdentity
 
 CASES = yaml.safe_load((Path(__file__).parent / "source_inputs.yaml").read_text())
 LAST, POINT = 5, 2
+BEGAN, DAY = 1_700_000_000, 86_400
+
+
+_OPTIONS = {"clean": "cleansource", "max age": "maxfileage"}
 
 
 class Read:
@@ -28,7 +33,10 @@ class Read:
         if case.get("gone") != "all":
             self.landing.mkdir()
             for number in set(range(LAST + 1)) - {*case.get("gone", ())}:
-                (self.landing / f"{number}.json").touch()
+                path = self.landing / f"{number}.json"
+                path.touch()
+                modified = self.modified(number) + DAY * case.get("rewritten", {}).get(number, 0)
+                os.utime(path, (modified, modified))
         self.live = folder / "live"
         # A snapshot has its own entries up to the point.
         for batch in range(LAST + 1) if case.get("live", True) else range(POINT + 1):
@@ -36,12 +44,15 @@ class Read:
                 (self.live / path).parent.mkdir(parents=True, exist_ok=True)
                 (self.live / path).write_bytes(data)
 
+    def modified(self, number: int) -> float:
+        return BEGAN + 0.4 + number * DAY * self.case.get("days apart", 1)
+
     def planned(self, batch: int) -> dict[str, bytes]:
         offset = self.case.get("offset") or json.dumps({"logOffset": batch}, separators=(",", ":"))
         planned = {f"offsets/{batch}": f"v1\n{{}}\n{offset}".encode()}
         if "offset" not in self.case:
             name = f"file://{str(self.landing).replace(' ', '%20')}/{batch}.json"
-            line = json.dumps({"path": name, "timestamp": 1, "batchId": batch})
+            line = json.dumps({"path": name, "timestamp": int(1_000 * self.modified(batch)), "batchId": batch})
             planned[f"sources/0/{batch}"] = f"v1\n{line}".encode()
         return planned
 
@@ -49,8 +60,8 @@ class Read:
         stream: Any = Mock()
         journal = [PlannedBatch(batch, "", self.planned(batch)) for batch in self.case.get("journal", ())]
         stream.catalog.journal.after.return_value = journal
-        known = "clean" in self.case or "kind" in self.case
-        options = {"cleansource": self.case["clean"]} if "clean" in self.case else {}
+        known = self.case.keys() & {*_OPTIONS, "kind"}
+        options = {name: self.case[key] for key, name in _OPTIONS.items() if key in self.case}
         recorded = SourceIdentity(self.case.get("kind", "file"), None, {}, options)
         stream.catalog.executions.last_sources.return_value = [recorded.as_record()] if known else None
         stream.catalog.streams.get.return_value.live_directory = str(self.live)
@@ -67,7 +78,7 @@ def test_what_is_read_again(case: dict[str, Any], tmp_path: Path) -> None:
 
     assert found.status is InputStatus(case["status"])
     assert case.get("reason", "") in found.reason
-    assert bool(found.reason) is (found.status in (InputStatus.GONE, InputStatus.UNKNOWN))
+    assert bool(found.reason) is (found.status not in (InputStatus.AVAILABLE, InputStatus.ASKED_BY_START))
 
 
 @pytest.mark.parametrize(("gone", "status"), [([5], InputStatus.GONE), ([4], InputStatus.AVAILABLE)])

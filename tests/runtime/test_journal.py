@@ -138,10 +138,10 @@ def test_another_mode_is_not_recorded(tmp_path: Path, mode: ExecutionMode | None
     assert noted.calls == []
 
 
-def test_without_the_option_nothing_is_recorded(tmp_path: Path) -> None:
+def test_batches_that_may_not_be_replayed_are_recorded_for_their_input(tmp_path: Path) -> None:
     noted = Noted(tmp_path, max_replayed_batches=0)
     noted.plan(0)
 
     noted.journal.note(ExecutionMode.MICRO_BATCH)
 
-    assert noted.calls == []
+    assert noted.calls == [[(0, False)]]

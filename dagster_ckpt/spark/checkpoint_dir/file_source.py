@@ -44,10 +44,12 @@ class SourceFile:
     Attributes:
         path: Its URI.
         position: The position of the log at which it was found.
+        modified_at_ms: Its modification time then; None if the log does not have it.
     """
 
     path: str
     position: int
+    modified_at_ms: int | None = None
 
 
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
@@ -84,9 +86,9 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
         if entry_id(path.rpartition("/")[2]) is None:
             continue
         for line in parse_log_lines(data, path):
-            name, position = line.get("path"), line.get("batchId")
+            name, position, modified = line.get("path"), line.get("batchId"), line.get("timestamp")
             if isinstance(name, str) and isinstance(position, int):
-                found[SourceFile(name, position)] = None
+                found[SourceFile(name, position, modified if type(modified) is int else None)] = None
     return list(found)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
 # From so many files of one folder on, the folder is listed.
 _LISTED_FROM = 20
+# One file in the text of a listing.
+_STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re.DOTALL)
 
 
-def missing_files(
+def existing_files(
     uris: Sequence[str], session: SparkSession | None = None, *, reachable_scheme: str = "file"
-) -> list[str] | None:
-    """Those of some files that no longer exist.
+) -> dict[str, int | None] | None:
+    """Those of some files that exist, with their modification times in ms since the epoch; None if that is unknown.
 
     Args:
         uris: URIs as the log of a file source has them.
@@ -40,50 +43,62 @@ def missing_files(
     for uri in uris:
         by_folder[uri.rpartition("/")[0]].append(uri)
     jvm: Any = getattr(session, "_jvm", None)
-    missing: list[str] = []
+    existing: dict[str, int | None] = {}
     for folder, files in by_folder.items():
         if jvm is not None and session is not None:
-            missing += _missing_in_hadoop(jvm, session, folder, files)
+            existing |= _in_hadoop(jvm, session, folder, files)
             continue
-        found = _missing_here(folder, files) if folder.partition(":")[0] in ("file", reachable_scheme) else None
+        found = _found_here(folder, files) if folder.partition(":")[0] in ("file", reachable_scheme) else None
         if found is None:
             return None
-        missing += found
-    return missing
+        existing |= found
+    return existing
 
 
-def _missing_here(folder: str, files: Iterable[str]) -> list[str] | None:
+def _found_here(folder: str, files: Iterable[str]) -> dict[str, int | None] | None:
     place = unquote(folder)
     path = local_path(place)
     if path is not None and not path.is_dir():
         # It may be on another machine.
         return None
+    existing: dict[str, int | None] = {}
     try:
-        names = open_file_io(place).list(hidden=True)
+        entries = open_file_io(place).list(hidden=True)
+        for each in files:
+            entry = entries.get(unquote(each.rpartition("/")[2]))
+            if entry is not None:
+                with suppress(FileNotFoundError):
+                    existing[each] = entry.status().modified_at_ms
     except (CkptError, OSError, ValueError):
         return None
-    return [each for each in files if unquote(each.rpartition("/")[2]) not in names]
+    return existing
 
 
-def _missing_in_hadoop(jvm: Any, session: SparkSession, folder: str, files: Sequence[str]) -> list[str]:
+def _in_hadoop(jvm: Any, session: SparkSession, folder: str, files: Sequence[str]) -> dict[str, int | None]:
+    existing: dict[str, int | None] = {}
     try:
         place = _path(jvm, folder)
         system = place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-        listed = _listed(jvm, system, place) if len(files) >= _LISTED_FROM else set()
-        exists: Callable[[str], bool] = lambda uri: bool(system.exists(_path(jvm, uri)))  # noqa: E731
-        return [each for each in files if unquote(each.rpartition("/")[2]) not in listed and not exists(each)]
+        listed = _listed(jvm, system, place) if len(files) >= _LISTED_FROM else {}
+        for each in files:
+            name, path = unquote(each.rpartition("/")[2]), _path(jvm, each)
+            if name in listed:
+                existing[each] = listed[name]
+            elif system.exists(path):
+                existing[each] = int(system.getFileStatus(path).getModificationTime())
     except Exception as error:  # py4j raises what the file system raises
         raise StorageAccessError(
             f"{unquote(folder)} does not say which files it has: {without_secrets(str(error))[:300]}"
         ) from error
+    return existing
 
 
-def _listed(jvm: Any, system: Any, place: Any) -> set[str]:
+def _listed(jvm: Any, system: Any, place: Any) -> dict[str, int]:
     if not system.exists(place):
-        return set()
+        return {}
     # In one call, whatever the number of files.
     text = str(jvm.scala.runtime.ScalaRunTime.stringOf(system.listStatus(place)))
-    return {found.rpartition("/")[2] for found in re.findall(r"path=([^;]*);", text)}
+    return {path.rpartition("/")[2]: int(modified) for path, modified in _STATUS.findall(text)}
 
 
 def _path(jvm: Any, uri: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
+from dagster_ckpt.catalog.desired_states import AlertUntil
 from dagster_ckpt.catalog.records import IS_LAUNCHED, ExecutionRecord, RequestRecord
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.errors import CkptError, RequestFailedError, RequestTimeoutError
@@ -44,13 +45,14 @@ def restart(
         SinkRollbackError: A sink that must be rolled back cannot be; a running stream continues.
         StateRewriteError: The state cannot be rewritten as wanted; a running stream continues.
         UnsupportedSparkError: The installed Spark cannot rewrite state; a running stream continues.
-        RequestFailedError: The start failed.
+        RequestFailedError: The start failed, or no code location defines the stream, which continues.
         RequestTimeoutError: No run was launched in time.
     """
     ahead = preview(stream, start_from)
     for message in ahead.messages():
         report(message)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
+    _refuse_undefined(stream)
     was_running, before = is_running(stream), stream.catalog.executions.latest(stream.stream_id)
     is_launched = before is not None and bool((before.recovery or {}).get(IS_LAUNCHED))
     hands_over = was_running and is_launched and not suspend_first
@@ -80,6 +82,13 @@ def restart(
                 _go_on(stream, origin, report, error)
             raise
     return ahead
+
+
+def _refuse_undefined(stream: StreamHandle) -> None:
+    """Refuse to stop a query that no loaded code could start again, as far as the supervisor sensor has reported it."""
+    row = stream.catalog.desired_states.find(stream.stream_id)
+    if row is not None and row.alert_until is AlertUntil.DEFINED and is_running(stream):
+        raise RequestFailedError(f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {row.alert}.")
 
 
 def _is_same_query(stream: StreamHandle, before: ExecutionRecord | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.catalog.desired_states import AlertUntil
 from dagster_ckpt.catalog.records import IS_LAUNCHED, ExecutionStatus, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.errors import CkptError, RequestFailedError, RequestTimeoutError
 from dagster_ckpt.operations import start_check
@@ -144,6 +145,20 @@ def test_a_query_runs_on_if_nothing_launches_the_new_run(history: History) -> No
 
     assert "is the supervisor sensor on" in told[-1]
     assert history.shelf.stream.catalog.requests.pending(STREAM) == []
+
+
+def test_a_query_that_no_code_location_defines_is_not_stopped(history: History) -> None:
+    rows = history.shelf.stream.catalog.desired_states
+    row = rows.ensure(STREAM, origin=ORIGIN)
+    rows.advance(row, upgrade=None, alert="no asset has it", alert_until=AlertUntil.DEFINED, request_id=None)
+
+    with (
+        RunningProcess(history, before_the_stop=lambda: pytest.fail("suspended")),
+        pytest.raises(RequestFailedError, match="is not restarted, nothing was changed: no asset has it"),
+    ):
+        restart(history.shelf.stream, StartFrom(), origin=ORIGIN, timeout_s=30, suspend_first=True)
+
+    assert status(history) is ExecutionStatus.RUNNING
 
 
 def test_the_query_is_suspended_first_if_that_is_asked_for_and_what_is_not_checked_is_said(history: History) -> None:

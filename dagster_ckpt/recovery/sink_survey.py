@@ -9,7 +9,8 @@ from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, files_of, log_trouble, past_of, read_log_at_hand
+from dagster_ckpt.sinks.file_sink_damage import damaged_log
+from dagster_ckpt.sinks.file_sink_log import LogTrouble, Past, files_of, log_trouble, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch
@@ -249,9 +250,18 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
     """The facts, with what the log of a file sink says of who wrote it."""
     if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
         return facts
+    if _is_written_back(sink, facts, entries):
+        return replace(facts, past=Past.SAME, trouble=None)
     at_hand = read_log_at_hand(sink.folder, aim.batch_id if aim.noted_batch is None else aim.noted_batch)
     past = past_of(at_hand, files_of(entries, sink.folder)) if entries is not None else facts.past
     return replace(facts, blank=at_hand.is_blank, past=past)
+
+
+def _is_written_back(sink: FileSink, facts: SinkFacts, entries: Sequence[SinkEntry] | None) -> bool:
+    """Whether the start writes a damaged log back from the snapshot that it goes back to."""
+    if facts.start is not Start.TO_SNAPSHOT or not facts.ours or facts.anothers or not entries:
+        return False
+    return damaged_log(sink.folder, entries) is not None
 
 
 _TROUBLES = {LogTrouble.GAP: Refusal.LOG_HAS_GAP, LogTrouble.ELSEWHERE: Refusal.FILES_ELSEWHERE}

@@ -10,7 +10,9 @@ from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_damage import DamagedLog, damaged_log
+from dagster_ckpt.sinks.file_sink_repair import is_moved_log, relocated
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -67,6 +69,39 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
         if not FileSink.at(log.folder).is_among(captured):
             return f"it has not captured the log of {log.folder}, which is damaged"
     return None
+
+
+def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sink]) -> dict[str, Sequence[SinkEntry]]:
+    """The logs in a snapshot, with those of the folders to which the files of one of them were moved since.
+
+    Args:
+        logs: The logs by folder.
+        sinks: The sinks of the query now.
+
+    Raises:
+        RestoreError: A log lists a file outside of its folder.
+        LiveDirectoryError: An entry in the snapshot cannot be parsed.
+        StorageAccessError: A folder cannot be reached.
+    """
+    found = dict(logs)
+    for sink in sinks:
+        if not isinstance(sink, FileSink) or any(same_folder(place, sink.folder) for place in logs):
+            continue
+        for place, entries in logs.items():
+            if is_moved_log(sink.folder, entries):
+                found[sink.folder] = relocated(entries, place, sink.folder)
+                break
+    return found
+
+
+def is_moved_output(stream: StreamHandle, sink: FileSink, ours: Sequence[Sink]) -> bool:
+    """Whether a folder has the log that a snapshot captured for one of the stream's own folders.
+
+    Raises:
+        StorageAccessError: A folder or a snapshot cannot be reached.
+    """
+    folders = [each.folder for each in ours if isinstance(each, FileSink)]
+    return any(is_moved_log(sink.folder, _captured(stream, folder)) for folder in folders)
 
 
 def _captured(stream: StreamHandle, folder: str) -> Sequence[SinkEntry]:

@@ -315,7 +315,9 @@ def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: Named
         SharedSinkError: The doctor finds an error.
     """
     described = described_sink(output)
-    sinks = [described] if described is not None else sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    sinks = [described] if described is not None else []
+    if output is None:
+        sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
 
     def look() -> dict[tuple[Code, str], Finding]:
         found = [finding for sink in sinks for finding in sink.examine(Subject.of(live, sinks=sinks))]

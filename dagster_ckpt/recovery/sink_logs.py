@@ -46,7 +46,9 @@ def damaged_sink_logs(
     described = described_sink(output)
     others = sinks_of(stream.catalog.executions.sinks_of_others(stream.stream_id))
     damaged = []
-    for sink in [described] if described is not None else written:
+    # A query that writes files always names their folder.
+    named = written if output is None else [described] if described is not None else []
+    for sink in named:
         if not isinstance(sink, FileSink) or not sink.is_among(written) or sink.is_among(others):
             continue
         captured = _captured(stream, sink.folder)

@@ -51,6 +51,7 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
     names = log_entries(folder)
     last = max(noted.last, -1 if committed is None else committed)
     found: list[str] = []
+    confirmed = doubtful = False
     if max(names, default=-1) < last:
         ends = f"ends with entry {max(names)}" if names else "has no entry"
         found.append(f"it {ends}, and the stream has written batch {last} there")
@@ -61,8 +62,10 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
         trouble = _trouble(folder, names[number], noted) if number in names else f"entry {number} is missing"
         if isinstance(trouble, _Stranger):
             return None
-        found += [trouble] if trouble is not None else []
-    if not found:
+        found += [str(trouble)] if trouble is not None else []
+        doubtful |= isinstance(trouble, _Doubt)
+        confirmed |= trouble is None
+    if not found or (doubtful and not confirmed):
         return None
     more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return DamagedLog(path, f"{'; '.join(found[:_SHOWN])}{more}")
@@ -102,6 +105,12 @@ class _Stranger:
     """An intact entry of another query, or of this one on another way."""
 
 
+class _Doubt(str):
+    """An altered entry, which may as well be another query's: only the rest of the log shows whose it is."""
+
+    __slots__ = ()
+
+
 def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None:
     entry = f"{LOG}/{name}"
     try:
@@ -127,7 +136,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
     # An entry that is as it was written, and whose files are there, was not altered.
     if fits is True or not _absent(folder, files):
         return _Stranger()
-    return f"entry {name} lists files that neither the snapshot has nor exist"
+    return _Doubt(f"entry {name} lists files that neither the snapshot has nor exist")
 
 
 def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:

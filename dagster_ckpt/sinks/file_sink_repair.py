@@ -7,6 +7,7 @@ an entry that changes, and can be interrupted and repeated.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 
 _NAMED = 5
+_UNIQUE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def relocate(relocation: Relocation) -> None:
 def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
     """Whether the log of a folder lists the files that a snapshot captured for another one: these were moved or copied.
 
-    The names of part files are unique.
+    Only names with a uuid, as Spark gives them, prove that.
 
     Raises:
         StorageAccessError: The folder cannot be reached.
@@ -119,7 +121,8 @@ def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
     except LiveDirectoryError:
         return False
     by_name = replace(at_hand, up_to=frozenset(map(_bare, at_hand.up_to)), later=frozenset(map(_bare, at_hand.later)))
-    return bool(noted) and past_of(by_name, frozenset(noted)) is Past.SAME
+    is_unique = bool(noted) and all(_UNIQUE.search(name) for name in noted)
+    return is_unique and past_of(by_name, frozenset(noted)) is Past.SAME
 
 
 def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEntry]:

@@ -26,11 +26,11 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite
 from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
 from dagster_ckpt.spark.doctor.checksums import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
 
 # Number of findings that a message lists.
 _SHOWN = 3
@@ -68,7 +68,9 @@ def diagnose_live_directory(
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
-    return diagnose(
+    # Read before the directory, in which a query may go on.
+    newest = _newest_taken_from(stream, record, live) if is_own else None
+    diagnosis = diagnose(
         live,
         sinks=sinks_of(sinks),
         expected_query_id=query_id,
@@ -77,6 +79,28 @@ def diagnose_live_directory(
         looks_back=looks_back,
         # Another directory may be of before a change of the plan.
         known=known_query(stream, record) if is_own else NOTHING_KNOWN,
+    )
+    if newest is None or diagnosis.batch_id is None or (newest.batch_id or 0) <= diagnosis.batch_id:
+        return diagnosis
+    return replace(diagnosis, findings=(_older_copy(live, diagnosis.batch_id, newest), *diagnosis.findings))
+
+
+def _newest_taken_from(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> SnapshotRecord | None:
+    """The newest snapshot of the timeline that was taken from exactly this directory."""
+    for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
+        directory = snapshot.properties.get(TAKEN_FROM)
+        if snapshot.timeline == record.timeline and isinstance(directory, str) and same_folder(directory, live.url):
+            return snapshot
+    return None
+
+
+def _older_copy(live: LiveDirectory, batch_id: int, newest: SnapshotRecord) -> Finding:
+    # A stream that goes back always continues in a new directory.
+    return error(
+        Code.OLDER_COPY,
+        live.url,
+        f"{live.url} is at batch {batch_id}, but {describe_snapshot(newest)} was taken from it: an older copy of it "
+        "was put in its place, such as from a backup. Sinks would get the batches after it again.",
     )
 
 
@@ -291,7 +315,9 @@ def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: Named
         SharedSinkError: The doctor finds an error.
     """
     described = described_sink(output)
-    sinks = [described] if described is not None else sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    sinks = [described] if described is not None else []
+    if output is None:
+        sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
 
     def look() -> dict[tuple[Code, str], Finding]:
         found = [finding for sink in sinks for finding in sink.examine(Subject.of(live, sinks=sinks))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
@@ -12,6 +13,7 @@ from dagster_ckpt.recovery.equal_content import with_equal_content
 from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE
+from dagster_ckpt.recovery.sink_logs import damaged_sink_logs
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
@@ -62,6 +64,10 @@ def recovery_facts(
     if live is not None and state is not None and state.status is LiveStatus.GOOD:
         deep = examiner is not None and (bool(failures) or not _last_ended_in_order(executions, live))
         state = (examiner or Examiner(stream)).state_of(live, state, deep=deep)
+    damaged_logs = damaged_sink_logs(stream, record, output, live)
+    if damaged_logs and state is not None and state.status is LiveStatus.GOOD:
+        told = "; ".join(f"the log of {each.folder} is damaged: {each.found}" for each in damaged_logs)
+        state = replace(state, status=LiveStatus.BROKEN, reason=f"{state.reason.rstrip('.')}, but {told}")
     listed = catalog.snapshots.completed(stream.stream_id)
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
@@ -89,6 +95,7 @@ def recovery_facts(
         last_sign_ms=next(
             (each.heartbeat_at_ms for each in executions if each.live_directory == record.live_directory), None
         ),
+        damaged_logs=damaged_logs,
     )
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.config.durations import rounded_duration
+from dagster_ckpt.sinks.file_sink_damage import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.stream.source_offsets import SourceOffsets
@@ -170,6 +171,7 @@ class RecoveryFacts:
             `latest`: it continues from a newer point.
         last_sign_ms: When a query in the live directory last showed a sign of life, by the catalog's
             clock.
+        damaged_logs: Logs of the stream's file sinks that only a snapshot brings back.
     """
 
     stream: StreamRecord
@@ -191,6 +193,7 @@ class RecoveryFacts:
     unknown: UnknownState = NOTHING_UNKNOWN
     last_sign_ms: int | None = None
     without_input: Mapping[str, str] = field(default_factory=dict)
+    damaged_logs: Sequence[DamagedLog] = ()
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:

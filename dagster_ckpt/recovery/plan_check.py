@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from dagster_ckpt.catalog.records import LeaseRecord, StreamRecord
 from dagster_ckpt.config.state_backend import PROVIDER_CLASS, OnStateChange, PinnedState, backend_change
 from dagster_ckpt.errors import (
+    LiveDirectoryError,
     OptionError,
     PlanChangedError,
     SparkNotFoundError,
@@ -18,7 +19,13 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
-from dagster_ckpt.spark.checkpoint_dir.inspect import check_pinned_provider, pinned_state
+from dagster_ckpt.spark.checkpoint_dir.inspect import (
+    LiveStatus,
+    check_pinned_provider,
+    inspect_live_directory,
+    pinned_state,
+)
+from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
 from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
@@ -26,6 +33,7 @@ from dagster_ckpt.spark.state.raw_rows import FORMAT_VERSION
 from dagster_ckpt.spark.state.rewriting import shape_in, stored_state
 from dagster_ckpt.spark.state.shape import StateShape, StoredState, WantedShape, check_rewrite
 from dagster_ckpt.spark.versions import Feature, installed_release
+from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
@@ -343,8 +351,11 @@ def check_plan(
 
     Raises:
         PlanChangedError: The plan differs, and the change is not accepted.
+        LiveDirectoryError: An adopted directory lacks the state that the query keeps.
     """
-    change = plan_change(stream.catalog.streams.get(stream.stream_id), recovery, new)
+    record = stream.catalog.streams.get(stream.stream_id)
+    _refuse_adopted_without_state(record, recovery, new)
+    change = plan_change(record, recovery, new)
     if change is None:
         return ()
     if accept:
@@ -354,3 +365,19 @@ def check_plan(
             stream.stream_id, change.differences, came_from=change.came_from, fingerprint=change.fingerprint
         )
     return tuple(f"accepted change of the plan: {difference}" for difference in change.differences)
+
+
+def _refuse_adopted_without_state(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> None:
+    """Refuse an adopted directory that lacks the state of its query. Only the code says whether that keeps any."""
+    adopted = adopted_directory(record)
+    if adopted is None or not adopted.is_pending or new is None or recovery.kind is RecoveryKind.START_EMPTY:
+        return
+    state = inspect_live_directory(LiveDirectory(adopted.directory), KnownQuery.of(new.as_record()))
+    if state.status is LiveStatus.BROKEN:
+        raise LiveDirectoryError(
+            f"Stream {record.stream_id!r} is not started, nothing was changed, and the query that wrote the adopted "
+            f"directory was not fenced. The code keeps state, but {adopted.directory} does not have it: "
+            f"{state.reason.partition('. ')[0]}. If somebody deleted it, put it back from a backup and start again. "
+            "Otherwise the code is not that of the query that wrote there: start that code, or drop the adoption "
+            f"(dagster-ckpt adopt {record.stream_id} {adopted.directory} --undo)."
+        )

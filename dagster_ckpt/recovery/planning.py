@@ -20,6 +20,7 @@ from dagster_ckpt.recovery.recovery_points import (
     recovery_points,
     snapshot_point,
 )
+from dagster_ckpt.recovery.sink_logs import lacks_the_log
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
@@ -274,10 +275,20 @@ def _in_order(facts: RecoveryFacts) -> list[SnapshotRecord]:
 
 
 def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
+    if facts.damaged_logs:
+        lacking = _lacks_logs(facts, point)
+        if lacking is not None:
+            return lacking
     # A user may try: the snapshot may have been repaired, and every file is compared with its
     # digest.
     problem = point.snapshot.verified_problem if point.snapshot is not None and facts.is_automatic else None
     return None if problem is None else f"a verification found it broken: {problem}"
+
+
+def _lacks_logs(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
+    if point.snapshot is not None:
+        return lacks_the_log(point.snapshot, facts.damaged_logs)
+    return f"the log of {facts.damaged_logs[0].folder}, which is damaged, cannot be rolled back there"
 
 
 def _describe_point(point: RecoveryPoint) -> str:

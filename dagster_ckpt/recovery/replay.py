@@ -103,6 +103,8 @@ def lost_batches(
         or snapshot is None
         or snapshot.batch_id is None
         or not stream.options.max_replayed_batches
+        # The sink is rolled back: its log no longer lists the rows of these batches.
+        or facts.damaged_logs
     ):
         return None
     planned = stream.catalog.journal.after(stream.stream_id, snapshot.batch_id)

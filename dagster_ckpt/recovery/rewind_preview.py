@@ -12,6 +12,7 @@ from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_identity import forecast_missing_batches, forecast_shared
+from dagster_ckpt.recovery.sink_logs import with_moved_logs
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
@@ -333,7 +334,8 @@ def _log_entries(
 ) -> dict[str, Sequence[SinkEntry]] | None:
     if plan.snapshot is None:
         return None
-    return dict(logs_of_sinks(_properties(stream, plan.snapshot), files))
+    logs = logs_of_sinks(_properties(stream, plan.snapshot), files)
+    return with_moved_logs(logs, sinks_of(sinks_written(stream)))
 
 
 def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str, bytes]) -> Distance | None:

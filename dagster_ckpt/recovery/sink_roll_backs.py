@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from dagster_ckpt.errors import SnapshotCorruptError
+from dagster_ckpt.recovery.sink_logs import with_moved_logs
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log
@@ -93,7 +94,7 @@ def roll_back_pending(
     stream: StreamHandle, pending: Mapping[str, Any], survey: Survey, still_mine: StillMine
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Roll back what the start may roll back; returns the places, and the names of the sinks that it cannot."""
-    logs: dict[str, list[SinkEntry]] = {}
+    logs: dict[str, Sequence[SinkEntry]] = {}
     if "location" in pending:
         location = str(pending["location"])
         header = stream.store.manifest(location).header
@@ -101,7 +102,7 @@ def roll_back_pending(
             raise SnapshotCorruptError(
                 f"{location} does not record which sinks its query wrote to. Restore another snapshot."
             )
-        logs = logs_in_snapshot(stream.store, location)
+        logs = with_moved_logs(logs_in_snapshot(stream.store, location), survey.of(Verdict.ROLL_BACK))
         sinks, batch_id = sinks_in(header.properties), header.batch_id
         # What the stream wrote to since then.
         sinks += [sink for sink in survey.of(Verdict.ROLL_BACK) if not sink.is_among(sinks)]

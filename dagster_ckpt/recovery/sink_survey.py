@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.sink_logs import is_moved_output, with_moved_logs
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, files_of, log_trouble, past_of, read_log_at_hand
+from dagster_ckpt.sinks.file_sink_damage import damaged_log
+from dagster_ckpt.sinks.file_sink_log import LogTrouble, Past, files_of, log_trouble, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch
@@ -112,6 +114,8 @@ _REBUILD = (
 _ADVICE_FOR: dict[Refusal | None, str] = {
     Refusal.LOG_IS_GONE: _REBUILD,
     Refusal.LOG_HAS_GAP: _REBUILD,
+    Refusal.FORMER_OUTPUT: "Let the query write to the folder where it wrote last, or to a new, empty one; readers "
+    "then read each of its folders.",
     Refusal.FILES_ELSEWHERE: "`dagster-ckpt relocate-output` for the folder lets its log list the files that are "
     "there.",
 }
@@ -192,11 +196,16 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
 
 
 def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Survey:
-    logs = logs_in_snapshot(stream.store, aim.location) if aim.location is not None else {}
-    noted = [(FileSink.at(path), entries) for path, entries in logs.items()]
+    logs: Mapping[str, Sequence[SinkEntry]] = (
+        logs_in_snapshot(stream.store, aim.location) if aim.location is not None else {}
+    )
     reported = stream.catalog.executions.last_sinks(stream.stream_id)
     last_sinks = sinks_of(list(dict.fromkeys([*aim.sinks, *sinks_written(stream), *reported])))
     ours = [sink for sink in [*last_sinks, *_noted_tables(stream, aim)] if sink.rolls_back]
+    described = described_sink(output)
+    if aim.start is Start.TO_SNAPSHOT:
+        logs = with_moved_logs(logs, [described] if described is not None else ours)
+    noted = [(FileSink.at(path), entries) for path, entries in logs.items()]
     anothers = sinks_of(stream.catalog.executions.sinks_of_others(stream.stream_id))
     named = NamedSinks.of(output, last_sinks, [sink for sink, _ in noted] if aim.start is not Start.CLEAN else [])
     left_behind = aim.is_unfinished or aim.snapshot_id not in {
@@ -205,6 +214,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
     lasts = [(sink, newest_batch(sink, None)) for sink in named.sinks if isinstance(sink, FileSink)]
     planned = _planned(stream) if aim.start in (Start.RESUME, Start.CLEAN) else None
     judgements = []
+    former = sinks_of(_ever_written(stream))
     originals = [FileSink.at(path) for path in aim.originals]
     for sink in distinct([*(sink for sink, _ in noted), *named.sinks, *ours, *originals]):
         entries = next((entries for each, entries in noted if each.is_same(sink)), None)
@@ -213,6 +223,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
             aim.batch_id,
             named=named.names(sink),
             ours=sink.is_among(ours),
+            former=sink.is_among(former) and not sink.is_among(ours),
             others_known=bool(last_sinks),
             noted=entries is not None,
             originals=sink.is_among(originals),
@@ -225,6 +236,8 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
             knows_queries=sink.knows_queries,
         )
         facts = replace(facts, trouble=_trouble(sink, facts))
+        if _is_moved(stream, sink, facts, ours):
+            facts = replace(facts, ours=True)
         judgements.append(judge(sink, _compared(sink, facts, entries, aim)))
     if output is not None and output.place is not None and not named.sinks and not aim.is_mapped(output.place):
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
@@ -238,6 +251,20 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
     return Survey(aim, tuple(judgements), tuple(to_settle))
 
 
+def _ever_written(stream: StreamHandle) -> list[str]:
+    """The sinks of all executions of a stream, as Spark names them."""
+    reported = [(each.progress or {}).get("sinks") for each in stream.catalog.executions.of_stream(stream.stream_id)]
+    return list(dict.fromkeys(str(sink) for sinks in reported if isinstance(sinks, list) for sink in sinks))
+
+
+def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:
+    """Whether the stream's own output was moved to the folder of a sink, and its log relocated."""
+    is_asked = facts.start is Start.RESUME and facts.named and not facts.ours and not facts.anothers
+    if not is_asked or facts.last is None or not isinstance(sink, FileSink):
+        return False
+    return is_moved_output(stream, sink, ours)
+
+
 def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
     """The sinks without a log to capture that the snapshot of this stream names."""
     if aim.start is not Start.TO_SNAPSHOT or aim.location is None:
@@ -249,9 +276,18 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
     """The facts, with what the log of a file sink says of who wrote it."""
     if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
         return facts
+    if _is_written_back(sink, facts, entries):
+        return replace(facts, past=Past.SAME, trouble=None)
     at_hand = read_log_at_hand(sink.folder, aim.batch_id if aim.noted_batch is None else aim.noted_batch)
     past = past_of(at_hand, files_of(entries, sink.folder)) if entries is not None else facts.past
     return replace(facts, blank=at_hand.is_blank, past=past)
+
+
+def _is_written_back(sink: FileSink, facts: SinkFacts, entries: Sequence[SinkEntry] | None) -> bool:
+    """Whether the start writes a damaged log back from the snapshot that it goes back to."""
+    if facts.start is not Start.TO_SNAPSHOT or not facts.ours or facts.anothers or not entries:
+        return False
+    return damaged_log(sink.folder, entries) is not None
 
 
 _TROUBLES = {LogTrouble.GAP: Refusal.LOG_HAS_GAP, LogTrouble.ELSEWHERE: Refusal.FILES_ELSEWHERE}

@@ -15,6 +15,7 @@ from typing import Any, Self
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError, StorageAccessError, UnknownLayoutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io, same_folder
+from dagster_ckpt.sinks.file_sink_damage import damaged_log, missing_part_files
 from dagster_ckpt.sinks.file_sink_log import (
     LOG,
     capture_log,
@@ -31,12 +32,15 @@ from dagster_ckpt.sinks.part_files import Leftovers, PartFile, delete_part_files
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 
 _NAME = re.compile(r"FileSink\[(?P<path>.+)\]")
+# Files that a message names.
+_NAMED = 5
 # Spark's built-in file formats; others with a path (Delta, Iceberg) keep their own record of
 # batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
@@ -106,6 +110,13 @@ class FileSink(Sink):
                     SinkEffect.LOSE,
                     f"The folder is missing, and with it the rows of all batches up to {replay.to_batch}.",
                     "Put the folder back.",
+                )
+            elif damaged_log(self.folder, entries) is not None and (gone := missing_part_files(self.folder, entries)):
+                return self._forecast_of(
+                    SinkEffect.LOSE,
+                    f"Its log is damaged, and {len(gone)} files that it listed up to batch {replay.to_batch} are not "
+                    f"there with their lengths: {', '.join(gone[:_NAMED])}.",
+                    "Put these files back, or start from a snapshot before their batches.",
                 )
         except StorageAccessError as error:
             return self._forecast_of(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
@@ -209,7 +220,15 @@ def _entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Finding]:
             continue
         entry = f"{LOG}/{names[number]}"
         try:
-            lines = parse_log_lines(folder.read(entry), f"{folder.url}/{entry}")
+            data = folder.read(entry)
+            if fits_hadoop(folder, entry, data) is False:
+                yield error(
+                    Code.CHECKSUM_DIFFERS,
+                    f"{folder.url}/{entry}",
+                    f"It does not match Hadoop's checksum {checksum_file(entry)}: it was altered after it was written, "
+                    "and readers fail on it.",
+                )
+            lines = parse_log_lines(data, f"{folder.url}/{entry}")
         except UnknownLayoutError as trouble:
             yield error(Code.UNKNOWN_VERSION, f"{folder.url}/{entry}", str(trouble))
         except LiveDirectoryError as trouble:

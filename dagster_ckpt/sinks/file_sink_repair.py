@@ -7,23 +7,34 @@ an entry that changes, and can be interrupted and repeated.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
-from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.file_sink_log import LOG, has_beginning, log_entries, needed_entries, write_entries
+from dagster_ckpt.sinks.file_sink_log import (
+    LOG,
+    Past,
+    has_beginning,
+    log_entries,
+    needed_entries,
+    past_of,
+    read_log_at_hand,
+    write_entries,
+)
 from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 
 _NAMED = 5
+_UNIQUE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,44 @@ def relocate(relocation: Relocation) -> None:
         StorageAccessError: An entry cannot be written. Repeat it.
     """
     write_entries(open_file_io(relocation.folder), relocation.entries, still_mine=nullcontext)
+
+
+def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
+    """Whether the log of a folder lists the files that a snapshot captured for another one: these were moved or copied.
+
+    Only names with a uuid, as Spark gives them, prove that.
+
+    Raises:
+        StorageAccessError: The folder cannot be reached.
+    """
+    noted = {_bare(path) for entry in captured for path in _listed(entry, folder)}
+    last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
+    try:
+        at_hand = read_log_at_hand(folder, last)
+    except LiveDirectoryError:
+        return False
+    by_name = replace(at_hand, up_to=frozenset(map(_bare, at_hand.up_to)), later=frozenset(map(_bare, at_hand.later)))
+    is_unique = bool(noted) and all(_UNIQUE.search(name) for name in noted)
+    return is_unique and past_of(by_name, frozenset(noted)) is Past.SAME
+
+
+def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEntry]:
+    """A captured log for the folder to which its files were moved.
+
+    Raises:
+        RestoreError: It lists a file outside of the old folder.
+        LiveDirectoryError: An entry cannot be parsed.
+    """
+    return [
+        _entry(
+            entry.name,
+            [
+                {**line, "path": url_of(new, name_below(old, str(line.get("path"))))}
+                for line in parse_log_lines(entry.data, f"{old}/{LOG}/{entry.name}")
+            ],
+        )
+        for entry in captured
+    ]
 
 
 @dataclass(frozen=True)

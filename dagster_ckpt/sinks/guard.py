@@ -62,6 +62,10 @@ class Refusal(StrEnum):
     ORIGINALS = "it is the output of the stream that the state comes from"
     NOT_MAPPED = "no sink of the imported snapshot is mapped to it"
     ANOTHERS_LOG = "its log is not this stream's"
+    FORMER_OUTPUT = (
+        "the stream wrote there before, and went on in another folder: its log ends at an earlier batch, and readers "
+        "of it would miss the rows in between"
+    )
     ANOTHER_STREAMS = "another stream of this catalog writes there"
     LOG_IS_GONE = "its log is missing, and with it the rows that the stream has written there"
     LOG_ELSEWHERE = (
@@ -96,6 +100,7 @@ class SinkFacts:
         has_log: It is a file sink. Another sink has no log that a query could continue by mistake: what
             its own stream has written is undone.
         knows_queries: The sink keeps the batches of different queries apart.
+        former: An earlier execution of this stream wrote there, and a later one elsewhere.
         trouble: Why its log cannot be continued as it is; None if it can.
     """
 
@@ -115,6 +120,7 @@ class SinkFacts:
     left_behind: bool = False
     has_log: bool = True
     knows_queries: bool = False
+    former: bool = False
     trouble: Refusal | None = None
 
 
@@ -147,6 +153,8 @@ def judge(sink: Sink, facts: SinkFacts) -> Judgement:
     if facts.trouble is not None and not _is_replaced(facts):
         return Judgement(sink, Verdict.REFUSE, facts.trouble)
     decided = _RULES[facts.start](facts) if facts.has_log else _without_log(facts)
+    if decided is Refusal.ANOTHERS_LOG and facts.former and facts.past is not Past.STRANGER:
+        decided = Refusal.FORMER_OUTPUT
     if isinstance(decided, Refusal):
         return Judgement(sink, Verdict.REFUSE, decided)
     return Judgement(sink, decided)

@@ -18,7 +18,19 @@ from dagster_ckpt.spark.query.description import NamedOutput
 
 CASES = yaml.safe_load(Path(__file__).with_name("sink_guard.yaml").read_text())
 
-FLAGS = ("named", "ours", "others_known", "noted", "originals", "anothers", "left_behind", "blank", "last", "planned")
+FLAGS = (
+    "named",
+    "ours",
+    "others_known",
+    "noted",
+    "originals",
+    "anothers",
+    "former",
+    "left_behind",
+    "blank",
+    "last",
+    "planned",
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['start']}: {case['says']}")

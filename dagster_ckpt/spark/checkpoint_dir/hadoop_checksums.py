@@ -20,19 +20,19 @@ class HadoopCheck:
     """
 
     def __init__(self, folder: FileIO, path: str) -> None:
-        self._folder = folder
-        self._path = path
-        self._data = b""
+        self.folder = folder
+        self.path = path
+        self.data = b""
 
     def update(self, chunk: bytes) -> None:
         """Pass the next piece of the file."""
-        self._data += chunk
+        self.data += chunk
 
     def trouble(self) -> str | None:
         """What is wrong with it."""
-        if fits_hadoop(self._folder, self._path, self._data) is not False:
+        if fits_hadoop(self.folder, self.path, self.data) is not False:
             return None
-        return f"its content does not match Hadoop's checksum {checksum_file(self._path)}"
+        return f"its content does not match Hadoop's checksum {checksum_file(self.path)}"
 
 
 def checksum_file(path: str) -> str:

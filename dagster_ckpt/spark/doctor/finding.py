@@ -29,6 +29,7 @@ class Code(StrEnum):
     DIRECTORY_MISSING = "DIRECTORY_MISSING"
     NOTHING_COMMITTED = "NOTHING_COMMITTED"
     COMMIT_LOG_LOST = "COMMIT_LOG_LOST"
+    OLDER_COPY = "OLDER_COPY"
     STATE_WITHOUT_BATCHES = "STATE_WITHOUT_BATCHES"
     METADATA_MISSING = "METADATA_MISSING"
     METADATA_UNREADABLE = "METADATA_UNREADABLE"
@@ -79,6 +80,7 @@ ADVICE: dict[Code, str] = {
     Code.DIRECTORY_MISSING: "Put the directory back, or start the stream: it restores its newest snapshot by itself.",
     Code.NOTHING_COMMITTED: "Wait for the query's first batch.",
     Code.COMMIT_LOG_LOST: _GO_BACK,
+    Code.OLDER_COPY: "Start the stream: it restores the newest snapshot by itself. Or put the newer directory back.",
     Code.STATE_WITHOUT_BATCHES: "Spark refuses to start here (verifyCheckpointDirectoryEmptyOnStart). " + _GO_BACK,
     Code.METADATA_MISSING: "Write the file back with the query id that the snapshots name, or restore a snapshot: "
     "under a new id sinks that remember query ids would write rows twice.",

@@ -130,6 +130,8 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
         _failed.c.stream_id == streams.c.stream_id,
         _failed.c.status == SnapshotStatus.FAILED.value,
         _failed.c.number > newest_number,
+        # A renewal completes the newest one once more, under its old number.
+        _failed.c.created_at_ms >= func.coalesce(_newest_restorable(_restorable.c.completed_at_ms), 0),
     )
     verified = (
         select(_verified.c.snapshot_id)

@@ -142,6 +142,17 @@ def test_a_checkpoint_that_is_broken_or_at_which_a_recovery_failed_is_not_renewe
     assert len(catalog.recoveries.of_stream(STREAM)) == 1
 
 
+def test_a_renewal_ends_a_streak_of_failures(idle: Idle) -> None:
+    idle.checkpoint()
+    idle.runner.abort(Abort(idle.attempt(), Reason.CHECKPOINT_EXPIRED))
+    while not any(isinstance(event, AttemptCompleted | AttemptFailed) for event in idle.runner.news()):
+        pass
+    failures = [idle.shelf.stream.catalog.snapshots.histories({STREAM: 0})[STREAM].failures]
+    idle.checkpoint()
+    failures.append(idle.shelf.stream.catalog.snapshots.histories({STREAM: 0})[STREAM].failures)
+    assert failures == [1, 0]
+
+
 def test_a_renewal_that_comes_too_late_deletes_nothing(idle: Idle) -> None:
     idle.checkpoint()
     location = idle.shelf.stream.catalog.snapshots.completed(STREAM)[0].location or ""

@@ -4,7 +4,7 @@ import pytest
 from live_files import changelog
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import decompress_block, read_lineage
+from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
 
 # The head of a changelog as Spark 4.3 wrote it: one compressed block, then the empty one that ends the stream.
 SPARK_WROTE = bytes.fromhex(
@@ -12,19 +12,6 @@ SPARK_WROTE = bytes.fromhex(
     "74556e697175654964223a2238633463303565652d326163332d346563372d383938662d343861633764333361623533227d2c4a00"
     "1f324a0004fa1539343233"
 )
-
-
-@pytest.mark.parametrize(
-    ("block", "plain"),
-    [
-        (b"\x50hello", b"hello"),
-        (b"\x10a\x01\x00\x50bcdef", b"aaaaabcdef"),
-        (b"\x3fabc\x03\x00\x00\x10d", b"abc" + b"abcabcabcabcabcabca" + b"d"),
-        (b"\xf0\x03" + b"x" * 18, b"x" * 18),
-    ],
-)
-def test_an_lz4_block_is_decompressed(block: bytes, plain: bytes) -> None:
-    assert decompress_block(block, len(plain)) == plain
 
 
 @pytest.mark.parametrize("version", ["v3", "v4"])
@@ -48,8 +35,3 @@ def test_the_lineage_names_the_id_of_every_version(version: str) -> None:
 def test_a_changelog_that_cannot_be_read_is_named(data: bytes) -> None:
     with pytest.raises(LiveDirectoryError, match=r"live/11_bb\.changelog has no readable lineage"):
         read_lineage(io.BytesIO(data), "live/11_bb.changelog")
-
-
-def test_a_block_that_points_before_its_beginning_is_refused() -> None:
-    with pytest.raises(ValueError, match="damaged"):
-        decompress_block(b"\x10a\x09\x00\x00", 100)

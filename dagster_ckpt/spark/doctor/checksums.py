@@ -143,13 +143,16 @@ def examine_log_contents(subject: Subject) -> Iterator[Finding]:
         # A hidden file with a checksum is one that Spark is writing.
         if summed.startswith(".") or not _is_log(path):
             continue
+        is_read = _is_read_by_a_start(subject, path)
+        if not (is_read or subject.looks_back):
+            continue
         try:
             findings = list(examine_content(subject.folder, path))
         except FileNotFoundError:
             # Purged, or never finished.
             continue
         for finding in findings:
-            yield finding if _is_read_by_a_start(subject, path) else replace(finding, severity=Severity.WARNING)
+            yield finding if is_read else replace(finding, severity=Severity.WARNING)
 
 
 def _is_log(path: str) -> bool:
@@ -167,7 +170,7 @@ def _is_read_by_a_start(subject: Subject, path: str) -> bool:
     number = number_in(name)
     if folder not in (OFFSETS, COMMITS) or number is None:
         return True
-    return number >= (subject.commit or 0) - (1 if folder == OFFSETS else 0)
+    return subject.concerns(folder, number)
 
 
 # A start asks a source for the files of the committed batch and of the one in flight again.
@@ -177,7 +180,7 @@ _READ_APART = 2
 def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
     """Whether no later entry of a source's log, which a start reads instead, contains this one."""
     directory, _, name = path.rpartition("/")
-    numbers = {entry: number for entry in subject.folder.list(directory) if (number := entry_id(entry)) is not None}
+    numbers = {entry: number for entry in subject.listed(directory) if (number := entry_id(entry)) is not None}
     number, last = entry_id(name), max(numbers.values(), default=0)
     compacted = max((numbers[entry] for entry in numbers if entry.endswith(COMPACT)), default=-1)
     return number is None or number >= min(compacted, last - _READ_APART)
@@ -212,6 +215,9 @@ def examine_against_snapshot(
     for entry in snapshot.entries:
         is_schema = has_fixed_schemas and entry.path.endswith(_SCHEMA)
         is_log = is_schema or entry.path.partition("/")[0] in (METADATA, OFFSETS, COMMITS, SOURCES)
+        is_read = not is_log or _is_read_by_a_start(subject, entry.path)
+        if not (is_read or subject.looks_back):
+            continue
         if not is_log and _is_log(entry.path):
             yield from _note_against_snapshot(subject, snapshot, entry)
         if not is_log and entry.path not in tokens:
@@ -233,7 +239,6 @@ def examine_against_snapshot(
                 f"It does not have the content that it has in {snapshot.location}, and Spark never changes such a "
                 "file: it was altered since.",
             )
-            is_read = not is_log or _is_read_by_a_start(subject, entry.path)
             yield found if is_read else replace(found, severity=Severity.WARNING)
 
 

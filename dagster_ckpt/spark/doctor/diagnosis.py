@@ -191,7 +191,7 @@ def diagnose(
         deep: Read the content of every state file that a resume needs, and examine older state
             snapshots. Otherwise check their names and sizes only; the logs are read in either case.
         snapshot: A snapshot of this directory, to compare its logs with, and its state files if `deep`.
-        looks_back: Find out how far back it is intact, which reads everything again.
+        looks_back: Read log entries too that no start reads, and find out how far back it is intact.
         known: What is known of the query from elsewhere.
 
     Raises:
@@ -202,7 +202,9 @@ def diagnose(
         return Diagnosis(live.url, None, None, (missing,), None)
 
     def look() -> tuple[Subject, list[Finding]]:
-        subject = Subject.of(live, sinks=sinks, expected_query_id=expected_query_id, deep=deep, known=known)
+        subject = Subject.of(
+            live, sinks=sinks, expected_query_id=expected_query_id, deep=deep, known=known, looks_back=looks_back
+        )
         return subject, list(_examine(subject, snapshot))
 
     subject, findings = look()

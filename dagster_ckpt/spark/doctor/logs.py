@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from dagster_ckpt.config.durations import utc_time
@@ -155,9 +156,7 @@ def _before_the_first_commit(subject: Subject) -> Iterator[Finding]:
 def _entries(
     subject: Subject, log: str, batches: Sequence[int], code: Code, parse: Callable[[bytes, str], object]
 ) -> Iterator[Finding]:
-    # A start reads the newest commit, and the offsets of the batch before it and of those planned.
-    first_read = subject.commit if log == COMMITS else (subject.commit or 0) - 1
-    for batch in batches:
+    for batch in batches if subject.looks_back else filter(partial(subject.concerns, log), batches):
         path = f"{log}/{batch}"
         try:
             data = subject.folder.read(path)
@@ -170,7 +169,7 @@ def _entries(
             yield error(Code.UNKNOWN_VERSION, path, str(trouble))
         except LiveDirectoryError as trouble:
             what = "It is empty" if not data else f"It is truncated or damaged ({trouble})"
-            if first_read is not None and batch < first_read:
+            if not subject.concerns(log, batch):
                 yield warning(code, path, f"{what}. A resume does not read it, but going back to it is impossible.")
             else:
                 yield error(code, path, f'{what}: Spark fails with "Incomplete log file" or cannot parse it.')

@@ -38,6 +38,7 @@ class Subject:
         sinks: The query's sinks.
         expected_query_id: The query id that `metadata` must contain, or None if unknown.
         deep: Whether to read the content of state files too.
+        looks_back: Whether to read log entries too that no start reads: those of older batches.
         known: What is known of the query from elsewhere.
     """
 
@@ -48,7 +49,9 @@ class Subject:
     expected_query_id: str | None = None
     deep: bool = True
     known: KnownQuery = NOTHING_KNOWN
+    looks_back: bool = True
     _parsed: dict[str, OffsetEntry] = field(default_factory=dict, repr=False)
+    _listed: dict[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(
@@ -58,10 +61,15 @@ class Subject:
         expected_query_id: str | None = None,
         deep: bool = True,
         known: KnownQuery = NOTHING_KNOWN,
+        looks_back: bool = True,
     ) -> Subject:
         """Read a directory. Commits first, as in `LiveDirectory.positions`."""
-        commits = batch_ids(live.folder, COMMITS)
-        return Subject(live, commits, batch_ids(live.folder, OFFSETS), sinks, expected_query_id, deep, known)
+        commits, offsets = batch_ids(live.folder, COMMITS), batch_ids(live.folder, OFFSETS)
+        return Subject(live, commits, offsets, sinks, expected_query_id, deep, known, looks_back)
+
+    def concerns(self, log: str, batch_id: int) -> bool:
+        """Whether a start reads an entry: the newest commit, the offsets before it and of what is planned."""
+        return batch_id >= (self.commit or 0) - (1 if log == OFFSETS else 0)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
         """The same directory as of the commit of a batch, with or without the next batch planned."""
@@ -83,6 +91,12 @@ class Subject:
     def offset(self) -> int | None:
         """The newest planned batch."""
         return max(self.offsets, default=None)
+
+    def listed(self, directory: str) -> Sequence[str]:
+        """The names in a directory, as first listed."""
+        if directory not in self._listed:
+            self._listed[directory] = list(self.folder.list(directory))
+        return self._listed[directory]
 
     def offset_entry(self, batch_id: int) -> OffsetEntry | None:
         """An entry of the offset log; None if it is missing or cannot be parsed."""

@@ -20,7 +20,8 @@ from dagster_ckpt.untrusted import reading
 MAGIC = b"LZ4Block"
 # Magic, token, compressed length, plain length, checksum; the last block is empty.
 _HEADER = struct.Struct("<8sBiiI")
-_RAW = 0x10
+_RAW, _LZ4 = 0x10, 0x20
+_SMALLEST_LEVEL = 10
 _FRAMED = (".delta", ".snapshot", ".changelog")
 
 
@@ -121,7 +122,7 @@ class Lz4Check:
         if len(self._buffer) < _HEADER.size:
             return False
         magic, token, packed, plain, checksum = _HEADER.unpack_from(self._buffer)
-        if magic != MAGIC or not (0 <= packed <= LARGEST_BLOCK and 0 <= plain <= LARGEST_BLOCK):
+        if magic != MAGIC or not _is_a_header(token, packed, plain, checksum):
             self._end("It is damaged: no block begins where one should")
             return False
         if plain == 0:
@@ -139,6 +140,16 @@ class Lz4Check:
 
     def _end(self, trouble: str | None) -> None:
         self._is_over, self._trouble = True, trouble
+
+
+def _is_a_header(token: int, packed: int, plain: int, checksum: int) -> bool:
+    """Whether lz4-java reads a block after this header (`LZ4BlockInputStream.refill`)."""
+    method, largest = token & 0xF0, 1 << (_SMALLEST_LEVEL + (token & 0x0F))
+    if method not in (_RAW, _LZ4) or not (0 <= packed <= LARGEST_BLOCK and 0 <= plain <= largest):
+        return False
+    if plain == 0:
+        return packed == 0 and checksum == 0
+    return packed == plain if method == _RAW else packed > 0
 
 
 def _is_nearly_magic(data: bytes | bytearray) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import BinaryIO
 
+import lz4.block
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -19,8 +20,6 @@ from dagster_ckpt.untrusted import reading
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")
 _RAW = 0x10
-_MIN_MATCH = 4
-_EXTENDED = 15
 # The largest block that lz4-java writes.
 LARGEST_BLOCK = 1 << 25
 _WITH_LINEAGE = {3, 4}
@@ -109,45 +108,7 @@ class _Plain:
         if not (0 <= compressed <= LARGEST_BLOCK and 0 <= plain <= LARGEST_BLOCK):
             raise ValueError(f"it has a block of {compressed} bytes that are {plain}")
         data = self._stream.read(compressed)
-        return data if token & 0xF0 == _RAW else decompress_block(data, plain)
-
-
-def decompress_block(data: bytes, length: int) -> bytes:
-    """Decompress one LZ4 block (https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md).
-
-    Raises:
-        ValueError: It is damaged, or longer than declared.
-        IndexError: It is truncated.
-    """
-    out = bytearray()
-    at = 0
-    while at < len(data):
-        token = data[at]
-        literals, at = _length(data, at + 1, token >> 4)
-        out += data[at : at + literals]
-        at += literals
-        if at >= len(data):
-            break
-        distance = data[at] | data[at + 1] << 8
-        match, at = _length(data, at + 2, token & 0x0F)
-        match += _MIN_MATCH
-        if not 0 < distance <= len(out) or len(out) + match > length:
-            raise ValueError("its LZ4 block is damaged")
-        begin = len(out) - distance
-        # A match may overlap its own output: then the existing bytes are repeated.
-        repeated = out[begin:] * (match // distance + 1) if match > distance else out[begin : begin + match]
-        out += repeated[:match]
-    if len(out) != length:
-        raise ValueError("its LZ4 block is damaged")
-    return bytes(out)
-
-
-def _length(data: bytes, at: int, short: int) -> tuple[int, int]:
-    if short < _EXTENDED:
-        return short, at
-    total = short
-    while True:
-        total += data[at]
-        at += 1
-        if data[at - 1] != 255:
-            return total, at
+        try:
+            return data if token & 0xF0 == _RAW else lz4.block.decompress(data, uncompressed_size=plain)
+        except lz4.block.LZ4BlockError as error:
+            raise ValueError("its LZ4 block is damaged") from error

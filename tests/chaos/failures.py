@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -190,12 +191,13 @@ def _corrupt_input(side: str, content: bytes) -> Callable[[Path], Any]:
     @contextmanager
     def around(root: Path) -> Iterator[None]:
         newest = max((root / "in" / side).glob("[0-9]*.json"))
-        kept = newest.read_bytes()
+        kept, laid_at = newest.read_bytes(), newest.stat().st_mtime
         newest.write_bytes(content)
+        # A file of today would make all the others too old for the source (`maxFileAge`).
+        os.utime(newest, (laid_at, laid_at))
         try:
             yield
         finally:
-            # With the time that the stream has noted.
             lay(root, side, int(newest.stem))
             assert newest.read_bytes() == kept
 

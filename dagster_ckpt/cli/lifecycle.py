@@ -178,6 +178,7 @@ def restart(
 @click.option("--from", "start_from", default="latest", show_default=True, metavar="POINT", help="As of restart.")
 @outputs
 @click.option("--replace-state", is_flag=True, help="Discard the batches that the other stream itself has committed.")
+@click.option("--accept-loss", is_flag=True, help="Fork even if files that STREAM has read since no longer exist.")
 @yes
 def fork(
     client: Client,
@@ -187,6 +188,7 @@ def fork(
     start_from: str,
     outputs: tuple[str, ...],
     replace_state: bool,
+    accept_loss: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -194,7 +196,14 @@ def fork(
     if replace_state:
         stream_exists(client, stream)
         confirm(f"Discard the state of {into}?", yes=yes)
-    made = client.fork(stream, into=into, start_from=start_from, outputs=_mapping(outputs), replace_state=replace_state)
+    made = client.fork(
+        stream,
+        into=into,
+        start_from=start_from,
+        outputs=_mapping(outputs),
+        replace_state=replace_state,
+        accept_loss=accept_loss,
+    )
     _report(made, _fork_messages(made), as_json)
 
 

@@ -214,6 +214,7 @@ class LifecycleMethods(Connection):
         start_from: str | StartFrom = "latest",
         outputs: Mapping[str, str] | None = None,
         replace_state: bool = False,
+        accept_loss: bool = False,
     ) -> Fork:
         """Fork a stream into another one, an independent query whose next start continues from there.
 
@@ -224,10 +225,11 @@ class LifecycleMethods(Connection):
             outputs: Folders of the original's file sinks, mapped to folders of the fork that receive the
                 rows up to the fork.
             replace_state: Discard what the other stream itself has committed.
+            accept_loss: Fork even if files that the original has read since no longer exist.
         """
         from dagster_ckpt.recovery.fork import fork
 
-        point = _start_from(start_from, {})
+        point = _start_from(start_from, {"accept_loss": True} if accept_loss else {})
         original = self._open(stream)
         made = self._open(into, new_like=original.stream_id)
         return fork(original, made, point, origin=self._origin, outputs=outputs, replace_state=replace_state)

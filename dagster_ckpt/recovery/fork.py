@@ -14,13 +14,14 @@ from typing import Any
 
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
-from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
+from dagster_ckpt.errors import InputGoneError, NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.facts import recovery_facts
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import refuse_copies
+from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output
 from dagster_ckpt.sinks.file_sink_log import own_past
 from dagster_ckpt.sinks.registry import sinks_of
@@ -29,6 +30,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMin
 from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
+from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.stream.adopted import refuse_unfinished_adoption
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
@@ -98,19 +100,28 @@ def fork(
         SnapshotNotFoundError: The original has no snapshot of that name.
         LiveDirectoryError: The original's live directory is incomplete, or the batch is not retained
             there.
+        InputGoneError: The original has read files after the batch that no longer exist, and `start_from` does not
+            accept that.
         SharedSinkError: An output is not the original's, or its folder is in use.
         RestoreError: The snapshot cannot be restored to a directory that Spark could start in.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
-    plan = _plan(original, start_from)
+    facts = recovery_facts(original, start_from, predecessor_ended=True)
+    plan = _plan(original, facts)
+
+    def check() -> None:
+        with holding(original.catalog, [plan.snapshot], f"fork into {stream.stream_id}"):
+            _refuse_gone_inputs(original, stream, facts, plan)
 
     def build(target: LiveDirectory, still_mine: StillMine) -> ForkedState:
         with holding(original.catalog, [plan.snapshot], f"fork into {stream.stream_id}"):
             return _make(original, plan, target, dict(outputs or {}), still_mine)
 
     holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
-    made = assign_state(stream, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan))
+    made = assign_state(
+        stream, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan), check=check
+    )
     source = (
         describe_snapshot(plan.snapshot)
         if plan.snapshot is not None
@@ -223,12 +234,12 @@ def assign_state(
     return made
 
 
-def _plan(original: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
-    if start_from.point is StartPoint.EMPTY:
+def _plan(original: StreamHandle, facts: RecoveryFacts) -> RecoveryPlan:
+    if facts.start_from.point is StartPoint.EMPTY:
         raise OptionError(
             "A fork continues from existing state: set start_from to latest, batch-<n> or a snapshot, not to empty."
         )
-    plan = plan_recovery(recovery_facts(original, start_from, predecessor_ended=True))
+    plan = plan_recovery(facts)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         raise RequestFailedError(
             f"Stream {original.stream_id!r} has an unfinished restore: start it first, or name a snapshot to fork from."
@@ -238,6 +249,24 @@ def _plan(original: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
             f"Stream {original.stream_id!r} has not committed a batch to continue from: {plan.reason}."
         )
     return plan
+
+
+def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> None:
+    """Refuse a fork that could not read what the original has read after the batch.
+
+    Raises:
+        InputGoneError: Files are gone, or would be read once more, and that was not accepted.
+    """
+    inputs = source_inputs(original, facts, plan, active_session())
+    lacking = " ".join(reasons(inputs, status) for status in (InputStatus.GONE, InputStatus.REPEATED)).strip()
+    if lacking and not facts.start_from.accept_loss:
+        raise InputGoneError(
+            f"Stream {original.stream_id!r} is not forked into {stream.stream_id!r} after batch {plan.to_batch}, "
+            f"nothing was changed: the fork would read again what the original has read since, and would lack rows or "
+            f"have some twice. {lacking} Put back the files that are read again, with their modification times and no "
+            "others, or fork from a newer snapshot. To fork all the same, set accept_loss.",
+            lacking,
+        )
 
 
 def _state_plan(original: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:

@@ -97,7 +97,9 @@ def source_inputs(
         SnapshotCorruptError: The snapshot cannot be read.
         StorageAccessError: The snapshot, the live directory or the files of a source cannot be reached.
     """
-    base = plan.snapshot.batch_id if plan.snapshot is not None else plan.to_batch
+    # An unfinished restore or a fork has the batch in flight, if any, in its directory.
+    to_batch = facts.live_batch if plan.kind is RecoveryKind.FINISH_RESTORE else plan.to_batch
+    base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
     if plan.kind is RecoveryKind.START_EMPTY or base is None:
         return ()
     again = _Again.of(stream, facts, plan, base)

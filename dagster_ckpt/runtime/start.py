@@ -255,7 +255,10 @@ class Start:
             self._replays, lost = False, None
             ahead = self._preview(facts, plan, output)
         self._check_loss(ahead)
-        self._check_sources(plan)
+        # A fork and an unfinished restore continue where their directory stands.
+        self._check_sources(
+            replace(plan, to_batch=facts.live_batch) if plan.kind is RecoveryKind.FINISH_RESTORE else plan
+        )
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         rewrite = self._check_state(plan)

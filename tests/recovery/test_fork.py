@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import (
+    InputGoneError,
     LeaseHeldError,
     LiveDirectoryError,
     OptionError,
@@ -21,6 +22,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.recovery.fork import Fork, fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
@@ -83,6 +85,30 @@ def test_it_starts_where_the_other_stood_as_a_query_of_its_own(history: History,
     assert made.parent_outputs == (f"file:{history.sink}",)
     assert before == {path: path.read_bytes() for path in before}
     assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+@pytest.mark.parametrize(
+    ("start_from", "missing", "refused"),
+    [("batch-3", 5, True), ("batch-3", 2, False), ("latest", 5, False), ("batch-3", None, False)],
+)
+def test_input_that_it_would_lack_is_missed_before_anything_is_changed(
+    history: History, start_from: str, missing: int | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def existing(uris: Sequence[str], *_: object, **__: object) -> dict[str, int | None] | None:
+        there = dict.fromkeys(each for each in uris if each != f"file:///in/{missing}.json")
+        return None if missing is None else dict.fromkeys(there, 1)
+
+    monkeypatch.setattr(source_inputs, "existing_files", existing)
+
+    if refused:
+        with pytest.raises(InputGoneError, match=r"1 of 5 files .* no longer exist: file:/in/5\.json"):
+            make(history, start_from)
+        assert history.shelf.stream.catalog.streams.get("scratch").live_directory is None
+        accepted = StartFrom.parse(start_from, accept_loss=True)
+        fork(history.shelf.stream, scratch(history), accepted, origin="a test")
+    else:
+        make(history, start_from)
+    assert start(history).positions().commit == (LAST if start_from == "latest" else 3)
 
 
 def test_it_must_not_write_where_the_original_writes(history: History) -> None:

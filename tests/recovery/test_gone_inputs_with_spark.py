@@ -30,6 +30,9 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
+_OUT = {"numbers": "out", "copy": "copy"}
+
+
 class Numbers:
     """Writes each number once; two files follow a savepoint, two later ones."""
 
@@ -53,6 +56,7 @@ class Numbers:
         clean: str = "off",
         start_from: str = "latest",
         *,
+        name: str = "numbers",
         deduplicates: bool = True,
         ends: bool = True,
         **options: Any,
@@ -61,13 +65,13 @@ class Numbers:
             rows = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).option("cleanSource", clean)
             numbers = rows.json(str(self.landing))
             numbers = numbers.dropDuplicates(["n"]) if deduplicates else numbers
-            writer = numbers.writeStream.format("json").option("path", f"{self.folder}/out")
+            writer = numbers.writeStream.format("json").option("path", f"{self.folder}/{_OUT[name]}")
             return writer.trigger(availableNow=True) if ends else writer
 
         messages: list[str] = []
         with collecting(messages):
             run_stream(
-                "numbers",
+                name,
                 query,
                 **self.places,
                 spark=self.spark,
@@ -102,7 +106,12 @@ class Numbers:
 
     @property
     def rows(self) -> list[int]:
-        return sorted(row["n"] for row in self.spark.read.schema("n long").json(f"{self.folder}/out").collect())
+        return self.rows_in("numbers")
+
+    def rows_in(self, name: str) -> list[int]:
+        return sorted(
+            row["n"] for row in self.spark.read.schema("n long").json(f"{self.folder}/{_OUT[name]}").collect()
+        )
 
 
 EVERYTHING = sorted(each for number in range(4) for each in (number, 100 + number))
@@ -217,6 +226,21 @@ def test_a_recovery_goes_to_a_newer_point_that_needs_no_input_that_is_gone(numbe
     numbers.feed(4)
     numbers.run(**options)
     assert numbers.rows == sorted([*EVERYTHING, 4, 104])
+
+
+def test_a_fork_waits_for_the_files_that_it_would_lack(numbers: Numbers) -> None:
+    numbers.prepare()
+    numbers.take_away(2)
+
+    with Client(**numbers.places) as client:
+        with pytest.raises(RowsAtRiskError, match="1 of 2 files that are read again no longer exist"):
+            client.fork("numbers", into="copy", start_from="sp")
+        numbers.put_back()
+        client.fork("numbers", into="copy", start_from="sp")
+    numbers.run(name="copy")
+
+    assert numbers.rows_in("copy") == [2, 3, 102, 103]
+    assert numbers.rows == EVERYTHING
 
 
 def test_a_file_of_a_kept_batch_that_is_put_back_with_another_time_is_not_read_twice(numbers: Numbers) -> None:

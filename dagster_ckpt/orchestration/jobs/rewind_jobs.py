@@ -50,6 +50,9 @@ class ForkConfigSchema(dg.Config):
         "the original's rows up to the fork. Without it the fork's folder contains only later rows.",
     )
     replace_state: bool = Field(default=False, description="Discard what the fork itself has committed before.")
+    accept_loss: bool = Field(
+        default=False, description="Fork even if files that the original has read since no longer exist."
+    )
 
 
 class ImportConfigSchema(dg.Config):
@@ -155,6 +158,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 start_from=config.start_from,
                 outputs=config.outputs,
                 replace_state=config.replace_state,
+                accept_loss=config.accept_loss,
             )
         context.log.info(
             f"{made.stream_id} continues after batch {made.batch_id} of {made.of_stream_id}: {made.source}"

@@ -64,6 +64,9 @@ def _found_here(folder: str, files: Iterable[str]) -> dict[str, int | None] | No
     existing: dict[str, int | None] = {}
     try:
         entries = open_file_io(place).list(hidden=True)
+        if path is None and not entries and not open_file_io("/".join(place.split("/")[:3])).list(hidden=True):
+            # This process asks another store of that kind, which has no such bucket.
+            return None
         for each in files:
             entry = entries.get(unquote(each.rpartition("/")[2]))
             if entry is not None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, StorageAccessError
-from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, log_trouble, logged_batch
+from dagster_ckpt.sinks.file_sink_log import LogTrouble, log_entries, log_trouble, needed_entries
 from dagster_ckpt.sinks.file_sink_repair import (
     RebuiltLog,
     Relocation,
+    is_intact,
     plan_rebuilt_log,
     plan_relocation,
     rebuild_log,
@@ -131,8 +132,12 @@ def _plan(stream: StreamHandle, folder: str) -> tuple[RebuiltLog, RebuiltOutput]
 
 
 def _is_incomplete(folder: str, committed: int | None) -> bool:
-    last = logged_batch(folder)
-    return last is None or (committed is not None and last < committed) or log_trouble(folder) is LogTrouble.GAP
+    there = open_file_io(folder)
+    names = log_entries(there)
+    last = max(names, default=None)
+    if last is None or (committed is not None and last < committed) or log_trouble(folder) is LogTrouble.GAP:
+        return True
+    return not all(is_intact(there, names[number]) for number in needed_entries(names))
 
 
 def _committed(stream: StreamHandle) -> int | None:

@@ -377,7 +377,7 @@ def _refuse_adopted_without_state(record: StreamRecord, recovery: RecoveryPlan, 
         raise LiveDirectoryError(
             f"Stream {record.stream_id!r} is not started, nothing was changed, and the query that wrote the adopted "
             f"directory was not fenced. The code keeps state, but {adopted.directory} does not have it: "
-            f"{state.reason.partition('. ')[0]}. If somebody deleted it, put it back from a backup and start again. "
+            f"{state.reason.partition('. ')[0]}. If it was deleted, put it back from a backup and start again. "
             "Otherwise the code is not that of the query that wrote there: start that code, or drop the adoption "
             f"(dagster-ckpt adopt {record.stream_id} {adopted.directory} --undo)."
         )

@@ -92,10 +92,10 @@ class _Noted:
 
     @staticmethod
     def of(captured: Sequence[SinkEntry], path: str) -> _Noted:
-        entries = {each.name: _files(each.data, f"{path}/{LOG}/{each.name}") for each in captured}
-        numbers = [entry_id(name) or 0 for name in entries]
+        in_order = sorted(captured, key=lambda each: entry_id(each.name) or 0)
+        entries = {each.name: _files(each.data, f"{path}/{LOG}/{each.name}") for each in in_order}
         return _Noted(
-            max(numbers, default=-1),
+            max((entry_id(name) or 0 for name in entries), default=-1),
             entries,
             {name: size for files in entries.values() for name, size in files.items()},
         )
@@ -132,7 +132,10 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
     if known is not None and files.keys() <= known.keys():
         return None if files == known else f"entry {name} does not list what it listed for the snapshot"
     if known is None and not _is_anothers(name, files, noted):
-        return None
+        is_later = name.endswith(COMPACT) and (entry_id(name) or 0) > noted.last
+        # The retention time of a sink only drops the oldest files.
+        is_cut = is_later and bool(files.keys() & noted.files.keys()) and list(noted.files)[-1] not in files
+        return f"entry {name} lacks files that were listed before it" if is_cut else None
     # An entry that is as it was written, and whose files are there, was not altered.
     if fits is True or not _absent(folder, files):
         return _Stranger()
@@ -150,7 +153,9 @@ def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
 def _absent(folder: FileIO, files: _Files) -> list[str]:
     """Files that are not there with their lengths."""
     there = {path.rpartition("/")[2]: path for path, _ in folder.find()} if files else {}
-    return sorted(name for name, size in files.items() if name not in there or folder.size(there[name]) != size)
+    return sorted(
+        name for name, size in files.items() if name not in there or size not in (None, folder.size(there[name]))
+    )
 
 
 def _files(data: bytes, where: str) -> _Files:

@@ -19,14 +19,18 @@ from enum import StrEnum
 from urllib.parse import unquote
 
 from dagster_ckpt.config.storage_path import local_path
-from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.file_sink_paths import below
-from dagster_ckpt.snapshot.reuse import ContentCheck
-from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, CapturedSink, SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import (
+    SINKS_FOLDER,
+    CapturedSink,
+    SinkEntry,
+    SinkLogFile,
+    StillMine,
+)
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import HadoopCheck
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, parse_log_lines
 from dagster_ckpt.untrusted import from_json
@@ -392,35 +396,13 @@ def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -
     ]
 
 
-class _LogFile(NeededFile):
-    """An entry of a log that enters a snapshot: a restore writes it back as it is."""
-
-    def check(self) -> ContentCheck:
-        """See `Source.check`."""
-        return _EntryCheck(self.folder, self.source)
-
-
-class _EntryCheck(HadoopCheck):
-    """Parses an entry besides."""
-
-    def trouble(self) -> str | None:
-        """See `ContentCheck`."""
-        where = f"{self.folder.url}/{self.path}"
-        try:
-            parse_log_lines(self.data, where)
-        except LiveDirectoryError as trouble:
-            return str(trouble)
-        found = super().trouble()
-        return f"{where}: {found}" if found is not None else None
-
-
 def _entry(folder: FileIO, target: str, name: str | None, number: int, last: int) -> NeededFile:
     if name is None:
         raise _missing(folder, str(number), last)
     source = f"{LOG}/{name}"
     with folder.open(source) as stream:
         check_log_version(stream.read(_VERSION_LINE_BYTES).partition(b"\n")[0], f"{folder.url}/{source}")
-    return _LogFile(folder, source, f"{target}/{name}", *folder.version(source))
+    return SinkLogFile(folder, source, f"{target}/{name}", *folder.version(source))
 
 
 def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:

@@ -31,6 +31,7 @@ from dagster_ckpt.sinks.file_sink_log import (
 from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
+from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 
 _NAMED = 5
@@ -175,7 +176,7 @@ def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int 
         StorageAccessError: The folder cannot be reached.
     """
     there = open_file_io(folder)
-    at_hand, noted = log_entries(there), {entry_id(entry.name) or 0: entry for entry in captured}
+    at_hand, noted = _intact(there, log_entries(there)), {entry_id(entry.name) or 0: entry for entry in captured}
     for number, entry in noted.items():
         name = at_hand.get(number)
         if name == entry.name and not set(_files(there, name)) <= set(_listed(entry, folder)):
@@ -207,6 +208,20 @@ def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
         StorageAccessError: An entry cannot be written. Repeat it.
     """
     write_entries(open_file_io(rebuilt.folder), rebuilt.entries, still_mine=still_mine)
+
+
+def is_intact(there: FileIO, name: str) -> bool:
+    """Whether an entry can be parsed, and matches Hadoop's checksum if it has one."""
+    data = there.read(f"{LOG}/{name}")
+    try:
+        parse_log_lines(data, name)
+    except LiveDirectoryError:
+        return False
+    return fits_hadoop(there, f"{LOG}/{name}", data) is not False
+
+
+def _intact(there: FileIO, names: Mapping[int, str]) -> dict[int, str]:
+    return {number: name for number, name in names.items() if is_intact(there, name)}
 
 
 def _check_files(folder: str, there: FileIO, listed: Mapping[str, object]) -> None:

@@ -116,7 +116,7 @@ def test_rows_whose_files_are_gone_are_not_listed(stream: SmallStream) -> None:
 
 
 def test_a_damaged_log_of_another_query_is_not_written_over(stream: SmallStream, tmp_path: Path) -> None:
-    """Somebody put the output of another query in its place."""
+    """The output of another query was put in its place."""
     other = SmallStream(stream.spark, tmp_path / "other")
     other.feed(9)
     other.run_plainly("plain")

@@ -1,4 +1,4 @@
-"""Folders that somebody moved, deleted or put back from a backup: the stream goes on, or says why not."""
+"""Folders that were moved, deleted or put back from a backup: the stream goes on, or says why not."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from dagster_ckpt.sinks.file_sink_log import (
 )
 from dagster_ckpt.sinks.file_sink_repair import plan_rebuilt_log, plan_relocation, rebuild_log, relocate
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
+from tests.support.file_damage import cut
 
 
 class Output:
@@ -124,6 +125,19 @@ def test_entries_that_are_left_complete_what_a_snapshot_captured(output: Output)
     rebuild_log(rebuilt, nullcontext)
     # Nothing is deleted: a start from the snapshot rolls the sink back.
     assert output.names() == {"3.compact", "4", "5", "6", "8"}
+
+
+@pytest.mark.parametrize("batch_id", [8, 5], ids=["that the snapshot has", "after the snapshot"])
+def test_an_entry_that_cannot_be_read_counts_as_lost(output: Output, batch_id: int) -> None:
+    captured = output.capture(batch_id)
+    cut(output.log / "8")
+
+    rebuilt = plan_rebuilt_log(str(output.root), captured, 8)
+    rebuild_log(rebuilt, nullcontext)
+
+    assert rebuilt.batch_id == (8 if batch_id == 8 else 7)
+    if batch_id == 8:
+        assert len(committed_files(str(output.root))) == 9
 
 
 def test_a_log_is_not_rebuilt_if_a_file_is_missing_or_another_run_wrote_there(output: Output) -> None:

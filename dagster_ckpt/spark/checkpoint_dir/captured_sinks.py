@@ -11,9 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.errors import LiveDirectoryError, RestoreError
+from dagster_ckpt.snapshot.reuse import ContentCheck
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
+from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import HadoopCheck
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.untrusted import number_in
 
 SINKS_FOLDER = "sinks"
@@ -57,6 +60,28 @@ class SinkEntry:
 
     name: str
     data: bytes
+
+
+class SinkLogFile(NeededFile):
+    """An entry of a log that enters a snapshot: a restore writes it back as it is."""
+
+    def check(self) -> ContentCheck:
+        """See `Source.check`."""
+        return _EntryCheck(self.folder, self.source)
+
+
+class _EntryCheck(HadoopCheck):
+    """Parses an entry besides."""
+
+    def trouble(self) -> str | None:
+        """See `ContentCheck`."""
+        where = f"{self.folder.url}/{self.path}"
+        try:
+            parse_log_lines(self.data, where)
+        except LiveDirectoryError as trouble:
+            return str(trouble)
+        found = super().trouble()
+        return f"{where}: {found}" if found is not None else None
 
 
 class SinkToCapture(Protocol):

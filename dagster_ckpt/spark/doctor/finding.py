@@ -74,6 +74,11 @@ class Code(StrEnum):
 
 
 _GO_BACK = "Start from the snapshot named below, or with start_from=batch-<n> from the batch it is good back to."
+_LOG_BACK = (
+    "A start writes the log back from the newest snapshot that captured it, and the query runs the batches since "
+    "again. `dagster-ckpt rebuild-output` for the stream writes the log back without a start. If no snapshot has it, "
+    "put the entry back from a backup, or write to a new folder."
+)
 _NOTHING = "No action is required."
 
 ADVICE: dict[Code, str] = {
@@ -125,8 +130,7 @@ ADVICE: dict[Code, str] = {
     ),
     Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. If you rewound it on purpose, "
     "delete the state files of these versions before the query starts.",
-    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or run `dagster-ckpt rebuild-output` for "
-    "the stream, which writes it again from the snapshots that have it. If none has it, write to a new folder.",
+    Code.SINK_LOG_GAP: _LOG_BACK,
     Code.SINK_LOG_ELSEWHERE: "Run `dagster-ckpt relocate-output` for this folder: it lets the log list the files that "
     "are there.",
     Code.SINK_LOG_AHEAD: "Start from a snapshot with start_from=...: that rolls the sink back. Otherwise Spark skips "
@@ -135,8 +139,7 @@ ADVICE: dict[Code, str] = {
     Code.SINK_HAS_BATCH_IN_FLIGHT: (
         "Start the stream: it first rolls the sink's log back by that batch, and Spark runs the batch again."
     ),
-    Code.SINK_LOG_UNREADABLE: "Put the entry back, or delete it and run `dagster-ckpt rebuild-output` for the "
-    "stream: readers of the folder fail on it.",
+    Code.SINK_LOG_UNREADABLE: _LOG_BACK,
     Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
     Code.NOT_WHOLE: _GO_BACK,
 }

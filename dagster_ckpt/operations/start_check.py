@@ -99,7 +99,7 @@ def check_start(
 
 
 def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-    """What a query tells of itself; None if it cannot be created: whoever starts it reports that."""
+    """What a query tells of itself; None if it cannot be created, which its start reports."""
     try:
         return ask(describe())
     except Exception:  # noqa: BLE001 - the start fails in the same way and reports it

@@ -18,8 +18,16 @@ from dagster_ckpt.sinks.file_sink_log import (
     committed_files,
     log_trouble,
     own_past,
+    roll_back,
 )
-from dagster_ckpt.sinks.file_sink_repair import plan_rebuilt_log, plan_relocation, rebuild_log, relocate
+from dagster_ckpt.sinks.file_sink_repair import (
+    is_moved_log,
+    plan_rebuilt_log,
+    plan_relocation,
+    rebuild_log,
+    relocate,
+    relocated,
+)
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from tests.support.file_damage import cut
 
@@ -77,6 +85,26 @@ def test_a_moved_folder_is_noticed_and_its_log_relocated(output: Output, tmp_pat
     assert {Path(path).name for path in listed} == before
     assert all(Path(path).is_file() and Path(path).is_relative_to(moved) for path in listed)
     assert plan_relocation(str(moved)).files == 0
+
+
+def test_a_moved_log_is_known_by_the_names_of_its_files(output: Output, tmp_path: Path) -> None:
+    captured = output.capture(5)
+    moved = output.root.rename(tmp_path / "moved to")
+    assert is_moved_log(str(moved), captured)
+    relocate(plan_relocation(str(moved)))
+    assert is_moved_log(str(moved), captured)
+    old = f"file://{tmp_path}/out"
+
+    entries = relocated(captured, old, str(moved))
+    roll_back(str(moved), 5, entries, still_mine=nullcontext)
+
+    listed = [Path(path) for path in committed_files(str(moved))]
+    assert len(listed) == 6
+    assert all(path.is_file() and path.is_relative_to(moved) for path in listed)
+    # Names without a uuid are not unique.
+    plain = [SinkEntry(each.name, each.data.replace(b"-0000-0000-0000-", b"-")) for each in captured]
+    assert not is_moved_log(str(moved), plain)
+    assert not is_moved_log(str(tmp_path / "nothing there"), captured)
 
 
 def test_a_moved_folder_without_one_of_its_files_is_left_as_it_is(output: Output, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_input_that_a_person_removed_is_missed_though_nothing_is_replayed(number
 
 
 def test_a_recovery_goes_to_a_newer_point_that_needs_no_input_that_is_gone(numbers: Numbers) -> None:
-    options = {"prefer_checkpoint_for_recovery": True}
+    options: dict[str, Any] = {"prefer_checkpoint_for_recovery": True, "cleanup": "RETAIN_ON_CANCELLATION"}
     numbers.feed(0, 1)
     with Client(**numbers.places) as client, ThreadPoolExecutor() as pool:
         run = pool.submit(numbers.run, ends=False, **options)

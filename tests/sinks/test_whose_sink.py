@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundError
 from dagster_ckpt.operations import lifecycle, snapshots
+from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.sink_survey import survey_sinks
@@ -25,7 +27,9 @@ ORIGIN = "a test"
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> Iterator[History]:
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
+    # The files that its batches read are made up.
+    monkeypatch.setattr(source_inputs, "existing_files", lambda uris, *_, **__: dict.fromkeys(uris))
     (tmp_path / "production").mkdir()
     history = History(tmp_path / "production")
     yield history
@@ -150,7 +154,9 @@ def test_a_log_that_another_query_began_in_the_same_folder_is_not_rolled_back(hi
     snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before")
     shutil.rmtree(history.sink / "_spark_metadata")
     (history.sink / "_spark_metadata").mkdir()
-    (history.sink / "_spark_metadata/0").write_text('v1\n{"path":"file:///another","action":"add"}')
+    (history.sink / "_spark_metadata/0").write_text(
+        f'v1\n{{"path":"file://{quote(str(history.sink))}/another","action":"add"}}'
+    )
     before = log_of(history.sink)
 
     with pytest.raises(SharedSinkError, match="not this stream's"):
@@ -195,7 +201,7 @@ def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(his
     history.shelf.live.mkdir()
     theirs = tmp_path / "theirs"
     (theirs / "_spark_metadata").mkdir(parents=True)
-    (theirs / "_spark_metadata/0").write_text('v1\n{"path":"file:///theirs","action":"add"}')
+    (theirs / "_spark_metadata/0").write_text(f'v1\n{{"path":"file://{theirs}/part-0","action":"add"}}')
     plan = RecoveryPlan(RecoveryKind.RESUME, "it starts from the beginning")
 
     with keeping(stream.catalog, STREAM) as lease, pytest.raises(SharedSinkError, match="not this stream's"):

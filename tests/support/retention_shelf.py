@@ -34,6 +34,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.as_writer import as_writer
 from tests.support.places import catalog_at, is_local, place
 
+QUERY_ID = "11111111-2222"
 STREAM = "orders"
 HOLDER = Holder("unused", "run", "host", 1, 1, "boot")
 # Above the inline threshold, so that every file has an object of its own to delete.
@@ -127,7 +128,7 @@ class Shelf:
         offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {"spark.sql.shuffle.partitions": "1"}}
         entry = {"path": "file:///in/0.json", "timestamp": 1, "batchId": 0}
         files = {
-            "metadata": json.dumps({"id": "11111111-2222"}),
+            "metadata": json.dumps({"id": QUERY_ID}),
             "sources/0/0": f"v1\n{json.dumps(entry)}",
             "offsets/0": "\n".join(["v1", json.dumps(offsets), '{"logOffset":0}']),
             "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
@@ -178,7 +179,7 @@ class Shelf:
             number=number,
             created_at_ms=1,
             batch_id=number,
-            query_id="query",
+            query_id=QUERY_ID,
             properties={"deployment_id": catalog.deployment_id},
         )
         names = [f"id-{number}"]
@@ -195,7 +196,7 @@ class Shelf:
             snapshot_id,
             location=stored.location,
             batch_id=number,
-            query_id="query",
+            query_id=QUERY_ID,
             full_bytes=stored.full_bytes,
             incremental_bytes=stored.incremental_bytes,
             file_count=stored.file_count,

@@ -22,6 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.doctor.description import describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
+from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.versions import RELEASES, installed_release
 from tests.golden.live_directories import GOLDEN, QUERIES, ROWS, WRITTEN, lay_input, run, unpacked
 
@@ -122,6 +123,18 @@ def test_the_schemas_of_spark_3_5_allow_nulls_afterwards_and_stay_as_they_are_ot
         assert NOT_NULL not in path.read_bytes()
     assert diagnose(live).findings == ()
     assert widen_schemas(live.folder, WRITTEN - 1, nullcontext) == []
+
+
+@pytest.mark.parametrize("word", [b'"nullable"', b'"fields"', b'"type":"struct"', b'"name"'])
+def test_a_schema_of_spark_3_5_without_what_spark_requires_is_damaged(
+    archives: dict[str, Path], tmp_path: Path, word: bytes
+) -> None:
+    live = LiveDirectory(str(tmp_path / "live"))
+    clone(LiveDirectory(str(archives["3.5"] / "pairs-heap")), live, carry_state=False)
+    schema = min((tmp_path / "live").rglob("schema"))
+    schema.write_bytes(schema.read_bytes().replace(word, word[:2] + b"~" + word[3:], 1))
+
+    assert Code.SCHEMA_UNREADABLE in {finding.code for finding in diagnose(live).findings}
 
 
 def test_the_schemas_of_later_versions_are_left_as_they_are(archives: dict[str, Path]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,6 +319,7 @@ def _widened(schema: NeededFile) -> bytes:
                 chunk, at = _utf(data, at)
                 text += chunk
             found = from_json(text)
+            _check_type(found)
             wide = json.dumps(_nullable(found), separators=(",", ":"))
             if _nullable(found) == found:
                 wide = text
@@ -328,6 +330,37 @@ def _widened(schema: NeededFile) -> bytes:
                 parts.append(struct.pack(">i", len(pieces)))
             parts += map(_as_utf, pieces)
         return b"".join(parts)
+
+
+# What Spark requires of each kind of type, and of a column.
+_PARTS: Mapping[str, Mapping[str, type]] = {
+    "struct": {"fields": list},
+    "array": {"elementType": object, "containsNull": bool},
+    "map": {"keyType": object, "valueType": object, "valueContainsNull": bool},
+}
+_COLUMN = {"name": str, "type": object, "nullable": bool}
+
+
+def _check_type(found: Any) -> None:
+    """Check that a type has the parts without which Spark cannot read it; names of atomic types are not known here."""
+    if isinstance(found, str):
+        return
+    kind = found["type"]
+    if kind == "udt":
+        return
+    _check_parts(found, _PARTS[kind])
+    for column in found.get("fields", ()):
+        _check_parts(column, _COLUMN)
+        _check_type(column["type"])
+    for part in ("elementType", "keyType", "valueType"):
+        if part in found:
+            _check_type(found[part])
+
+
+def _check_parts(found: Any, parts: Mapping[str, type]) -> None:
+    for name, kind in parts.items():
+        if not isinstance(found[name], kind):
+            raise TypeError(f"{name} is {found[name]!r}")
 
 
 def _nullable(part: Any) -> Any:

@@ -18,7 +18,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, SnapshotRecord, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.errors import NothingCommittedError, SnapshotNotFoundError
+from dagster_ckpt.errors import DamagedCutError, NothingCommittedError, SnapshotNotFoundError
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.verification import locations_of, verify_snapshot
@@ -33,6 +33,7 @@ from tests.fuzz.snapshots import container
 from tests.support.as_writer import as_writer
 from tests.support.needs import OfEach, needs, runs_here
 from tests.support.small_spark import lay_file, small_spark
+from tests.support.state_bytes import lz4_blocks
 
 pytestmark = pytest.mark.spark
 
@@ -288,10 +289,13 @@ def test_a_snapshot_whose_state_spark_cannot_read_does_not_pass(spark: SparkSess
     ward = wards["heap"]
     delta = next(path for path in sorted((ward.live / "state/0/0").iterdir()) if path.name == "3.delta")
     whole = delta.read_bytes()
-    # What was damaged before the snapshot was taken has the right digest.
-    delta.write_bytes(whole[:-25])
     try:
-        snapshot = ward.savepoint("of damaged state")
+        delta.write_bytes(whole[:-25])
+        with pytest.raises(DamagedCutError, match=r"3\.delta"):
+            ward.savepoint("of damaged state")
+        # Its checksums are right, but it announces a key of 127 bytes and ends.
+        delta.write_bytes(lz4_blocks(b"\0\0\0\x7f"))
+        snapshot = ward.savepoint("of senseless state")
     finally:
         delta.write_bytes(whole)
 

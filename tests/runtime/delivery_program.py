@@ -245,12 +245,12 @@ class Victim:
         complete = SnapshotRecords.complete
 
         def hold(
-            store: SnapshotRecords, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot
+            store: SnapshotRecords, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot, **more: int | None
         ) -> SnapshotRecord:
             if (facts.batch_id or 0) >= self.held_batch[lease.stream_id]:
                 self.shops.unregistered(lease.stream_id).touch()
                 threading.Event().wait()
-            return complete(store, lease, snapshot_id, facts)
+            return complete(store, lease, snapshot_id, facts, **more)
 
         SnapshotRecords.complete = hold  # type: ignore[method-assign]
 

@@ -168,12 +168,9 @@ def preview_rewind(
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
-    judged = [
-        *survey.forecasts(),
-        *forecast_missing_batches(stream, survey, output),
-        *forecast_shared(stream, survey, output),
-    ]
+    judged = [*survey.forecasts(), *forecast_shared(stream, survey, output)]
     if plan.kind not in _REWINDS:
+        judged += forecast_missing_batches(stream, survey, output)
         going_on = (*judged, *(() if is_running else _sinks_in_flight(stream, facts, plan, survey)))
         return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on, inputs=inputs)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
@@ -190,6 +187,7 @@ def preview_rewind(
         query_ids=query_ids_of(stream),
         roll_back_tables=stream.options.roll_back_tables,
     )
+    judged += forecast_missing_batches(stream, survey, output, replay)
     left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
     sinks = (*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged)))
     return RewindPreview(

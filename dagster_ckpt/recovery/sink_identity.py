@@ -15,7 +15,7 @@ from dagster_ckpt.recovery.sink_survey import Survey
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.guard import Start
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
-from dagster_ckpt.sinks.sink import FoundSink, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
@@ -65,7 +65,7 @@ def missing_batches(found: FoundSink, known: KnownSink, batch_id: int, sink: Sin
 
 
 def forecast_missing_batches(
-    stream: StreamHandle, survey: Survey, output: NamedOutput | None
+    stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
 ) -> tuple[SinkForecast, ...]:
     """Forecasts for the tables and topics that lack batches before the one that a start continues with.
 
@@ -73,6 +73,7 @@ def forecast_missing_batches(
         stream: The stream.
         survey: Where the start brings the query.
         output: Where the query to start will write; None if unknown: those that the stream wrote to last.
+        replay: What the sinks will see if they are rolled back, which may bring back batches undone before.
 
     Raises:
         SnapshotCorruptError: The snapshot cannot be read.
@@ -97,7 +98,12 @@ def forecast_missing_batches(
             known = then if then.identity is not None or known is None else replace(then, identity=known.identity)
         is_written = described is None or described.is_same(sink)
         forecast = _forecast(stream, sink, known, aim.batch_id, output) if known is not None and is_written else None
-        if forecast is not None:
+        if forecast is None or known is None:
+            continue
+        # The roll-back may go forward, to batches that an earlier one has undone.
+        brought_back = sink.batch_after(replay) if replay is not None and replay.roll_back_tables else None
+        expected = known.expected(aim.batch_id)
+        if brought_back is None or expected is None or brought_back < expected:
             told.append(forecast)
     return tuple(told)
 

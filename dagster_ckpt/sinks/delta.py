@@ -167,9 +167,9 @@ class _Log:
                 return found
         return None
 
-    def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
-        """The newest batch of these queries in the rows of the table, and whether that is certain."""
-        at = self.newest
+    def newest_batch_shown(self, own: Collection[str], at: int | None = None) -> tuple[int | None, bool]:
+        """The newest batch of these queries in the rows of a version, the newest, and whether that is certain."""
+        at = self.newest if at is None else at
         for _ in range(_COMMITS_LOOKED_AT):
             if at < self.oldest:
                 return None, self.oldest == 0
@@ -328,6 +328,17 @@ class DeltaTable(Sink):
         if identity is None:
             return None
         return FoundSink(identity, *(log.newest_batch_shown(query_ids) if query_ids else (None, False)))
+
+    def batch_after(self, replay: Replay) -> int | None:
+        """See `Sink.batch_after`."""
+        files = self._files()
+        try:
+            found = plan_table_roll_back(files, replay.query_ids, replay.query_id, replay.to_batch)
+            log = _Log(files)
+        except FileNotFoundError:
+            return None
+        own = {*replay.query_ids, *([replay.query_id] if replay.query_id is not None else [])}
+        return log.newest_batch_shown(own, found.version)[0] if found.reaches_back else None
 
     def last_batch(self, query_id: str | None) -> int | None:
         """See `Sink.last_batch`."""

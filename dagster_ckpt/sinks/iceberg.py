@@ -91,6 +91,15 @@ class IcebergTable(Sink):
             return None
         return FoundSink(history.uuid, *(history.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
+    def batch_after(self, replay: Replay) -> int | None:
+        """See `Sink.batch_after`."""
+        if active_session() is None and self._folder is None:
+            return None
+        try:
+            return self._history().batch_after(replay.query_ids, replay.query_id, replay.to_batch)
+        except FileNotFoundError:
+            return None
+
     def last_batch(self, query_id: str | None) -> int | None:
         """See `Sink.last_batch`. The newest batch on any timeline of the table."""
         try:

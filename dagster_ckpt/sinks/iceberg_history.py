@@ -164,6 +164,16 @@ class IcebergHistory:
                 is_certain &= each.parent is None or self._parent(each) is not None
         return max(newest, default=None), is_certain
 
+    def batch_after(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> int | None:
+        """The newest batch that is shown after a roll-back to a batch; None if that is not known."""
+        own = {*query_ids, *([query_id] if query_id is not None else [])}
+        found = self.plan_roll_back(query_ids, query_id, batch_id)
+        if not found.reaches_back or not found.moves:
+            return None
+        target = self._snapshots.get(found.snapshot_id) if found.snapshot_id is not None else None
+        batches = (each.batch_of(own) for each in self._from(target))
+        return next((batch for batch in batches if batch is not None), None)
+
     def plan_roll_back(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> TableRollBack:
         """Determine what a roll-back to a batch would do.
 

@@ -240,6 +240,17 @@ class Sink:
         """
         return None
 
+    def batch_after(self, replay: Replay) -> int | None:
+        """The newest batch of the stream that its readers see after its roll-back; None if it keeps no history.
+
+        A roll-back may go forward, to batches that an earlier one has undone.
+
+        Raises:
+            StorageAccessError: It cannot be reached.
+            LiveDirectoryError: Its memory of batches cannot be parsed.
+        """
+        return None
+
     def last_batch(self, query_id: str | None) -> int | None:
         """The newest batch of a query that it has; None if it has none, or keeps no memory of batches.
 

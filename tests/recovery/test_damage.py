@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -184,13 +185,29 @@ def test_which_errors_of_a_start_make_it_look(error: Exception, expected: bool) 
     assert is_suspicious(error) is expected
 
 
-def test_a_start_does_not_continue_where_the_doctor_finds_an_error_in_the_sinks_log(ladder: Ladder) -> None:
+def test_a_start_writes_a_damaged_log_of_the_sink_back_from_the_snapshot_that_captured_it(ladder: Ladder) -> None:
     entry = ladder.history.sink / "_spark_metadata/12"
     whole = entry.read_text()
     entry.unlink()
     assert not examine_live_directory(ladder.stream).diagnosis.can_resume
 
-    with pytest.raises(errors.SharedSinkError, match=r"nothing was changed.*_spark_metadata/12"):
+    assert ladder.run(PlayedQuery(ends=True)).end.kind is EndKind.ENDED_BY_ITSELF
+
+    assert entry.read_text() == whole
+    assert ladder.first.url not in ladder.stage.started_in
+    assert ladder.batches == (12, 12)
+
+
+def test_a_start_does_not_continue_a_damaged_log_of_the_sink_that_no_snapshot_has(ladder: Ladder) -> None:
+    entry = ladder.history.sink / "_spark_metadata/12"
+    whole = entry.read_text()
+    for snapshot in ladder.snapshots:
+        assert snapshot.location is not None
+        shutil.rmtree(snapshot.location.removeprefix("file://"))
+    entry.unlink()
+    assert not examine_live_directory(ladder.stream).diagnosis.can_resume
+
+    with pytest.raises(errors.SharedSinkError, match=r"nothing was changed.*lacks an entry"):
         ladder.run(PlayedQuery(ends=True))
 
     assert ladder.stage.started_in == []

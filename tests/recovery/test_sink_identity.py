@@ -20,7 +20,7 @@ from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, 
 from dagster_ckpt.recovery.sink_identity import missing_batches
 from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.registry import register_sink
-from dagster_ckpt.sinks.sink import FoundSink, Sink, SinkEffect
+from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import KnownSink
@@ -57,6 +57,10 @@ class Shelf(Sink):
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
         return f"shelf:{place}" if output_format == "shelf" else None
+
+    def batch_after(self, replay: Replay) -> int | None:
+        undone = Path(f"{self.place}-undone")
+        return int(undone.read_text()) if undone.exists() else None
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         path = Path(self.place or "")
@@ -100,6 +104,20 @@ def test_a_snapshot_is_not_restored_into_another_table(history: History, tmp_pat
     with pytest.raises(RowsAtRiskError, match="another id: was a, is b"):
         lifecycle.request_start(history.shelf.stream, StartFrom.parse("kept"), origin=ORIGIN)
     lifecycle.request_start(history.shelf.stream, StartFrom.parse("kept", accept_loss=True), origin=ORIGIN)
+
+
+def test_batches_that_the_roll_back_brings_back_are_not_missing(history: History, tmp_path: Path) -> None:
+    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
+    (tmp_path / "shelf").write_text(f"a {LAST - 3}")
+    output = NamedOutput("shelf", f"{tmp_path}/shelf")
+
+    assert preview(history.shelf.stream, output, "kept").losing != ()
+    (tmp_path / "shelf-undone").write_text(f"{LAST - 1}")
+    assert preview(history.shelf.stream, output, "kept").losing != ()
+    (tmp_path / "shelf-undone").write_text(f"{LAST}")
+    assert preview(history.shelf.stream, output, "kept").losing == ()
+    # A query that goes on rolls nothing back.
+    assert preview(history.shelf.stream, output).losing != ()
 
 
 def test_a_query_that_writes_elsewhere_now_does_not_need_the_table(history: History, tmp_path: Path) -> None:

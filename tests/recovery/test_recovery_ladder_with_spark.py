@@ -49,6 +49,7 @@ class Life:
     bench: Bench
     kept: Path
     rows: Counter[tuple[Any, ...]]
+    files: int
 
     def again(self) -> Bench:
         """Put everything back as it was, with files that the stream has not seen."""
@@ -57,7 +58,7 @@ class Life:
         self.bench.spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
         shutil.rmtree(self.bench.root)
         shutil.copytree(self.kept, self.bench.root)
-        self.bench = Bench(self.bench.spark, self.bench.root, stream_of(self.bench.root), files=FILES + UNSEEN)
+        self.bench = Bench(self.bench.spark, self.bench.root, stream_of(self.bench.root), files=self.files)
         return self.bench
 
 
@@ -88,13 +89,13 @@ def lived(spark: SparkSession, place: Path) -> Life:
     root.mkdir()
     bench = Bench(spark, root, stream_of(root))
     bench.feed(FILES)
-    bench.run(lambda: bench.committed() >= FILES - 1 and len(bench.snapshots()) >= 3)
+    bench.run(bench.feeding(lambda: bench.committed() >= FILES - 1 and len(bench.snapshots()) >= 3))
     # One file would be the last batch that `run_to_the_end` waits for, if the batch without data came already.
     bench.feed(UNSEEN)
     bench.stream.catalog.close()
     rows = bench.uninterrupted()
     shutil.copytree(root, place / "kept")
-    return Life(bench, place / "kept", rows)
+    return Life(bench, place / "kept", rows, bench.files)
 
 
 def flip(path: Path) -> None:

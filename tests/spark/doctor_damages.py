@@ -369,7 +369,7 @@ def an_sst_never_reached_the_disk(patient: Patient) -> Path:
     return sst
 
 
-def an_sst_was_exchanged(patient: Patient) -> Path:
+def an_sst_was_altered(patient: Patient) -> Path:
     sst = ssts_of(needed_snapshot(patient))[0]
     data = bytearray(sst.read_bytes())
     data[9] ^= 1

@@ -18,7 +18,7 @@ from doctor_damages import (
     an_sst_is_missing,
     an_sst_is_short,
     an_sst_never_reached_the_disk,
-    an_sst_was_exchanged,
+    an_sst_was_altered,
 )
 from doctor_patients import Patient, run_all, write_batches
 from live_files import snapshot_zip
@@ -80,7 +80,7 @@ def test_a_healthy_stopped_directory_has_no_finding_above_a_note(patients: Patie
         (an_sst_is_missing, Code.SST_MISSING),
         (an_sst_is_short, Code.SST_WRONG_SIZE),
         (an_sst_never_reached_the_disk, Code.STATE_FILE_DAMAGED),
-        (an_sst_was_exchanged, Code.CHECKSUM_DIFFERS),
+        (an_sst_was_altered, Code.STATE_FILE_DAMAGED),
     ],
 )
 def test_damage_below_a_snapshot_is_recognised_for_each_format(

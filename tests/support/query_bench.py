@@ -77,6 +77,21 @@ class Bench:
         with collecting(self.reports):
             return execute_stream(self.stream, asked)
 
+    def feeding(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        """A condition that lays another file each time all are committed and it does not hold.
+
+        A stream without new input has no new position, of which another checkpoint would be written.
+        """
+
+        def holds() -> bool:
+            if condition():
+                return True
+            if self.committed() >= self.files - 1:
+                self.feed(1)
+            return False
+
+        return holds
+
     def run_to_the_end(self, **request: Any) -> Outcome:
         """Run until every file is in a committed batch and the output is what it will be."""
         if self.committed() == self.files - 1:

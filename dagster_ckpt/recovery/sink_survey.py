@@ -156,8 +156,7 @@ def refuse_to_clean(stream: StreamHandle) -> None:
         aim = replace(aim, location=newest.location, snapshot_id=newest.snapshot_id, noted_batch=newest.batch_id)
     _refuse(
         _survey(stream, aim, None).judgements,
-        f"Nothing is deleted for stream {stream.stream_id!r}: a folder where it wrote may hold the files of another "
-        "query.",
+        f"Nothing is deleted for stream {stream.stream_id!r}: which files of a folder are unneeded is not certain.",
         "Delete unneeded files there by hand.",
     )
 

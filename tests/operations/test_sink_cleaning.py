@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
+from urllib.parse import quote
 
 import pytest
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.tables import snapshots
-from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SinkRollbackError
+from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations.sink_cleaning import SinkCleaning, clean_sinks, output_files
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.fork import fork
@@ -245,7 +246,9 @@ def test_a_folder_where_another_query_began_a_log_is_not_cleaned(output: Output)
     for path in log.iterdir():
         path.unlink()
     for batch in range(LAST + 1):
-        (log / str(batch)).write_text(f'v1\n{{"path":"file:///anothers/{batch}","action":"add"}}')
+        (log / str(batch)).write_text(
+            f'v1\n{{"path":"file://{quote(str(output.sink))}/anothers-{batch}","action":"add"}}'
+        )
 
     with pytest.raises(SharedSinkError, match="not this stream's"):
         output.clean(dry_run=False, grace_ms=0)
@@ -265,27 +268,27 @@ def test_while_a_roll_back_is_not_finished_nothing_is_cleaned(output: Output) ->
 
 
 @pytest.mark.parametrize(
-    ("lost", "error", "words"),
+    ("lost", "words"),
     [
-        (["*"], SharedSinkError, "its log is missing"),
-        (["8"], LiveDirectoryError, "8 is missing"),
-        (["0", "*.compact", "4", "5", "6", "8"], SinkRollbackError, "begins with entry 1"),
+        (["*"], "its log is missing"),
+        (["8"], "its log lacks an entry"),
+        (["0", "*.compact", "4", "5", "6", "8"], "its log lacks an entry"),
     ],
     ids=["no log", "a hole", "no beginning"],
 )
 def test_where_the_log_is_not_whole_nothing_is_told_and_nothing_deleted(
-    output: Output, lost: list[str], error: type[Exception], words: str
+    output: Output, lost: list[str], words: str
 ) -> None:
     log = output.sink / "_spark_metadata"
     (log / "9").write_text((log / "8").read_text())
     for path in [path for pattern in lost for path in log.glob(pattern)]:
         path.unlink()
-    if words.startswith("begins"):
+    if "0" in lost:
         (log / "9").unlink()
         for batch in range(3, LAST + 1):
             (output.history.shelf.live / f"commits/{batch}").unlink()
 
-    with pytest.raises(error, match=words):
+    with pytest.raises(SharedSinkError, match=words):
         output.clean(dry_run=False, grace_ms=0)
 
     assert output.left() == list(range(LAST + 1))

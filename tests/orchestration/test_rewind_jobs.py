@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
+
+# Of the files that the stream has read.
+MODIFIED_MS = 1
 
 
 class Streams:
@@ -48,10 +52,11 @@ class Streams:
             part = f"part-00000-00000000-0000-0000-0000-00000000000{batch}.parquet"
             self._lay(f"out/{part}", "rows")
             self._lay(f"in/{batch}", "rows")
+            os.utime(root / f"in/{batch}", ns=(0, MODIFIED_MS * 1_000_000))
             self._lay(f"out/_spark_metadata/{batch}", "v1\n" + json.dumps({"path": f"file://{root}/out/{part}"}))
             self._lay(
                 f"live/orders/live-1-0/sources/0/{batch}",
-                "v1\n" + json.dumps({"path": f"file://{root}/in/{batch}", "timestamp": 1, "batchId": batch}),
+                "v1\n" + json.dumps({"path": f"file://{root}/in/{batch}", "timestamp": MODIFIED_MS, "batchId": batch}),
             )
             conf = {"spark.sql.shuffle.partitions": "1"}
             metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 60_000 * batch, "conf": conf}

@@ -67,7 +67,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Lost:
         stream: Any = Mock()
         stream.options.max_replayed_batches = 100
         stream.catalog.journal.after.return_value = journal
-        facts: Any = Mock(live_batch=None)
+        facts: Any = Mock(live_batch=None, damaged_logs=())
         facts.start_from.point = StartPoint.LATEST
         snapshot: Any = Mock(batch_id=2, query_id="first")
         return lost_batches(stream, facts, RecoveryPlan(RecoveryKind.RESTORE, "lost", snapshot=snapshot, to_batch=2))

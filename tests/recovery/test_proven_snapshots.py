@@ -13,7 +13,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.operations.retention import apply_savepoint_history
 from dagster_ckpt.recovery.equal_content import with_equal_content
-from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
+from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, failed_points, snapshot_point
 from dagster_ckpt.recovery.retention import subsume
 from tests.support.golden_stream import GoldenStream
 from tests.support.retention_shelf import Shelf
@@ -69,7 +69,7 @@ def test_the_history_of_a_schedule_keeps_the_newest_proven_savepoint(shelf: Shel
 
 
 def failure(point: str, ordinal: int = 1) -> PointFailure:
-    return PointFailure(ordinal, "first", point, "E", "d", is_certain=False, batch_id=4, at_ms=0)
+    return PointFailure(ordinal, "first", point, NOT_LOADABLE, "d", is_certain=True, batch_id=4, at_ms=0)
 
 
 def test_a_failure_counts_against_every_snapshot_of_the_same_state(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_a_failure_counts_against_every_snapshot_of_the_same_state(tmp_path: Pat
     golden.snapshot()
     newest, second, first = golden.stream.catalog.snapshots.completed("golden")
     points = [snapshot_point(each.snapshot_id) for each in (first, second, newest)]
-    failures = [failure(points[0]), failure(points[1], 2)]
+    failures = [failure(points[0])]
     listed = [newest, second, first]
-    assert failed_points(failures) == {}
+    assert set(failed_points(failures)) == {points[0]}
     assert set(failed_points(with_equal_content(golden.stream.store, failures, listed))) == {points[0], points[1]}
     # Of another batch, and alone: no other is affected.
     alone = with_equal_content(golden.stream.store, [failure(points[2])], listed)

@@ -25,10 +25,11 @@ ROWS = 10
 
 
 class Batches(PlayedQuery):
-    """Reports a batch of ten rows each time it is asked for its progress, until the test holds it."""
+    """Commits a batch of ten rows each time it is asked for its progress, until the test holds it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shelf: Shelf) -> None:
         super().__init__()
+        self.shelf = shelf
         self.reported = 0
         self.is_held: Callable[[], bool] = lambda: False
 
@@ -36,6 +37,7 @@ class Batches(PlayedQuery):
         if self.is_held():
             return []
         self.reported += 1
+        self.shelf.commit_batch(self.reported)
         return [QueryProgress(0, "run", "2026-01-01T00:00:00Z", ROWS, 0, None, ("noop",), 1, True)]
 
 
@@ -64,14 +66,14 @@ def run(shelf: Shelf, query: Batches, *, until: Callable[[Sequence[int]], bool],
 
 
 def test_a_checkpoint_waits_for_its_number_of_batches(shelf: Shelf) -> None:
-    query = Batches()
+    query = Batches(shelf)
     first, second = run(shelf, query, until=lambda taken: len(taken) >= 2, trigger=EveryBatches(4))[:2]
     assert first >= 4
     assert second >= first + 1
 
 
 def test_no_checkpoint_is_taken_before_its_rows_are_read(shelf: Shelf) -> None:
-    query = Batches()
+    query = Batches(shelf)
     query.is_held = lambda: query.reported >= 3
     looks: list[int] = []
 
@@ -90,7 +92,9 @@ class Odd:
 
 
 def test_a_running_stream_keeps_what_its_policy_keeps(shelf: Shelf) -> None:
-    run(shelf, Batches(), until=lambda taken: len(taken) >= 5, trigger=EveryBatches(1), retention=Odd() | Latest(1))
+    run(
+        shelf, Batches(shelf), until=lambda taken: len(taken) >= 5, trigger=EveryBatches(1), retention=Odd() | Latest(1)
+    )
     numbers = sorted(snapshot.number or 0 for snapshot in shelf.stream.catalog.snapshots.completed(STREAM))
     assert {1, 3} <= set(numbers)
     assert 2 not in numbers

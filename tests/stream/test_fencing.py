@@ -331,7 +331,7 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
             cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks_of(sinks))
 
     def test_no_query_is_started(self, history: History, stream: StreamHandle, sinks: list[str]) -> None:
-        with pytest.raises(SharedSinkError, match="its log is not at the position of the stream"):
+        with pytest.raises(SharedSinkError, match="its log lacks an entry"):
             start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     def test_a_batch_that_is_planned_is_its_own(self, history: History) -> None:

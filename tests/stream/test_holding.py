@@ -44,13 +44,15 @@ def checkpoint(history: History) -> SnapshotRecord:
     return taken(history.shelf, SnapshotKind.CHECKPOINT)
 
 
-def while_it_reads(monkeypatch: pytest.MonkeyPatch, method: str, meanwhile: Callable[[], None]) -> list[str]:
-    """Let something happen once while the store reads a snapshot."""
+def while_it_reads(
+    monkeypatch: pytest.MonkeyPatch, method: str, meanwhile: Callable[[], None], of: SnapshotRecord | None = None
+) -> list[str]:
+    """Let something happen once while the store reads a snapshot, or this one."""
     real = getattr(ObjectSnapshotStore, method)
     done: list[str] = []
 
     def slow(self: ObjectSnapshotStore, location: str, *args: Any, **how: Any) -> Any:
-        if not done:
+        if not done and (of is None or location == of.location):
             done.append(location)
             meanwhile()
         return real(self, location, *args, **how)
@@ -74,7 +76,7 @@ def test_what_is_being_read_is_deleted_only_afterwards(
         subsume_checkpoints(history)
         seen.extend(hold.holder for hold in stream.catalog.holds.on(old.snapshot_id))
 
-    while_it_reads(monkeypatch, "verify" if reader == "verify" else "extract", subsumed_meanwhile)
+    while_it_reads(monkeypatch, "verify" if reader == "verify" else "extract", subsumed_meanwhile, old)
     start_from = StartFrom.parse(old.snapshot_id)
     if reader == "verify":
         assert verify_snapshot(stream, old.location or "").problems == ()

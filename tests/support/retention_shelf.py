@@ -137,6 +137,12 @@ class Shelf:
             (self.live / path).parent.mkdir(parents=True, exist_ok=True)
             (self.live / path).write_text(content)
 
+    def commit_batch(self, batch: int) -> None:
+        """Another batch of the query, with what batch 0 has read."""
+        for path in ("sources/0", "offsets", "commits"):
+            folder = self.live / path
+            (folder / str(batch)).write_text((folder / "0").read_text())
+
     def break_live_directory(self, how: str) -> None:
         shutil.rmtree(self.live if how == "missing" else self.live / "sources")
 

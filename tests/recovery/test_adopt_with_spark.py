@@ -84,9 +84,11 @@ class Place:
     def is_idle(self, live: LiveDirectory) -> bool:
         """Whether all input is committed, also by the batch without data that moves the watermark on."""
         positions = live.positions()
-        names = [int(name.removesuffix(".compact")) for name in live.folder.list("sources/0")]
-        has_read_all = max(names, default=-1) == self.files - 1
-        return has_read_all and positions.commit == positions.offset and not self.has_data(live, positions.commit)
+        if positions.commit is None or positions.commit != positions.offset:
+            return False
+        # Not the log of the source: its entry comes before the batch that reads it.
+        source = json.loads(live.folder.read(f"offsets/{positions.commit}").splitlines()[2])
+        return source["logOffset"] == self.files - 1 and not self.has_data(live, positions.commit)
 
     @staticmethod
     def has_data(live: LiveDirectory, batch: int | None) -> bool:

@@ -296,6 +296,9 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
     if not isinstance(sink, FileSink) or not facts.named or facts.last is None:
         return None
     found = log_trouble(sink.folder)
+    if found is LogTrouble.GAP and facts.start is Start.TO_BATCH:
+        # A roll-back that the power cut off has left newer entries, which this one removes.
+        found = log_trouble(sink.folder, facts.batch_id)
     return _TROUBLES[found] if found is not None else None
 
 

@@ -101,16 +101,22 @@ class LogTrouble(StrEnum):
     ELSEWHERE = "ELSEWHERE"
 
 
-def log_trouble(path: str) -> LogTrouble | None:
+def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
     """What is wrong with the log of a file sink, from its names and the beginning of each entry.
 
     The doctor reads the entries to their ends; a folder that was moved or copied shows in the first lines.
+
+    Args:
+        path: The folder of the sink.
+        up_to: The last batch whose entry counts; by default the newest.
 
     Raises:
         StorageAccessError: The log cannot be read.
     """
     folder = open_file_io(path)
     names, is_below = log_entries(folder), below(path)
+    if up_to is not None:
+        names = {number: name for number, name in names.items() if number <= up_to}
     needed = needed_entries(names)
     if names and (not has_beginning(names) or any(number not in names for number in needed)):
         return LogTrouble.GAP

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
+from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SinkRollbackError
 from dagster_ckpt.recovery.plan import RecoveryKind
 from tests.support.executioner import Executioner, Killed
 from tests.support.retention_shelf import STREAM
@@ -73,6 +73,27 @@ def test_a_sink_whose_log_does_not_reach_back_is_refused_before_anything_is_chan
 
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     assert history.start()[0] is RecoveryKind.RESUME
+
+
+def test_a_hole_in_the_log_after_the_batch_is_removed_with_what_follows_it(history: History) -> None:
+    """As the power leaves a roll-back: of the entries that it removed, some are back."""
+    log = history.sink / "_spark_metadata"
+    (log / "7.compact").unlink()
+
+    assert history.start("batch-5")[0] is RecoveryKind.REWIND
+    assert (history.batch, history.sink_batch) == (5, 5)
+    assert sorted(path.name for path in log.iterdir() if path.name[0].isdigit())[-2:] == ["4", "5"]
+
+
+def test_a_hole_in_the_log_before_the_batch_is_refused(history: History) -> None:
+    log = history.sink / "_spark_metadata"
+    for name in ("4", "7.compact"):
+        (log / name).unlink()
+
+    with pytest.raises(SharedSinkError, match=r"nothing was changed.*lacks an entry"):
+        history.start("batch-5")
+
+    assert history.batch == LAST
 
 
 def test_a_batch_that_is_not_whole_is_refused_and_leaves_nothing(history: History) -> None:

@@ -16,7 +16,9 @@ from dagster_ckpt.operations import verification as snapshot_verification
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery import facts as recovery_look
+from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
@@ -157,10 +159,14 @@ def test_only_after_an_end_in_order_a_large_file_is_known_by_its_identity(
     if boot is not None:
         monkeypatch.setattr(recovery_look, "boot_id", lambda: boot)
 
-    donor = preview_start(golden.stream, StartFrom.parse(text)).donor
+    by_itself = recovery_facts(golden.stream, StartFrom.parse(text), predecessor_ended=True, is_automatic=True)
+    donor, of_a_person = plan_recovery(by_itself).donor, preview_start(golden.stream, StartFrom.parse(text)).donor
 
     assert donor is not None
+    assert of_a_person is not None
     assert (donor.live.local_path, donor.check) == (golden.live, check)
+    # Who goes back has a reason not to trust the files.
+    assert of_a_person.check is DonorCheck.DIGEST
 
 
 def test_a_cancellation_after_a_failure_is_no_end_in_order(golden: GoldenStream) -> None:

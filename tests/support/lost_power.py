@@ -17,6 +17,7 @@ from unittest import mock
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.snapshots import trigger_savepoint
+from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.new_directory import StateRewrite
@@ -61,6 +62,9 @@ def problems_of(stream: StreamHandle) -> list[str]:
     without_lease(stream)
     found = _broken_snapshots(stream, "at first")
     try:
+        with keeping(stream.catalog, stream.stream_id) as lease:
+            # As a start does before it plans.
+            settle_dead_attempts(stream, lease.record)
         plan = preview_start(stream, StartFrom())
         with keeping(stream.catalog, stream.stream_id) as lease:
             live = prepare(stream, plan, lease).live

@@ -73,7 +73,14 @@ def is_harmless(live: LiveDirectory, name: str, how: str) -> bool:
     return name not in {file.path for file in taken.needed} or taken.in_flight is not None
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+# Those between are read by `make test-state`.
+OF_MAKE_TEST = ("3.5", "4.1", "4.3")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each in OF_MAKE_TEST else pytest.mark.state) for each in VERSIONS],
+)
 def golden(request: pytest.FixtureRequest) -> Iterator[Path]:
     with unpacked(request.param) as live:
         yield live

@@ -22,7 +22,9 @@ from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
 from dagster_ckpt.stream.known_sinks import KnownSink, known_in, known_of_executions
 
 
-def missing_batches(found: FoundSink, known: KnownSink, batch_id: int, sink: Sink) -> SinkForecast | None:
+def missing_batches(
+    found: FoundSink, known: KnownSink, batch_id: int, sink: Sink, brought_back: int | None = None
+) -> SinkForecast | None:
     """Decide whether a sink lacks batches that the query does not write again. A pure function.
 
     Args:
@@ -30,6 +32,7 @@ def missing_batches(found: FoundSink, known: KnownSink, batch_id: int, sink: Sin
         known: What is recorded of it.
         batch_id: The batch after which the query continues.
         sink: The sink.
+        brought_back: The newest batch that the roll-back of the start brings back, which an earlier one has undone.
 
     Returns:
         None if it has them, or if that is not known.
@@ -51,7 +54,7 @@ def missing_batches(found: FoundSink, known: KnownSink, batch_id: int, sink: Sin
     elif known.identity is not None and known.identity != found.identity:
         reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and made again"
         reason += f": {lost}." if lost else "."
-    elif found.is_certain and lost:
+    elif found.is_certain and lost and (brought_back is None or brought_back < expected):
         reason = f"{what}: {lost}. It was made again, restored, or brought back from an older copy."
         older = f"from a snapshot of batch {kept} or before, or " if kept >= 0 else ""
     else:
@@ -97,13 +100,10 @@ def forecast_missing_batches(
         if then is not None:
             known = then if then.identity is not None or known is None else replace(then, identity=known.identity)
         is_written = described is None or described.is_same(sink)
-        forecast = _forecast(stream, sink, known, aim.batch_id, output) if known is not None and is_written else None
-        if forecast is None or known is None:
+        if known is None or not is_written:
             continue
-        # The roll-back may go forward, to batches that an earlier one has undone.
-        brought_back = sink.batch_after(replay) if replay is not None and replay.roll_back_tables else None
-        expected = known.expected(aim.batch_id)
-        if brought_back is None or expected is None or brought_back < expected:
+        forecast = _forecast(stream, sink, known, aim.batch_id, output=output, replay=replay)
+        if forecast is not None:
             told.append(forecast)
     return tuple(told)
 
@@ -143,12 +143,19 @@ def _written(stream: StreamHandle, output: NamedOutput | None) -> Sequence[Sink]
 
 
 def _forecast(
-    stream: StreamHandle, sink: Sink, known: KnownSink, batch_id: int, output: NamedOutput | None
+    stream: StreamHandle,
+    sink: Sink,
+    known: KnownSink,
+    batch_id: int,
+    *,
+    output: NamedOutput | None,
+    replay: Replay | None,
 ) -> SinkForecast | None:
     try:
         found = sink.look(query_ids_of(stream))
+        brought_back = sink.batch_after(replay) if replay is not None and replay.roll_back_tables else None
     except StorageAccessError as error:
         # The start itself asks again.
         is_start = output is not None and known.identity is not None
         return SinkForecast(sink.name, SinkEffect.UNREACHABLE, str(error)) if is_start else None
-    return missing_batches(found, known, batch_id, sink) if found is not None else None
+    return missing_batches(found, known, batch_id, sink, brought_back) if found is not None else None

@@ -106,7 +106,10 @@ def plan_table_roll_back(
         LiveDirectoryError: A commit cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
-    log = _Log(table)
+    return _planned(_Log(table), query_ids, query_id, batch_id)
+
+
+def _planned(log: _Log, query_ids: Collection[str], query_id: str | None, batch_id: int) -> TableRollBack:
     own = {*query_ids, *([query_id] if query_id is not None else [])}
     wanted = log.version_of(own, query_id, batch_id)
     if wanted is None:
@@ -331,14 +334,13 @@ class DeltaTable(Sink):
 
     def batch_after(self, replay: Replay) -> int | None:
         """See `Sink.batch_after`."""
-        files = self._files()
         try:
-            found = plan_table_roll_back(files, replay.query_ids, replay.query_id, replay.to_batch)
-            log = _Log(files)
+            log = _Log(self._files())
         except FileNotFoundError:
             return None
+        found = _planned(log, replay.query_ids, replay.query_id, replay.to_batch)
         own = {*replay.query_ids, *([replay.query_id] if replay.query_id is not None else [])}
-        return log.newest_batch_shown(own, found.version)[0] if found.reaches_back else None
+        return log.newest_batch_shown(own, found.version)[0] if found.version is not None else None
 
     def last_batch(self, query_id: str | None) -> int | None:
         """See `Sink.last_batch`."""

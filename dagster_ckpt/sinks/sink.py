@@ -241,9 +241,10 @@ class Sink:
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """The newest batch of the stream that its readers see after its roll-back; None if it keeps no history.
+        """The newest batch of the stream that its readers see after its roll-back.
 
-        A roll-back may go forward, to batches that an earlier one has undone.
+        None if that changes nothing, or is not known. A roll-back may go forward, to batches that an earlier one has
+        undone.
 
         Raises:
             StorageAccessError: It cannot be reached.

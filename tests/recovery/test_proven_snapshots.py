@@ -68,8 +68,8 @@ def test_the_history_of_a_schedule_keeps_the_newest_proven_savepoint(shelf: Shel
     assert any("loaded with success" in line for line in report.kept)
 
 
-def failure(point: str, ordinal: int = 1) -> PointFailure:
-    return PointFailure(ordinal, "first", point, NOT_LOADABLE, "d", is_certain=True, batch_id=4, at_ms=0)
+def failure(point: str) -> PointFailure:
+    return PointFailure(1, "first", point, NOT_LOADABLE, "d", is_certain=True, batch_id=4, at_ms=0)
 
 
 def test_a_failure_counts_against_every_snapshot_of_the_same_state(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.lost_power import SCENARIOS, Scenario
 from tests.support.power_loss import Disk, Survivors, every_call
 
 # Of up to a hundred calls.
-EVERY = 25
+EVERY = 15
 
 
 @pytest.mark.parametrize("survivors", Survivors)

@@ -38,7 +38,7 @@ def test_what_is_there_and_what_was_recorded_decide_which_batches_are_missing(ca
     known = KnownSink(case.get("was"), case.get("had"), goes_on=case.get("goes_on", False))
     found = FoundSink(case.get("is"), case.get("has"), is_certain=not case.get("unsure", False))
 
-    told = missing_batches(found, known, case["at"], Sink("table", "/table"))
+    told = missing_batches(found, known, case["at"], Sink("table", "/table"), case.get("back"))
 
     assert (told.effect.value if told is not None else None) == case.get("effect")
     assert case.get("lost", "") in (told.reason if told is not None else "")
@@ -116,7 +116,11 @@ def test_batches_that_the_roll_back_brings_back_are_not_missing(history: History
     assert preview(history.shelf.stream, output, "kept").losing != ()
     (tmp_path / "shelf-undone").write_text(f"{LAST}")
     assert preview(history.shelf.stream, output, "kept").losing == ()
-    # A query that goes on rolls nothing back.
+    # Another table under the same name may have batches of the same numbers.
+    (tmp_path / "shelf").write_text(f"b {LAST - 3}")
+    assert preview(history.shelf.stream, output, "kept").losing != ()
+    (tmp_path / "shelf").write_text(f"a {LAST - 3}")
+    # Nothing is rolled back where the query continues.
     assert preview(history.shelf.stream, output).losing != ()
 
 

@@ -20,7 +20,9 @@ def test_a_failed_query_is_restarted_in_place_as_often_as_its_strategy_says(stag
     outcome = play.run()
 
     assert outcome.end.kind is EndKind.FAILED
-    assert (outcome.end.reason or "").startswith("failure 3\n")
+    failed, _, examined = (outcome.end.reason or "").partition("\n")
+    assert failed == "failure 3"
+    assert "was examined after the failure and is intact" in examined
     assert [(status, cause) for status, cause, _ in play.ends()] == [
         (ExecutionStatus.FAILED, StartCause.MANUAL),
         (ExecutionStatus.FAILED, StartCause.RESTART_IN_PLACE),

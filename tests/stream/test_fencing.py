@@ -323,7 +323,8 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
 
     @pytest.fixture
     def sinks(self, history: History) -> list[str]:
-        (history.sink / f"_spark_metadata/{LAST + 3}").write_text("v1")
+        for batch in range(LAST + 1, LAST + 4):
+            (history.sink / f"_spark_metadata/{batch}").write_text("v1")
         return [f"FileSink[file:{history.sink}]"]
 
     def test_no_snapshot_is_taken(self, history: History, sinks: list[str]) -> None:
@@ -331,7 +332,7 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
             cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks_of(sinks))
 
     def test_no_query_is_started(self, history: History, stream: StreamHandle, sinks: list[str]) -> None:
-        with pytest.raises(SharedSinkError, match="its log lacks an entry"):
+        with pytest.raises(SharedSinkError, match="its log is not at the position of the stream"):
             start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     def test_a_batch_that_is_planned_is_its_own(self, history: History) -> None:

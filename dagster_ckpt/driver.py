@@ -32,7 +32,7 @@ from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery
-from dagster_ckpt.spark.query.session import active_session, settings_for_a_while, start_application
+from dagster_ckpt.spark.query.session import active_in_thread, active_session, settings_for_a_while, start_application
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -138,6 +138,7 @@ def run_stream(
     settings = state_backend.spark_settings() if state_backend is not None else {}
     with (
         printed_log(),
+        active_in_thread(session),
         closing(deployment.open_catalog()) as opened,
         settings_for_a_while(session, settings, "The state backend"),
         pipes_report(opened, stream_id) as pipes,

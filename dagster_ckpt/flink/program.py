@@ -25,7 +25,7 @@ from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
-from dagster_ckpt.spark.query.session import application_of
+from dagster_ckpt.spark.query.session import active_in_thread, application_of
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.start_from import StartFrom
@@ -196,7 +196,8 @@ def run_program(
     ]
     with _stopped_by(signals, stop) as interrupted, ThreadPoolExecutor(len(streams), "stream") as threads:
         running = [
-            threads.submit(_run, to_run, request, stop) for to_run, request in zip(streams, requests, strict=True)
+            threads.submit(_run, to_run, request, stop, spark)
+            for to_run, request in zip(streams, requests, strict=True)
         ]
         wait(running)
     _raise_first(running)
@@ -206,10 +207,11 @@ def run_program(
     return JobExecutionResult(run_id, job_name, monotonic_ms() - began_ms, ended)
 
 
-def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event) -> StreamExecution:
+def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event, spark: SparkSession) -> StreamExecution:
     stream = to_run.stream
     try:
-        outcome = execute_stream(stream, request)
+        with active_in_thread(spark):
+            outcome = execute_stream(stream, request)
         _settle(to_run, outcome)
     except BaseException:
         # A program runs as a whole or not at all, like a Flink job.

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,10 @@ def small_spark(settings: Mapping[str, str] | None = None) -> Iterator[SparkSess
 def unload_stores(spark: SparkSession) -> None:
     """Let go of the state of queries that have ended, as their processes would: nothing uploads a file of it later."""
     jvm: Any = spark.sparkContext._jvm
+    # A task of a job that has failed may still run, and a store that is closed beneath it ends the JVM.
+    executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos
+    while any(each.numRunningTasks() for each in executors()):
+        time.sleep(0.01)
     stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
     # Not `stop`, which may wait five minutes for a maintenance that waits for it.
     getattr(stores, "MODULE$").unloadAll()

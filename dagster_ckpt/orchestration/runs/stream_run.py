@@ -54,7 +54,7 @@ from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
-from dagster_ckpt.spark.query.session import application_of, apply_state_backend
+from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
@@ -199,7 +199,7 @@ def _run(
         )
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
-    with capture_interrupts():
+    with capture_interrupts(), active_in_thread(spark):
         # The check describes the query for itself: the start describes it again, after the old query has ended.
         checked = QueryToStart(describe)
         hand_over(
@@ -219,7 +219,7 @@ def _run(
     before = handle.catalog.executions.of_run(context.run.run_id)
     cause = start_cause(context.run.tags, has_started=any(each.stream_id == handle.stream_id for each in before))
     # Enter again, because creating a Spark session replaces the SIGINT handler.
-    with capture_interrupts():
+    with capture_interrupts(), active_in_thread(spark):
         return execute_stream(
             handle,
             RunRequest(
@@ -318,9 +318,10 @@ def run_preflight(
     Raises:
         CkptError: The code could not be tried.
     """
-    apply_state_backend(resources.spark_session, resources.state_backend.backend())
+    spark = resources.spark_session
+    apply_state_backend(spark, resources.state_backend.backend())
     # Enter again, because creating a Spark session replaces the SIGINT handler.
-    with capture_interrupts():
+    with capture_interrupts(), active_in_thread(spark):
         return preflight(
             handle, describe, state_partitions=state_partitions, interrupted=interrupted, report=context.log.info
         )

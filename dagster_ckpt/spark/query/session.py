@@ -50,11 +50,15 @@ def default_file_system() -> str | None:
 
 @contextmanager
 def active_in_thread(session: SparkSession) -> Iterator[None]:
-    """Make a classic session the active one of this thread for a while.
+    """Make a session the active one of this thread for a while. Nothing happens for Spark Connect.
 
-    Catalogs and sources of tables ask for the active session and its settings. A thread other than the one
-    that created the session has none, and a Delta table by name or an Iceberg table by folder is not found.
+    A thread other than the one that created the session has none. There, Spark 3.5 parses expressions with the
+    default settings (without `spark.sql.ansi.enabled`, for example), and neither a Delta table by name nor an
+    Iceberg table by folder is found.
     """
+    if not is_classic_session(session):
+        yield
+        return
     of_sessions: Any = session._jvm
     # Spark 4 has another class than 3.5.
     for part in str(session._jsparkSession.getClass().getName()).split("."):
@@ -64,10 +68,12 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        if before.isDefined():
-            of_sessions.setActiveSession(before.get())
-        else:
-            of_sessions.clearActiveSession()
+        # A JVM that has ended must not hide why.
+        with suppress(Exception):
+            if before.isDefined():
+                of_sessions.setActiveSession(before.get())
+            else:
+                of_sessions.clearActiveSession()
 
 
 def is_classic_session(candidate: object) -> bool:

@@ -17,10 +17,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.config.modes import Semantic, kafka_delivery
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.values.modes import Semantic, kafka_delivery
 from tests.kafka.kafka_broker import running_broker
 
 ROWS_OF_A_BATCH = 10_000

@@ -24,8 +24,8 @@ from benchmarks.live_directories import session
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.query.query import jvm_pid, start_query
-from dagster_ckpt.spark.state.rewriting import rewrite_state
-from dagster_ckpt.spark.state.shape import StateShape
+from dagster_ckpt.state.rewriting import rewrite_state
+from dagster_ckpt.state.shape import StateShape
 
 PARTITIONS = 8
 CHANGES = {

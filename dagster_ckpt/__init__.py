@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dagster_ckpt.client.client import Client
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-    from dagster_ckpt.config.modes import DesiredState
     from dagster_ckpt.driver import run_stream
     from dagster_ckpt.operations.health import HealthCheck
     from dagster_ckpt.operations.health_facts import HealthSettings
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.sinks.registry import register_sink
     from dagster_ckpt.spark.query.table_names import to_table
     from dagster_ckpt.spark.versions import spark_packages
+    from dagster_ckpt.values.modes import DesiredState
 
 # The module of each public name. Names are imported on first use, so that reading a catalog needs
 # neither Dagster nor Spark.

@@ -18,8 +18,6 @@ from dagster_ckpt.catalog.transitions import forwarded_log, printed_log
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.config.storage_path import location_url
-from dagster_ckpt.config.validation import STREAM_ID_PATTERN
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
@@ -35,6 +33,8 @@ from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import active_in_thread, active_session, settings_for_a_while, start_application
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.storage_path import location_url
+from dagster_ckpt.values.validation import STREAM_ID_PATTERN
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext

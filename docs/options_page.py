@@ -16,12 +16,12 @@ from dagster_ckpt import flink as options
 from dagster_ckpt.config import checkpoint_options as ranges
 from dagster_ckpt.config import execution_config as execution
 from dagster_ckpt.config.rocksdb_options import OPTIONS_SET, RocksDBOptions
-from dagster_ckpt.config.validation import OptionDescription
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches
+from dagster_ckpt.values.validation import OptionDescription
 
 PAGE = Path(__file__).with_name("options.md")
 

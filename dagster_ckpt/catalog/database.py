@@ -31,9 +31,9 @@ from dagster_ckpt.catalog.time_limits import (
     limited,
 )
 from dagster_ckpt.catalog.transitions import log_event
-from dagster_ckpt.config.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.errors import CatalogError, LeaseLostError
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
+from dagster_ckpt.values.untrusted import from_json
 
 # Key of a connection's events that its transaction has recorded, for the log.
 _RECORDED = "dagster_ckpt_recorded"

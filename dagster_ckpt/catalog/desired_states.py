@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Row, select
 from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict
 from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import desired_states
-from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.redaction import without_secrets
 
 
 class UpgradePhase(StrEnum):

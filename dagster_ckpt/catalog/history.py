@@ -13,7 +13,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, waterma
 from dagster_ckpt.catalog.snapshot_queries import WAS_COMPLETED
 from dagster_ckpt.catalog.snapshots import read_snapshot
 from dagster_ckpt.catalog.tables import snapshots, timelines
-from dagster_ckpt.untrusted import LARGEST_LONG
+from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 from dagster_ckpt.catalog.database import Database, as_text
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import planned_batches, snapshots
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.untrusted import from_json
 
 # A stream that takes no checkpoint does not fill the catalog.
 _AT_MOST = 10_000

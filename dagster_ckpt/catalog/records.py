@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from dagster_ckpt.catalog.state_origin import StateOrigin
-from dagster_ckpt.untrusted import LARGEST_LONG
+from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 
 class StartCause(StrEnum):

@@ -14,7 +14,7 @@ from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord,
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.untrusted import from_json
 
 
 class StreamRecords:

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
-from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.values.redaction import without_secrets
 
 
 class FreeText(TypeDecorator[str]):

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Any
 
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord
-from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.values.redaction import without_secrets
 
 PACKAGE_LOGGER = "dagster_ckpt"
 _LOG = logging.getLogger(f"{PACKAGE_LOGGER}.transitions")

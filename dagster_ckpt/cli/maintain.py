@@ -227,7 +227,7 @@ def accept_catalog(deployment: Deployment, *, yes: bool, as_json: bool) -> None:
     Name it with --catalog, also if -m names your definitions.
     """
     from dagster_ckpt.catalog.catalog import Catalog
-    from dagster_ckpt.config.redaction import without_secrets
+    from dagster_ckpt.values.redaction import without_secrets
 
     url = deployment.catalog_url()
     confirm("Use this copy from now on? No process may use the original any more.", yes=yes)

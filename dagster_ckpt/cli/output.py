@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.config.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration
 
 # Red and green say the same as the words, so that nothing depends on color.
 _STYLES = {

@@ -173,7 +173,7 @@ def forget(
 
     Nothing else is changed: start the stream from the savepoint, and delete the older snapshots.
     """
-    from dagster_ckpt.spark.state.editing import StateEdit
+    from dagster_ckpt.state.editing import StateEdit
 
     stream_exists(client, stream)
     confirm(f"Create a savepoint from {snapshot} of {stream} without the keys that match {where}?", yes=yes)

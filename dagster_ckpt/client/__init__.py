@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt.client.client import Client
 
 if TYPE_CHECKING:
-    from dagster_ckpt.spark.state.editing import StateEdit
+    from dagster_ckpt.state.editing import StateEdit
 
 __all__ = ["Client", "StateEdit"]
 
@@ -19,6 +19,6 @@ def __getattr__(name: str) -> Any:
     """Import `StateEdit` on first use: most clients edit no state."""
     if name != "StateEdit":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dagster_ckpt.spark.state.editing import StateEdit
+    from dagster_ckpt.state.editing import StateEdit
 
     return StateEdit

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.config.storage_path import StoragePath, location_url
+from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 if TYPE_CHECKING:
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.config.modes import DesiredState, RecoveryClaimMode
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.values.modes import TerminalState
+from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.pruning import PrunedHistory

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.operations.remaining_state import RemainingState
     from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
     from dagster_ckpt.operations.state_editing import EditedState
-    from dagster_ckpt.spark.state.editing import StateEdit
+    from dagster_ckpt.state.editing import StateEdit
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class StateMethods(Connection):
             >>> client.restart("orders", start_from=made.savepoint.snapshot_id)
         """
         from dagster_ckpt.operations.state_editing import edit_state
-        from dagster_ckpt.spark.state.editing import StateEdit
+        from dagster_ckpt.state.editing import StateEdit
 
         return edit_state(
             self._open(stream),

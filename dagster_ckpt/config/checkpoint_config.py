@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Self
 from dagster_ckpt.config import checkpoint_options as allowed
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions, describe_options
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
-from dagster_ckpt.config.durations import Duration
-from dagster_ckpt.config.modes import (
-    CheckpointingMode,
-    ExternalizedCheckpointCleanup,
-    ExternalizedCheckpointRetention,
-)
-from dagster_ckpt.config.storage_path import location_url
-from dagster_ckpt.config.validation import INT_MAX, Choice, OptionDescription, Switch
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import Written, read_retention, read_trigger
 from dagster_ckpt.policies.trigger import TriggerPolicy
+from dagster_ckpt.values.durations import Duration
+from dagster_ckpt.values.modes import (
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    ExternalizedCheckpointRetention,
+)
+from dagster_ckpt.values.storage_path import location_url
+from dagster_ckpt.values.validation import INT_MAX, Choice, OptionDescription, Switch
 
 __all__ = ["CheckpointConfig", "CheckpointOptions"]
 

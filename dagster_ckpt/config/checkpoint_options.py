@@ -4,8 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup
-from dagster_ckpt.config.validation import (
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.policies.retention import Latest, RetentionPolicy, checked_retention
+from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, checked_trigger, known_interval_ms
+from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+from dagster_ckpt.values.validation import (
     INT_MAX,
     TIMEDELTA_MAX_MS,
     Choice,
@@ -15,9 +18,6 @@ from dagster_ckpt.config.validation import (
     Switch,
     WholeNumber,
 )
-from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.retention import Latest, RetentionPolicy, checked_retention
-from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, checked_trigger, known_interval_ms
 
 NUM_RETAINED = WholeNumber("num_retained", minimum=1)
 MODE = Choice("checkpointing mode", CheckpointingMode)

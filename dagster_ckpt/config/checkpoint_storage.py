@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from dagster_ckpt.config.storage_path import StoragePath
-from dagster_ckpt.config.validation import Effect, OptionDescription, WholeNumber
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.storage_path import StoragePath
+from dagster_ckpt.values.validation import Effect, OptionDescription, WholeNumber
 
 DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
 DEFAULT_WRITE_BUFFER_SIZE = 4096

@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dagster_ckpt.config.modes import TimeCharacteristic
-from dagster_ckpt.config.validation import (
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.modes import TimeCharacteristic
+from dagster_ckpt.values.validation import (
     LONG_MAX,
     Choice,
     Effect,
@@ -14,7 +15,6 @@ from dagster_ckpt.config.validation import (
     Switch,
     WholeNumber,
 )
-from dagster_ckpt.errors import OptionError, OptionTypeError
 
 SERIALIZER = "spark.serializer"
 KRYO_SERIALIZER = "org.apache.spark.serializer.KryoSerializer"

@@ -15,8 +15,8 @@ from dagster_ckpt.config.state_backend import (
     as_text,
     checked_settings,
 )
-from dagster_ckpt.config.validation import INT_MAX, Choice, Effect, OptionDescription, Switch, WholeNumber
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.validation import INT_MAX, Choice, Effect, OptionDescription, Switch, WholeNumber
 
 ROCKSDB_SETTINGS = "spark.sql.streaming.stateStore.rocksdb."
 

@@ -13,9 +13,9 @@ from dagster_ckpt.config.rocksdb_options import (
     options_factory,
 )
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, FsStateBackend, SettingValue, StateBackend
-from dagster_ckpt.config.storage_path import StoragePath
-from dagster_ckpt.config.validation import Effect, OptionDescription
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.storage_path import StoragePath
+from dagster_ckpt.values.validation import Effect, OptionDescription
 
 # Flink removed these after 1.10. They still work here but are not advertised.
 _DEPRECATED = {"enable_ttl_compaction_filter", "disable_ttl_compaction_filter", "is_ttl_compaction_filter_enabled"}

@@ -11,10 +11,10 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.redaction import shown_settings
-from dagster_ckpt.config.storage_path import StoragePath
-from dagster_ckpt.config.validation import Effect, OptionDescription, Switch
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.redaction import shown_settings
+from dagster_ckpt.values.storage_path import StoragePath
+from dagster_ckpt.values.validation import Effect, OptionDescription, Switch
 
 SettingValue = str | int | float | bool
 

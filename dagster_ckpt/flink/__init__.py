@@ -10,17 +10,7 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.durations import Duration
 from dagster_ckpt.config.execution_config import ExecutionConfig
-from dagster_ckpt.config.modes import (
-    CheckpointingMode,
-    ExternalizedCheckpointCleanup,
-    ExternalizedCheckpointRetention,
-    KafkaDelivery,
-    Semantic,
-    TimeCharacteristic,
-    kafka_delivery,
-)
 from dagster_ckpt.config.rocksdb_options import PredefinedOptions, RocksDBOptionsFactory
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
 from dagster_ckpt.config.state_backend import (
@@ -33,6 +23,16 @@ from dagster_ckpt.config.state_backend import (
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.flink.program import JobExecutionResult, StreamExecution
 from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.values.durations import Duration
+from dagster_ckpt.values.modes import (
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    ExternalizedCheckpointRetention,
+    KafkaDelivery,
+    Semantic,
+    TimeCharacteristic,
+    kafka_delivery,
+)
 
 __all__ = [
     "CheckpointConfig",

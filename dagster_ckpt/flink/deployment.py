@@ -16,10 +16,10 @@ from dagster_ckpt.config.state_backend import (
     StatePartitions,
     storage_of_stream,
 )
-from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.storage_path import location_url
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.config import execution_config as allowed
 from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
 from dagster_ckpt.config.state_backend import StatePartitions
-from dagster_ckpt.config.validation import STREAM_ID_PATTERN, OptionDescription
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.configured_program import ConfiguredProgram
 from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployment_below
@@ -36,6 +35,7 @@ from dagster_ckpt.spark.query.session import (
     start_application,
 )
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.validation import STREAM_ID_PATTERN, OptionDescription
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import IO, Self
 
-from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 # For these a path that does not exist is an answer that callers handle.
 _MAY_BE_MISSING = frozenset({"read", "list", "flush"})

@@ -15,11 +15,11 @@ from io import FileIO as RawFile
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.durability import PieceWriter, flush, flush_tree, make_folder
 from dagster_ckpt.io.errors import Guarded, accessing, explained
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Listing, Look, no_op
+from dagster_ckpt.values.storage_path import local_path
 
 _DELETE_ATTEMPTS = 10
 _READ_BYTES = 1024 * 1024

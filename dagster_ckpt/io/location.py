@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.config.storage_path import StoragePath, local_path, with_authority
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.fsspec import FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.values.storage_path import StoragePath, local_path, with_authority
 
 # Drivers of the same storage.
 _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}

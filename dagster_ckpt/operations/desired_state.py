@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations import upgrade as upgrades
 from dagster_ckpt.operations.managed_stream import (
     ORIGIN,
@@ -36,6 +35,7 @@ from dagster_ckpt.operations.managed_stream import (
 )
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.stream.liveness import holds_lease
+from dagster_ckpt.values.modes import DesiredState
 
 _ENDED_BY_HAND = {
     ExecutionStatus.FINISHED: DesiredState.SUSPENDED,

@@ -12,12 +12,12 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, watermark_ms_of
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.config.durations import rounded_duration, utc_time
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
 from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.stream.liveness import LIVELY_MS
+from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.modes import DesiredState
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

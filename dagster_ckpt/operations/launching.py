@@ -19,12 +19,12 @@ from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
-from dagster_ckpt.config.modes import RecoveryClaimMode
-from dagster_ckpt.config.redaction import shown_command, without_secrets
 from dagster_ckpt.errors import OptionError, RequestFailedError
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import RecoveryClaimMode
+from dagster_ckpt.values.redaction import shown_command, without_secrets
 
 # Environment variable with the START request that a driver answers, like `{start_request}` in a
 # launch's command.

@@ -20,8 +20,6 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.config.modes import DesiredState, TerminalState
-from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import OnStateChange
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LiveDirectoryError, RequestFailedError
 from dagster_ckpt.operations.requests import (
@@ -47,6 +45,8 @@ from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
+from dagster_ckpt.values.modes import DesiredState, TerminalState
+from dagster_ckpt.values.redaction import refuse_user_info
 
 
 @dataclass(frozen=True)

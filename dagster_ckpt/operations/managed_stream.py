@@ -10,9 +10,9 @@ from typing import Any
 
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
-from dagster_ckpt.config.durations import rounded_duration
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.stream.liveness import SILENCE_MS
+from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.modes import DesiredState
 
 # Origin of requests made here, to distinguish them from users' requests.
 ORIGIN = "desired state"

@@ -18,8 +18,8 @@ from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
-from dagster_ckpt.spark.state.rewriting import rewrite_state
-from dagster_ckpt.spark.state.shape import StateShape
+from dagster_ckpt.state.rewriting import rewrite_state
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
-from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.policies.guard import decide_retention, needed_of_history
 from dagster_ckpt.policies.retention import RetentionContext, RetentionPolicy
@@ -21,6 +19,8 @@ from dagster_ckpt.runtime.settlement import settle_execution
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, retained
+from dagster_ckpt.values.modes import TerminalState
+from dagster_ckpt.values.validation import policy_name
 
 
 def apply_retention(

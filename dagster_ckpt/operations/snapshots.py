@@ -13,8 +13,6 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
 )
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
-from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
 from dagster_ckpt.operations.description import find_snapshot
@@ -27,6 +25,8 @@ from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
+from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
+from dagster_ckpt.values.redaction import refuse_user_info
 
 
 def trigger_checkpoint(stream: StreamHandle, *, origin: str, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:

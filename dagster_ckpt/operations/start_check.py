@@ -20,7 +20,7 @@ from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_off
 from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.source_identity import source_identities
-from dagster_ckpt.spark.state.shape import StateShape
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import holding

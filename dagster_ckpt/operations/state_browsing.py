@@ -18,8 +18,8 @@ from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.spark.state.diff import StateDifference, differences, paired
-from dagster_ckpt.spark.state.reading import StateFrame, StateName, StateReader, require_state_reader
+from dagster_ckpt.state.diff import StateDifference, differences, paired
+from dagster_ckpt.state.reading import StateFrame, StateName, StateReader, require_state_reader
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 

@@ -27,11 +27,11 @@ from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
 from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
-from dagster_ckpt.spark.state.diff import Change, differences, paired
-from dagster_ckpt.spark.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
-from dagster_ckpt.spark.state.reading import StateName, StateReader
-from dagster_ckpt.spark.state.rewriting import rewrite_state
-from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
+from dagster_ckpt.state.diff import Change, differences, paired
+from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
+from dagster_ckpt.state.reading import StateName, StateReader
+from dagster_ckpt.state.rewriting import rewrite_state
+from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import checked_label

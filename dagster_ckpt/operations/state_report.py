@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.state.diff import AFTER, BEFORE, CHANGE, ROWS
-from dagster_ckpt.spark.state.reading import KEY, MAP_KEY, VALUE, StateName, attempt
+from dagster_ckpt.state.diff import AFTER, BEFORE, CHANGE, ROWS
+from dagster_ckpt.state.reading import KEY, MAP_KEY, VALUE, StateName, attempt
+from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -9,8 +9,8 @@ from dagster_ckpt.errors import CkptError
 from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.state.diff import StateDifference, differences, paired
-from dagster_ckpt.spark.state.reading import StateReader
+from dagster_ckpt.state.diff import StateDifference, differences, paired
+from dagster_ckpt.state.reading import StateReader
 from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from enum import Enum
 from random import Random
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt, RestartPolicy
+from dagster_ckpt.values.modes import TerminalState
 
 # Launching a run takes longer than this before its query starts, so an evaluation this much too
 # early may act now.

@@ -17,7 +17,7 @@ from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.recovery.snapshot_examination import snapshot_problems
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
-from dagster_ckpt.spark.state.reading import StateReader, StateRows
+from dagster_ckpt.state.reading import StateReader, StateRows
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding_location, is_named
 from dagster_ckpt.stream.start_from import is_location

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.validation import policy_name
 
 
 @dataclass(frozen=True)

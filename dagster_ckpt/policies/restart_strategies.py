@@ -13,8 +13,6 @@ from datetime import timedelta
 from itertools import pairwise
 from random import Random
 
-from dagster_ckpt.config.durations import iso_duration, rounded_duration
-from dagster_ckpt.config.validation import INT_MAX, LONG_MAX, TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.restart import (
     Combinable,
@@ -24,6 +22,8 @@ from dagster_ckpt.policies.restart import (
     RestartPolicy,
     checked_restart,
 )
+from dagster_ckpt.values.durations import iso_duration, rounded_duration
+from dagster_ckpt.values.validation import INT_MAX, LONG_MAX, TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
 
 
 class RestartStrategyConfiguration(ABC):

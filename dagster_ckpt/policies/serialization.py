@@ -13,11 +13,11 @@ from enum import Enum
 from importlib import import_module
 from typing import Generic, TypeVar
 
-from dagster_ckpt.config.validation import policy_name
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies import retention, trigger
 from dagster_ckpt.policies.retention import RetentionPolicy, checked_retention
 from dagster_ckpt.policies.trigger import Blackout, OutsideBlackouts, TriggerPolicy, checked_trigger
+from dagster_ckpt.values.validation import policy_name
 
 Policy = TypeVar("Policy")
 

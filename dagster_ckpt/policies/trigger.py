@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from dagster_ckpt.config.validation import Milliseconds, WholeNumber, policy_name
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.calendar import checked_timezone, local_time
+from dagster_ckpt.values.validation import Milliseconds, WholeNumber, policy_name
 
 if TYPE_CHECKING:
     import pendulum

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
-from dagster_ckpt.checkpointing.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
 from dagster_ckpt.errors import (
     CkptError,
     LiveDirectoryError,
@@ -53,6 +52,7 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import OWNER, check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import is_location
+from dagster_ckpt.stream.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
 
 _DELTA_LOG = "_delta_log"
 

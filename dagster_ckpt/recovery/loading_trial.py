@@ -22,8 +22,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, Li
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import copy_for_trial, run_trial
-from dagster_ckpt.spark.state.reading import StateReader
 from dagster_ckpt.spark.versions import Feature, release_of
+from dagster_ckpt.state.reading import StateReader
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 from dagster_ckpt.stream.snapshots import holding
 

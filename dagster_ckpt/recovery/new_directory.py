@@ -14,8 +14,8 @@ from dagster_ckpt.errors import RowsAtRiskError
 from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
-from dagster_ckpt.spark.state.rewriting import Rewritten, rewrite_state
-from dagster_ckpt.spark.state.shape import StateShape
+from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
+from dagster_ckpt.state.shape import StateShape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,12 +8,12 @@ from enum import Enum
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.sinks.file_sink_damage import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import rounded_duration
 
 
 class RecoveryKind(Enum):

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
-from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError, StateAtRiskError
 from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan, skipped_distance
 from dagster_ckpt.recovery.recovery_points import (
@@ -33,6 +32,7 @@ from dagster_ckpt.stream.snapshots import (
     newest_for_recovery,
 )
 from dagster_ckpt.stream.start_from import StartPoint
+from dagster_ckpt.values.modes import RecoveryClaimMode
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:

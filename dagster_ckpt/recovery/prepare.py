@@ -49,7 +49,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import (
     unwatched,
 )
 from dagster_ckpt.spark.query.description import NamedOutput
-from dagster_ckpt.spark.state.rewriting import Rewritten
+from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder

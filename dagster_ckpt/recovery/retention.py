@@ -19,7 +19,6 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotStatus,
 )
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError
 from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import KeepAtEnd, RetentionContext, deletes_live_directory
@@ -39,6 +38,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import is_held, this_holder
 from dagster_ckpt.stream.ownership import lies_elsewhere
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
+from dagster_ckpt.values.modes import TerminalState
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.errors import CkptError, LeaseLostError, RestoreError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
 
 LABEL = "before-rewind-"
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND)

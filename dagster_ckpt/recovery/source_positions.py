@@ -9,7 +9,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets
 from dagster_ckpt.stream.source_offsets import SourceOffsets
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.untrusted import from_json
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:

@@ -8,11 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from dagster_ckpt.checkpointing.coordinator.messages import Attempt, CheckpointFailureReason
-from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, take_snapshot
 from dagster_ckpt.errors import IncompleteCutError, NothingCommittedError, SnapshotAbortedError, SnapshotTooLargeError
+from dagster_ckpt.runtime.checkpoint_messages import Attempt, CheckpointFailureReason
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshotting import SnapshotOrder, TakenSnapshot, take_snapshot
 
 # Savepoints do not count towards the limit on concurrent checkpoints, as in Flink. They have these threads.
 SAVEPOINT_THREADS = 4

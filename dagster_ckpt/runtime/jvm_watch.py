@@ -14,8 +14,8 @@ from contextlib import suppress
 from types import TracebackType
 
 from dagster_ckpt.catalog.transitions import log_transition
-from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity
+from dagster_ckpt.values.durations import rounded_duration
 
 # No call of a supervised query takes as long, and no collection of garbage should.
 LONGEST_CALL_MS = 600_000

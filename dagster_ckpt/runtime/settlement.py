@@ -23,7 +23,6 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import (
     CatalogError,
     LeaseLostError,
@@ -45,6 +44,7 @@ from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
+from dagster_ckpt.values.modes import TerminalState
 
 # The start cannot be done as requested, and a retry does not help.
 _REFUSALS = (

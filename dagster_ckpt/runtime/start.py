@@ -17,7 +17,6 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.errors import (
     InputGoneError,
     LiveDirectoryError,
@@ -53,8 +52,9 @@ from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
-from dagster_ckpt.spark.state.spark_rewriter import require_rewriter
+from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.adopted import refuse_unclaimed
+from dagster_ckpt.stream.completion import advance_checkpoint_id
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
 from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks

@@ -35,7 +35,7 @@ from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, Sink,
 from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.query.session import active_session, default_file_system
-from dagster_ckpt.untrusted import from_json, number_in, reading
+from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
 _NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
 
-from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
@@ -33,7 +32,8 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import (
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, parse_log_lines
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.storage_path import local_path
+from dagster_ckpt.values.untrusted import from_json
 
 LOG = "_spark_metadata"
 _NOTHING = b"v1"

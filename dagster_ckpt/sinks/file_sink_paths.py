@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import quote, unquote
 
-from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import RestoreError
 from dagster_ckpt.io.location import lies_in
+from dagster_ckpt.values.storage_path import local_path
 
 # Characters that Hadoop leaves unescaped in the path of a URI.
 _SAFE = "/=:@!$&'()*+,;~"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.untrusted import inflated, number_in, reading
+from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
 # In the summaries of the snapshots that this package writes itself.

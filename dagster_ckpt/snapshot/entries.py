@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotTooLargeError
-from dagster_ckpt.untrusted import LARGEST_LONG
+from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 # Limits of a block. They bound the memory of a reader for any input.
 BLOCK_FILES = 1024

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import Block, FileEntry, ObjectUse, merge_uses
-from dagster_ckpt.untrusted import LARGEST_LONG
+from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 _last_of = attrgetter("last")
 

@@ -19,7 +19,7 @@ from blake3 import blake3
 from dagster_ckpt.errors import SnapshotCorruptError
 from dagster_ckpt.snapshot.entries import Block, Paths, is_reference
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
-from dagster_ckpt.untrusted import from_json, reading
+from dagster_ckpt.values.untrusted import from_json, reading
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"

@@ -18,10 +18,7 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
-from dagster_ckpt.config.storage_path import StoragePath
-from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.io.custom import FolderFileIO
 from dagster_ckpt.io.file_io import FileIO
@@ -32,6 +29,9 @@ from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
+from dagster_ckpt.values.redaction import cause_to_show, without_secrets
+from dagster_ckpt.values.storage_path import StoragePath
+from dagster_ckpt.values.validation import checked_stream_id
 
 MEMORY_URL = "jobmanager://memory"
 CHECKPOINT_PREFIX = "chk-"

@@ -12,16 +12,16 @@ from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend, StatePartitions
-from dagster_ckpt.config.storage_path import location_url
-from dagster_ckpt.config.validation import checked_stream_id
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE, LiveDirectory
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
+from dagster_ckpt.values.redaction import refuse_user_info
+from dagster_ckpt.values.storage_path import location_url
+from dagster_ckpt.values.validation import checked_stream_id
 
 Clock = Callable[[], int]
 

@@ -20,12 +20,12 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
+from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup
 
 # For a stream whose options are unknown: nothing is deleted that other options would keep.
 KEEP_EVERYTHING = CheckpointOptions(cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
-from dagster_ckpt.config.durations import utc_time
-from dagster_ckpt.config.modes import RecoveryClaimMode
-from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
 from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
 from dagster_ckpt.stream.start_from import StartFrom, is_location
+from dagster_ckpt.values.durations import utc_time
+from dagster_ckpt.values.modes import RecoveryClaimMode
+from dagster_ckpt.values.redaction import refuse_user_info
 
 if TYPE_CHECKING:
     from dagster_ckpt.snapshot.manifest import SnapshotHeader

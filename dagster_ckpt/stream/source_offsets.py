@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.untrusted import from_json
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
 _EXAMPLES = '{"orders": {"0": 124}} for single partitions, or {"orders": "2026-11-23T07:00:00Z"} for a time'

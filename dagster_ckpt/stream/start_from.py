@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dagster_ckpt.config.execution_config import MAX_PARALLELISM
-from dagster_ckpt.config.modes import RecoveryClaimMode
-from dagster_ckpt.config.redaction import refuse_user_info
-from dagster_ckpt.config.validation import WholeNumber
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.stream.source_offsets import SourceOffsets
+from dagster_ckpt.values.modes import RecoveryClaimMode
+from dagster_ckpt.values.redaction import refuse_user_info
+from dagster_ckpt.values.validation import WholeNumber
 
 
 class StartPoint(Enum):

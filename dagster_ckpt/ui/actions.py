@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.values.redaction import without_secrets
 
 # What the page shows of past actions. The catalog has the complete record.
 _REMEMBERED = 50

@@ -10,8 +10,8 @@ from markupsafe import Markup, escape
 
 from dagster_ckpt.catalog.history import SnapshotFigures
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
-from dagster_ckpt.config.durations import utc_time
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.durations import utc_time
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
 # More dots than fit side by side only cover each other.

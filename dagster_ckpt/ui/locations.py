@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 from dagster_ckpt.client import Client
-from dagster_ckpt.config.redaction import without_secrets
-from dagster_ckpt.config.storage_path import StoragePath, location_url
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.io.location import lies_in
 from dagster_ckpt.stream.start_from import StartFrom, is_location
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 
 def refuse_location(client: Client, stream_id: str, start_from: str, *, may_act: bool) -> None:

@@ -16,15 +16,15 @@ from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord,
 from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.client import Client
 from dagster_ckpt.config.checkpoint_options import describe_options
-from dagster_ckpt.config.durations import rounded_duration
-from dagster_ckpt.config.redaction import without_secrets
-from dagster_ckpt.config.validation import OptionDescription
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.operations.description import StreamDescription
 from dagster_ckpt.operations.health import StreamHealth
 from dagster_ckpt.operations.overview import StreamSummary
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
+from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.validation import OptionDescription
 
 # Snapshots that charts and percentiles cover, rows of a table, and executions on the time line.
 CHARTED, ROWS, EXECUTIONS = 1_000, 50, 40

@@ -7,7 +7,6 @@ from pydantic import Field
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
@@ -17,6 +16,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from examples.flights import streams
 from examples.flights.workspace import Workspace
 

@@ -10,8 +10,8 @@ from sqlalchemy import text
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import EventType, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.values.modes import DesiredState
 from tests.catalog.conftest import ManualClock, holder
 from tests.support.as_writer import as_writer
 

@@ -9,7 +9,7 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotTrigger, StartCause
 from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
-from dagster_ckpt.untrusted import LARGEST_LONG
+from dagster_ckpt.values.untrusted import LARGEST_LONG
 from tests.catalog.conftest import ManualClock, holder
 from tests.support.as_writer import as_writer, holding
 

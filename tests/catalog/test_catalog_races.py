@@ -13,9 +13,9 @@ from sqlalchemy import event
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import EventType, SnapshotTrigger, StartCause, StreamRecord
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import LeaseHeldError, SnapshotHeldError
 from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.values.modes import DesiredState
 from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
-from dagster_ckpt.checkpointing.coordinator.messages import (
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Action,
     AttemptCompleted,
@@ -22,8 +23,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Tick,
     Triggered,
 )
-from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind, TriggerOrigin, TriggerRequest
-from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.stream.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 
 _REQUESTS = {
     "checkpoint": (TriggerKind.CHECKPOINT, TriggerOrigin.USER),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.checkpointing.completion import advance_checkpoint_id
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.completion import advance_checkpoint_id
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.as_writer import holding, set_stream
 from tests.support.retention_shelf import STREAM, Shelf

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from coordinator_script import FixedDelay, event, told
 
-from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
-from dagster_ckpt.checkpointing.coordinator.messages import FailQuery, Refuse
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.modes import CheckpointingMode
+from dagster_ckpt.runtime.checkpoint_messages import FailQuery, Refuse
+from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
+from dagster_ckpt.values.modes import CheckpointingMode
 
 CASES = [
     pytest.param(case, id=f"{file.stem}: {case['name']}")

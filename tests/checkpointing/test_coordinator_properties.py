@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
-from dagster_ckpt.checkpointing.coordinator.messages import (
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Attempt,
     AttemptCompleted,
@@ -29,8 +29,8 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Tick,
     Triggered,
 )
-from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind, TriggerOrigin, TriggerRequest
-from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
+from dagster_ckpt.stream.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 
 REPORTED = [
     CheckpointFailureReason.IO_EXCEPTION,

@@ -5,13 +5,9 @@ from random import Random
 
 import pytest
 
-from dagster_ckpt.checkpointing.coordinator.coordinator import (
-    UNLIMITED,
-    CheckpointCoordinator,
-    FailureCounter,
-    FailureTally,
-)
-from dagster_ckpt.checkpointing.coordinator.messages import (
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.runtime.checkpoint_messages import (
     AttemptCompleted,
     CheckpointFailureReason,
     CutTaken,
@@ -19,7 +15,13 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     StartAttempt,
     Tick,
 )
-from dagster_ckpt.checkpointing.coordinator.triggers import (
+from dagster_ckpt.runtime.coordinator import (
+    UNLIMITED,
+    CheckpointCoordinator,
+    FailureCounter,
+    FailureTally,
+)
+from dagster_ckpt.stream.triggers import (
     Load,
     RequestDecider,
     Start,
@@ -27,8 +29,6 @@ from dagster_ckpt.checkpointing.coordinator.triggers import (
     TriggerOrigin,
     TriggerRequest,
 )
-from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.errors import OptionError
 
 COUNTED = {
     CheckpointFailureReason.IO_EXCEPTION,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpointing.completion import provenance
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.spark.query.execution_mode import ExecutionMode
+from dagster_ckpt.spark.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.completion import provenance
 from tests.support.retention_shelf import Shelf
 
 PLAN = PlanDescription((PlanOperator("Deduplicate", (("id", "string"),)),), "Append")

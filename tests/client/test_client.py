@@ -18,7 +18,6 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.client import Client
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import CustomCheckpointStorage, FileSystemCheckpointStorage
-from dagster_ckpt.config.modes import DesiredState, ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import (
     CatalogError,
     OptionError,
@@ -34,6 +33,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 )
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
+from dagster_ckpt.values.modes import DesiredState, ExternalizedCheckpointCleanup
 from tests.support.golden_stream import STREAM, GoldenStream
 
 RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION

@@ -7,14 +7,14 @@ import pytest
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.config.durations import Duration, iso_duration
-from dagster_ckpt.config.modes import (
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.durations import Duration, iso_duration
+from dagster_ckpt.values.modes import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
 )
-from dagster_ckpt.config.validation import Effect
-from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.validation import Effect
 
 
 def described(config: CheckpointConfig) -> dict[str, tuple[object, Effect]]:

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.config.modes import Semantic, kafka_delivery
-from dagster_ckpt.config.validation import Effect
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.modes import Semantic, kafka_delivery
+from dagster_ckpt.values.validation import Effect
 
 
 @pytest.mark.parametrize("semantic", [Semantic.AT_LEAST_ONCE, "AT_LEAST_ONCE"])

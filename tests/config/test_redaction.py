@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagster_ckpt.config.redaction import cause_to_show, shown_command, shown_settings, user_info, without_secrets
+from dagster_ckpt.values.redaction import cause_to_show, shown_command, shown_settings, user_info, without_secrets
 
 S = "S3CR3T"
 

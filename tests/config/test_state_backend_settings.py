@@ -19,8 +19,8 @@ from dagster_ckpt.config.state_backend import (
     StateBackend,
     storage_of_stream,
 )
-from dagster_ckpt.config.validation import Effect
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.validation import Effect
 
 ROCKSDB = "spark.sql.streaming.stateStore.rocksdb."
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"

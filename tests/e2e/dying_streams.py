@@ -9,7 +9,6 @@ import dagster as dg
 from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
@@ -19,6 +18,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from examples.flights.workspace import Workspace
 
 LOGGING = Path(__file__).resolve().parents[2] / "examples/flights/log4j2.properties"

@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotTrigger, StartCause
 from dagster_ckpt.config.execution_config import KryoRegistrations
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TimeCharacteristic
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsError, StreamFailedError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
@@ -26,6 +25,7 @@ from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.description import same_session
 from dagster_ckpt.spark.query.session import application_settings
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TimeCharacteristic
 from tests.support.small_spark import start_jvm
 
 pytestmark = pytest.mark.spark

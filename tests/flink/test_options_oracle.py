@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from dagster_ckpt import flink as options
-from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.values.durations import iso_duration
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "oracle_cases.json").read_text())["cases"]

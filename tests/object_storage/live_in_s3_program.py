@@ -28,9 +28,9 @@ from dagster_ckpt.operations.state_editing import edit_state
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.state.editing import StateEdit
-from dagster_ckpt.spark.state.rewriting import shape_in
 from dagster_ckpt.spark.versions import Feature, installed_release
+from dagster_ckpt.state.editing import StateEdit
+from dagster_ckpt.state.rewriting import shape_in
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, small_spark

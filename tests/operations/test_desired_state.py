@@ -21,10 +21,10 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.desired_state import decide
 from dagster_ckpt.operations.managed_stream import Action, Adopt, Ask, ObservedStream, Run, Settle, StreamLife, Withdraw
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+from dagster_ckpt.values.modes import DesiredState
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "desired_state.yaml").read_text())
 

@@ -19,7 +19,6 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.health import HealthCheck, judge
 from dagster_ckpt.operations.health_facts import (
@@ -33,6 +32,7 @@ from dagster_ckpt.operations.health_facts import (
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.spark.query.progress import TaskCounts
+from dagster_ckpt.values.modes import DesiredState
 from tests.support.as_writer import as_writer
 
 CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))

@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.operations.unsettled_executions import (
     LAUNCH_MS,
     RecordedEnd,
@@ -18,6 +17,7 @@ from dagster_ckpt.operations.unsettled_executions import (
     reconcile,
 )
 from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy, RestartStrategies
+from dagster_ckpt.values.modes import TerminalState
 
 FAILED_AT_MS = 1_000_000
 NEVER = RestartStrategies.no_restart()

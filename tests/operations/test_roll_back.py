@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.operations import lifecycle, requests, snapshots
@@ -20,6 +19,7 @@ from dagster_ckpt.recovery.scratch import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import keeping
 from tests.support.executioner import Executioner, Killed
 from tests.support.failed_upgrade import WRONG, failed_upgrade, row, upgrade_in

@@ -32,7 +32,7 @@ from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
-from dagster_ckpt.spark.state.diff import Change
+from dagster_ckpt.state.diff import Change
 from tests.support.golden_stream import GOLDEN, STREAM, GoldenStream
 from tests.support.small_spark import small_spark
 

@@ -14,8 +14,8 @@ from dagster_ckpt.operations import trial_comparison
 from dagster_ckpt.operations.trial_comparison import MOST_ROWS, compare_trial
 from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.state.diff import Change
-from dagster_ckpt.spark.state.reading import StateName
+from dagster_ckpt.state.diff import Change
+from dagster_ckpt.state.reading import StateName
 from tests.support.golden_stream import GoldenStream
 
 NAME = StateName(0, "stateStoreSave", "default", 2)

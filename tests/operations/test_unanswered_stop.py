@@ -11,11 +11,11 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.catalog.records import EventType, Holder, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.operations.health import HealthCheck, Verdict, judge
 from dagster_ckpt.operations.health_facts import HealthSettings, health_facts
 from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.values.modes import DesiredState
 from tests.support.as_writer import as_writer
 
 LIMIT_MS = 600_000

@@ -15,7 +15,6 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import RequestKind, RequestStatus
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.managed_stream import ORIGIN
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
@@ -30,6 +29,7 @@ from dagster_ckpt.orchestration.resources.settings import UpgradeSettings
 from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG, STREAM_ID_TAG
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+from dagster_ckpt.values.modes import DesiredState
 from tests.support.as_writer import as_writer
 
 

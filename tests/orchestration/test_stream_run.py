@@ -22,7 +22,6 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, LeaseRecord, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CatalogError, LeaseHeldError
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.definitions import stream_definitions
@@ -45,6 +44,7 @@ from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.modes import TerminalState
 from tests.support.as_writer import as_writer
 from tests.support.logged_life import comparable
 from tests.support.played_query import PlayedQuery

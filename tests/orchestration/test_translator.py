@@ -19,7 +19,6 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestKind
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
@@ -42,6 +41,7 @@ from dagster_ckpt.orchestration.sensors.observed_runs import Silences, report_lo
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS
+from dagster_ckpt.values.modes import DesiredState
 
 REGIONS = ("eu", "us")
 # No process has it: Linux' numbers end at 4194304.

@@ -10,7 +10,6 @@ import pytest
 from dagster._config import ConfigTypeKind
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
@@ -20,6 +19,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.values.modes import RecoveryClaimMode
 
 
 @streaming_asset(checkpointing=CheckpointConfig(interval=1000), description="Orders of all shops.")

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.operations.unsettled_executions import RecordedEnd, Restart, Retain, reconcile
@@ -20,6 +19,7 @@ from dagster_ckpt.orchestration.resources.settings import RestartSettings
 from dagster_ckpt.policies.guard import FALLBACK_RESTART, decide_restart
 from dagster_ckpt.policies.restart import AllOf, AnyOf, FailureHistory, NoRestart, RestartAt, restart_description
 from dagster_ckpt.policies.restart_strategies import RestartStrategies, effective_restart_strategy
+from dagster_ckpt.values.modes import TerminalState
 
 ONE = FailureHistory((1_000,))
 

@@ -6,7 +6,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies.guard import decide_retention, needed_for_recovery, snapshot_to_recover_from
 from dagster_ckpt.policies.retention import (
@@ -17,6 +16,7 @@ from dagster_ckpt.policies.retention import (
     RetentionContext,
     deletes_live_directory,
 )
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 
 HERE = Path(__file__).parent
 RETENTION = yaml.safe_load((HERE / "retention.yaml").read_text())

@@ -12,16 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
-from dagster_ckpt.checkpointing.coordinator.messages import (
-    AttemptCompleted,
-    CutTaken,
-    Progressed,
-    QueryStarted,
-    StartAttempt,
-)
-from dagster_ckpt.checkpointing.coordinator.messages import Tick as TimeTick
-from dagster_ckpt.checkpointing.coordinator.triggers import PeriodicTrigger
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies.guard import FALLBACK_TRIGGER, GuardedTrigger
@@ -37,6 +27,16 @@ from dagster_ckpt.policies.trigger import (
     TriggerPolicy,
     TriggerProgress,
 )
+from dagster_ckpt.runtime.checkpoint_messages import (
+    AttemptCompleted,
+    CutTaken,
+    Progressed,
+    QueryStarted,
+    StartAttempt,
+)
+from dagster_ckpt.runtime.checkpoint_messages import Tick as TimeTick
+from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
+from dagster_ckpt.stream.triggers import PeriodicTrigger
 
 START = TriggerProgress(now_ms=5_000, wall_ms=5_000, started_ms=1_000)
 MIDNIGHT = Blackout("00:00", "00:01")

@@ -18,8 +18,8 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.values.modes import TerminalState
 from tests.support.retention_shelf import Shelf
 
 HERE = Path(__file__).parent

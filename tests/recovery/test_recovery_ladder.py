@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotRecord, StartCause
-from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
 from dagster_ckpt.operations.lifecycle import preview, request_start
 from dagster_ckpt.operations.verification import SnapshotVerification, record_verification
@@ -23,6 +22,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import rounded_duration
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder

@@ -27,9 +27,9 @@ from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
-from dagster_ckpt.spark.state.rewriting import shape_in
-from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.spark.versions import Feature
+from dagster_ckpt.state.rewriting import shape_in
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.needs import needs

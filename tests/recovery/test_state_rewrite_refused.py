@@ -22,8 +22,8 @@ from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.state.shape import StateShape, StoredState
 from dagster_ckpt.spark.versions import release_of
+from dagster_ckpt.state.shape import StateShape, StoredState
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.rewind_history import History

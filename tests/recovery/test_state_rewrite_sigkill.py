@@ -14,9 +14,9 @@ import pytest
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
-from dagster_ckpt.spark.state.rewriting import shape_in
-from dagster_ckpt.spark.state.shape import StateShape
 from dagster_ckpt.spark.versions import Feature
+from dagster_ckpt.state.rewriting import shape_in
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery.test_state_rewrite_at_a_start import Orders

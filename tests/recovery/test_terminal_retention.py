@@ -10,7 +10,6 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseLostError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.retention import (
@@ -24,6 +23,7 @@ from dagster_ckpt.recovery.retention import (
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import as_writer, keeping, set_stream
 from tests.support.retention_shelf import HOLDER, Shelf, storage_clock_ahead
 

@@ -29,13 +29,13 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, Snapsho
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.modes import CheckpointingMode
 from dagster_ckpt.flink.program import StreamToRun, run_program
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.modes import CheckpointingMode
 
 EXACT_FILES, EXACT_CALLS, LEAST_CALLS = "exact-files", "exact-calls", "least-calls"
 STREAMS = {

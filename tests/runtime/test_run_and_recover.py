@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import (
@@ -37,6 +36,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from tests.support.query_bench import NO_DATA_BATCHES, Bench, Person, make_stream, when
 from tests.support.small_spark import lose, small_spark
 

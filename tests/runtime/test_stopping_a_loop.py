@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
 from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import STREAM, Shelf

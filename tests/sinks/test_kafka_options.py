@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from dagster_ckpt.config.modes import Semantic, kafka_delivery
 from dagster_ckpt.errors import LeaseLostError, OptionError, RowsAtRiskError
 from dagster_ckpt.sinks.kafka import claim, session
 from dagster_ckpt.sinks.kafka.client import client_properties, may_hold_marker
@@ -30,6 +29,7 @@ from dagster_ckpt.sinks.sink import Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import plan_digest
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
+from dagster_ckpt.values.modes import Semantic, kafka_delivery
 
 OPTIONS = {
     **kafka_delivery(Semantic.EXACTLY_ONCE, transactional_id="prod", writers=3).writer_options,

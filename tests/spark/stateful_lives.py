@@ -23,8 +23,8 @@ from spark_scenarios import (
 
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.state.reading import StateKind, StateReader
 from dagster_ckpt.spark.versions import Feature
+from dagster_ckpt.state.reading import StateKind, StateReader
 from tests.support.needs import needs
 
 BACKENDS: Mapping[str, StateBackend] = {

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB, SCHEMA, Workload, run_to_the_end
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.execution_mode import ExecutionMode
+from dagster_ckpt.spark.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.plan import describe_plan, plan_of_query, plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts, start_query

@@ -18,11 +18,11 @@ from stateful_lives import CASES, Life, live, reader_of
 from dagster_ckpt.errors import LiveDirectoryError, OptionError, StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
-from dagster_ckpt.spark.state.diff import Change, StateDifference, comparable, differences, paired
-from dagster_ckpt.spark.state.reading import StateFrame, StateKind, StateReader, require_state_reader
-from dagster_ckpt.spark.state.rewriting import rewrite_state, stored_state
-from dagster_ckpt.spark.state.shape import StateShape, StoredState, check_rewrite
 from dagster_ckpt.spark.versions import Feature
+from dagster_ckpt.state.diff import Change, StateDifference, comparable, differences, paired
+from dagster_ckpt.state.reading import StateFrame, StateKind, StateReader, require_state_reader
+from dagster_ckpt.state.rewriting import rewrite_state, stored_state
+from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
 from tests.support.needs import needs
 
 pytestmark = pytest.mark.spark

@@ -14,11 +14,11 @@ from stateful_lives import CASES, Life, live, reader_of
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import with_settings
-from dagster_ckpt.spark.state.diff import differences, paired
-from dagster_ckpt.spark.state.editing import StateEdit, check_edited, plan_edit
-from dagster_ckpt.spark.state.reading import StateName, StateReader
-from dagster_ckpt.spark.state.rewriting import rewrite_state
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, Feature
+from dagster_ckpt.state.diff import differences, paired
+from dagster_ckpt.state.editing import StateEdit, check_edited, plan_edit
+from dagster_ckpt.state.reading import StateName, StateReader
+from dagster_ckpt.state.rewriting import rewrite_state
 from tests.support.needs import needs
 
 pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]

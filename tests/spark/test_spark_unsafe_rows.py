@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from dagster_ckpt.errors import StateRewriteError
-from dagster_ckpt.spark.state.unsafe_rows import encode, encoded_type, plain
+from dagster_ckpt.state.unsafe_rows import encode, encoded_type, plain
 
 pytestmark = pytest.mark.spark
 _EXACT = Context(prec=60)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.doctor.checksums import lz4_trouble
-from dagster_ckpt.spark.state.heap import HeapStore, compressed, heap_snapshot
+from dagster_ckpt.state.heap import HeapStore, compressed, heap_snapshot
 
 Rows = dict[bytes, bytes]
 words = st.integers(1, 6).flatmap(lambda n: st.binary(min_size=8 * n, max_size=8 * n))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import RequestStatus, SnapshotRecord
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RequestFailedError, SnapshotNotFoundError
 from dagster_ckpt.operations import lifecycle
 from dagster_ckpt.operations.restart import restart
@@ -23,6 +22,7 @@ from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import TerminalState
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History

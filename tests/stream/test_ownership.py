@@ -14,7 +14,6 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.rollback import roll_back
@@ -35,6 +34,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER, check_places, claim_live_folder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import holding
 from tests.support.executioner import Killed
 from tests.support.retention_shelf import HOLDER, STREAM

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -17,6 +16,7 @@ from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.lease import acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History

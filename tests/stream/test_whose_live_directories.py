@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
@@ -17,6 +16,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import OWNER, disown_live_folder
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import keeping, set_stream
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import History

@@ -19,7 +19,6 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
-from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.operations.lifecycle import preview_start
@@ -35,6 +34,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
+from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer, keeping
 from tests.support.places import catalog_at, is_local, path_of, place

@@ -17,17 +17,6 @@ from unittest import mock
 import pytest
 
 from dagster_ckpt.catalog.records import RequestKind, StartCause
-from dagster_ckpt.checkpointing.coordinator.messages import (
-    Alignment,
-    Attempt,
-    AttemptCompleted,
-    AttemptFailed,
-    CleaningChanged,
-    Event,
-)
-from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind
-from dagster_ckpt.checkpointing.progress import BatchLog
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rollback import roll_back
@@ -38,6 +27,14 @@ from dagster_ckpt.recovery.new_directory import StateRewrite
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.checkpoint_messages import (
+    Alignment,
+    Attempt,
+    AttemptCompleted,
+    AttemptFailed,
+    CleaningChanged,
+    Event,
+)
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.runtime.settlement import RetryQueue
@@ -45,11 +42,14 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.spark.state.rewriting import Rewritten
-from dagster_ckpt.spark.state.shape import StateShape
+from dagster_ckpt.state.rewriting import Rewritten
+from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.stream.triggers import TriggerKind
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import holding, set_stream
 from tests.support.failed_upgrade import failed_upgrade
 from tests.support.lost_lease import LONG_MS, OLD, Old, Scene, Steps, make_fork, take_checkpoint

@@ -23,7 +23,6 @@ from sqlalchemy import text
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.records import CompletedSnapshot, Holder, LeaseRecord, SnapshotTrigger, StartCause
-from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
@@ -47,6 +46,7 @@ from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import SINK, History

@@ -30,8 +30,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.checkpoint_dir.state.growth import LAYOUT
-from dagster_ckpt.spark.state import rewriting
-from dagster_ckpt.spark.state.shape import StateShape
+from dagster_ckpt.state import rewriting
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping

@@ -23,7 +23,6 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot import object_store
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
@@ -31,6 +30,7 @@ from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from tests.support.as_writer import as_writer
 from tests.support.places import catalog_at, is_local, place
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 

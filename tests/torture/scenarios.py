@@ -9,7 +9,6 @@ from pathlib import Path
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import Holder, RequestKind, SnapshotStatus
-from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import trigger_savepoint
@@ -19,6 +18,7 @@ from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import holding
 from tests.support.failed_upgrade import WRONG, failed_upgrade, row
 from tests.support.golden_stream import GoldenStream

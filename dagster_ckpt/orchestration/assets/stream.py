@@ -10,8 +10,6 @@ import dagster as dg
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.config.validation import STREAM_ID_PATTERN, policy_name
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
@@ -19,6 +17,8 @@ from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.validation import STREAM_ID_PATTERN, policy_name
 
 STREAM_TAGS = {
     # A stream has no natural end: no limit on its run time, and no retries except our restart

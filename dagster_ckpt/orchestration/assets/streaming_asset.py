@@ -15,7 +15,6 @@ import dagster as dg
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
@@ -30,6 +29,7 @@ from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
 from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.values.modes import DesiredState
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from dagster_ckpt.config.modes import Semantic, kafka_delivery
 from dagster_ckpt.orchestration.component.yaml_fields import Scalar, imported, with_env_vars, with_values
 from dagster_ckpt.spark.query.table_names import to_table
+from dagster_ckpt.values.modes import Semantic, kafka_delivery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import dagster as dg
 from pydantic import Field, model_validator
 
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.health_facts import DAY_MS, HOUR_MS, HealthSettings
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import SHORTEST_MS, streaming_multi_asset
@@ -18,6 +17,7 @@ from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, Re
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
+from dagster_ckpt.values.modes import DesiredState
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

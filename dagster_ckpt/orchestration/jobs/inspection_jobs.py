@@ -9,7 +9,6 @@ from pydantic import Field
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
-from dagster_ckpt.config.durations import rounded_duration
 from dagster_ckpt.operations.doctor import StreamExamination
 from dagster_ckpt.operations.verification import ALL, LATEST, SnapshotVerification
 from dagster_ckpt.orchestration.assets.stream import Stream
@@ -21,6 +20,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
     table,
 )
 from dagster_ckpt.stream.lease import has_living_holder
+from dagster_ckpt.values.durations import rounded_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

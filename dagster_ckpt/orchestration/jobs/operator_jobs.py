@@ -8,7 +8,6 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.downstream import dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
@@ -23,6 +22,7 @@ from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata, pre
 from dagster_ckpt.orchestration.resources.settings import StartConfig
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
+from dagster_ckpt.values.modes import DesiredState
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"
 TIMEOUT = "Seconds to wait for an answer of the running stream; after that the request is withdrawn."

@@ -6,7 +6,6 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.client.maintenance import HISTORY_DAYS
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
     STREAM_ID,
@@ -16,6 +15,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
     report_snapshot,
 )
 from dagster_ckpt.snapshot.garbage_collection import Garbage
+from dagster_ckpt.values.modes import TerminalState
 
 _SHOWN_OBJECTS = 100
 KEPT_SNAPSHOT = "Id, number (chk-7), label or location of a snapshot that the catalog lists."

@@ -17,7 +17,7 @@ from dagster_ckpt.operations.state_report import (
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure, table
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
-from dagster_ckpt.spark.state.editing import StateEdit
+from dagster_ckpt.state.editing import StateEdit
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 _POINT = "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "

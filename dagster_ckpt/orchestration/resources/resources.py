@@ -20,7 +20,6 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.config.rocksdb_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend, OnStateChange, StateBackend
-from dagster_ckpt.config.storage_path import location_url
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.translator import (
     CHECKPOINT_CATALOG,
@@ -30,6 +29,7 @@ from dagster_ckpt.orchestration.translator import (
     StreamTranslator,
 )
 from dagster_ckpt.spark.query.session import session_with
+from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

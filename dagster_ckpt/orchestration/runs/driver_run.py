@@ -15,7 +15,6 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
-from dagster_ckpt.config.redaction import cause_to_show
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.operations import lifecycle, requests
 from dagster_ckpt.operations.hand_over import hands_over
@@ -35,6 +34,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
+from dagster_ckpt.values.redaction import cause_to_show
 
 if TYPE_CHECKING:
     from dagster_ckpt.orchestration.assets.stream import StreamingAsset

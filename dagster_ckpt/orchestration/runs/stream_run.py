@@ -16,7 +16,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import ExecutionStatus, LeaseRecord, StartCause
-from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
 from dagster_ckpt.operations.hand_over import hand_over, hands_over
 from dagster_ckpt.operations.preflight import preflight
@@ -59,6 +58,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 
 def run_stream(

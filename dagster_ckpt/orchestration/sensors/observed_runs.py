@@ -10,7 +10,6 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
-from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.unsettled_executions import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -26,6 +25,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 from dagster_ckpt.runtime.settlement import record_death
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
+from dagster_ckpt.values.modes import DesiredState
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]

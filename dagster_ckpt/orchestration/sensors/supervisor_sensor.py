@@ -7,7 +7,6 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
-from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.operations.unsettled_executions import Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import catalog_of
@@ -32,6 +31,7 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
 from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import holds_lease
+from dagster_ckpt.values.modes import TerminalState
 
 # Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000

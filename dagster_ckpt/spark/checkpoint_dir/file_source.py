@@ -15,7 +15,7 @@ from dagster_ckpt.io.file_io import Entry, FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, NeededFile, read_needed
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, check_log_version, parse_log_lines
 from dagster_ckpt.spark.versions import OFFSET_LOG_VERSION
-from dagster_ckpt.untrusted import LARGEST_LONG, from_json, number_in
+from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in
 
 COMPACT = ".compact"
 

@@ -32,7 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_query_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
-from dagster_ckpt.spark.query.execution_mode import ExecutionMode
+from dagster_ckpt.spark.execution_mode import ExecutionMode
 from dagster_ckpt.spark.versions import Feature, SparkRelease
 
 _JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"

@@ -13,7 +13,7 @@ from typing import Any
 from dagster_ckpt.errors import IncompleteCutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE
-from dagster_ckpt.spark.query.execution_mode import ExecutionMode
+from dagster_ckpt.spark.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.plan_description import PlanDescription, read_plan
 
 # A watermark keeps no state, and Spark removes a limit of no rows, or one after a complete aggregation.

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.versions import SparkFile
-from dagster_ckpt.untrusted import LARGEST_LONG, from_json, number_in, reading
+from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, reading
 
 # Written by an offline repartition; it then differs from the session's shuffle partitions.
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"

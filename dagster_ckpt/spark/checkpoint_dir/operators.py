@@ -28,7 +28,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFile
-from dagster_ckpt.untrusted import from_json, reading
+from dagster_ckpt.values.untrusted import from_json, reading
 
 _SCHEMAS = "_stateSchema"
 JOIN = "symmetricHashJoin"

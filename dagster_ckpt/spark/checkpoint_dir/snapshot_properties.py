@@ -14,8 +14,8 @@ from typing import Any
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.query.execution_mode import mode_in_logs
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.spark.execution_mode import mode_in_logs
+from dagster_ckpt.values.untrusted import from_json
 
 # Settings that Spark pins per kind of operator, by operator name.
 _STATE_FORMATS = {

@@ -18,7 +18,7 @@ from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.checkpoint_dir.state.checksums import content_trouble, crc32c, is_lz4, lz4_trouble
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.untrusted import from_json, number_in, reading
+from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 _FRAMED = (".delta", ".snapshot", ".changelog")
 # Files that are read at the same time.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from dagster_ckpt.config.durations import utc_time
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.file_source import (
     COMPACT,
@@ -23,6 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, 
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.values.durations import utc_time
 
 # A file whose name happens to be a number could make a very large gap.
 _MAX_REPORTED_GAPS = 1_000

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import ChecksumDiffersError, IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     OFFSETS,
@@ -31,7 +30,8 @@ from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
 )
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.untrusted import from_json, number_in, reading
+from dagster_ckpt.values.storage_path import local_path
+from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 
 def examine_operator_notes(subject: Subject) -> Iterator[Finding]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

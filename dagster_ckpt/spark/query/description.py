@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.config.modes import TimeCharacteristic
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.query.kafka_output import kafka_place, kafka_sink_name
 from dagster_ckpt.spark.query.table_names import iceberg_name, sink_of, sink_of_name, table_of
+from dagster_ckpt.values.modes import TimeCharacteristic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

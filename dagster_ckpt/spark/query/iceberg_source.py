@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from dagster_ckpt.config.redaction import without_secrets
-from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.storage_path import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dagster_ckpt.config.modes import KAFKA_WRITERS, MOST_KAFKA_WRITERS, TRANSACTIONAL_ID
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.values.modes import KAFKA_WRITERS, MOST_KAFKA_WRITERS, TRANSACTIONAL_ID
 
 _SERVERS = "kafka.bootstrap.servers"
 _PREFIX = re.compile(r"[\w.-]+")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.spark.query.description import NamedOutput, qualified
 from dagster_ckpt.spark.versions import Feature, installed_release
+from dagster_ckpt.values.redaction import without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

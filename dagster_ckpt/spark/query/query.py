@@ -14,10 +14,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.execution_mode import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.query.description import (
     NamedOutput,
     is_described_query,
@@ -25,7 +25,6 @@ from dagster_ckpt.spark.query.description import (
     output_of_started,
     session_of,
 )
-from dagster_ckpt.spark.query.execution_mode import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.query.plan import plan_of_query
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.progress import (
@@ -40,6 +39,7 @@ from dagster_ckpt.spark.query.progress import (
 from dagster_ckpt.spark.query.session import active_in_thread
 from dagster_ckpt.spark.query.table_names import table_of
 from dagster_ckpt.spark.versions import refuse_names_without_offsets, release_of
+from dagster_ckpt.values.redaction import without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.config.redaction import shown_settings
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.spark.java import require_java
 from dagster_ckpt.spark.versions import installed_release, refuse_unknown_settings
+from dagster_ckpt.values.redaction import shown_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offse
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.delta_source import delta_offset
-from dagster_ckpt.untrusted import from_json, reading
+from dagster_ckpt.values.untrusted import from_json, reading
 
 
 @dataclass(frozen=True)

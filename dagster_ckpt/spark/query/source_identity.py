@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.spark.checkpoint_dir.file_source import log_offset
 from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
 from dagster_ckpt.spark.query.iceberg_source import iceberg_offset, iceberg_table
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
-from dagster_ckpt.untrusted import from_json
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import CkptError, LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.inspect import retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -23,6 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.description import described_field
 from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.values.redaction import without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,7 +15,7 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.snapshot.reuse import ContentCheck
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum
 from dagster_ckpt.spark.checkpoint_dir.state.sst_blocks import SstCheck
-from dagster_ckpt.untrusted import reading
+from dagster_ckpt.values.untrusted import reading
 
 MAGIC = b"LZ4Block"
 # Magic, token, compressed length, plain length, checksum; the last block is empty.

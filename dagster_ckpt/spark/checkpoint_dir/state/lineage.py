@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.versions import SparkFile
-from dagster_ckpt.untrusted import reading
+from dagster_ckpt.values.untrusted import reading
 
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")

@@ -17,7 +17,7 @@ import lz4.block
 import xxhash
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.untrusted import reading
+from dagster_ckpt.values.untrusted import reading
 
 # The last bytes of a table (`kBlockBasedTableMagicNumber`), little-endian.
 SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from dagster_ckpt.config.validation import Choice, Effect
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.values.validation import Choice, Effect
 
 
 class CheckpointingMode(Enum):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from random import Random
 
-from dagster_ckpt.checkpointing.coordinator.messages import (
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Action,
     Attempt,
@@ -33,8 +34,8 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     new_attempt,
     subsumed_by,
 )
-from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason as Reason
-from dagster_ckpt.checkpointing.coordinator.triggers import (
+from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason as Reason
+from dagster_ckpt.stream.triggers import (
     TIMER_REQUEST,
     Load,
     PeriodicTrigger,
@@ -46,7 +47,6 @@ from dagster_ckpt.checkpointing.coordinator.triggers import (
     TriggerRequest,
     Wait,
 )
-from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 
 UNLIMITED = 2**31 - 1
 """From this number on, failures are not counted at all (Java's `Integer.MAX_VALUE`, as in Flink)."""

@@ -25,11 +25,11 @@ from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
-from dagster_ckpt.spark.state.heap import HeapStore
-from dagster_ckpt.spark.state.proof import PlacedRows, StoreDigest, check_directories, compare_rows
-from dagster_ckpt.spark.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
-from dagster_ckpt.spark.state.shape import StateShape, StoredState, check_rewrite
-from dagster_ckpt.spark.state.skeleton import (
+from dagster_ckpt.state.heap import HeapStore
+from dagster_ckpt.state.proof import PlacedRows, StoreDigest, check_directories, compare_rows
+from dagster_ckpt.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
+from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
+from dagster_ckpt.state.skeleton import (
     StateIds,
     StoppedState,
     copy_operators,
@@ -37,7 +37,7 @@ from dagster_ckpt.spark.state.skeleton import (
     write_skeleton,
     write_state_ids,
 )
-from dagster_ckpt.spark.state.spark_rewriter import require_rewriter, run_rewriter
+from dagster_ckpt.state.spark_rewriter import require_rewriter, run_rewriter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -9,10 +9,10 @@ from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.logs import COMPRESSION_CODEC, DEFAULT_CODEC
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
-from dagster_ckpt.spark.state.heap import HeapStore
-from dagster_ckpt.spark.state.reading import session_like
-from dagster_ckpt.spark.state.shape import StateShape
-from dagster_ckpt.spark.state.skeleton import StoppedState
+from dagster_ckpt.state.heap import HeapStore
+from dagster_ckpt.state.reading import session_like
+from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.skeleton import StoppedState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,13 +15,13 @@ from dagster_ckpt.catalog.records import (
     SnapshotStatus,
     SnapshotTrigger,
 )
-from dagster_ckpt.checkpointing.progress import BatchFigures
-from dagster_ckpt.checkpointing.snapshotting import TakenSnapshot
 from dagster_ckpt.errors import CkptError, LeaseLostError
 from dagster_ckpt.sinks.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.batch_progress import BatchFigures
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, with_newest_batch
+from dagster_ckpt.stream.snapshotting import TakenSnapshot
 
 
 def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:

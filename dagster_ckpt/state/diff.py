@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.spark.state.reading import KEY, MAP_KEY, VALUE, StateFrame, StateName, StateReader, attempt
+from dagster_ckpt.state.reading import KEY, MAP_KEY, VALUE, StateFrame, StateName, StateReader, attempt
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -22,7 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum
 from dagster_ckpt.spark.checkpoint_dir.state.version_files import StoreDirectory, heap_files
-from dagster_ckpt.untrusted import reading
+from dagster_ckpt.values.untrusted import reading
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.config.redaction import user_info, without_secrets
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.values.redaction import user_info, without_secrets
 
 # On these file systems a put is not atomic but a rename is, and folders must be created. All others
 # are treated as object stores.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.state.diff import CHANGE, Change, StateDifference
-from dagster_ckpt.spark.state.raw_rows import StateStoreName
-from dagster_ckpt.spark.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
-from dagster_ckpt.spark.state.rewriting import PARTITION_KEY
-from dagster_ckpt.spark.state.unsafe_rows import encoder, plain
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
+from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
+from dagster_ckpt.state.raw_rows import StateStoreName
+from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
+from dagster_ckpt.state.rewriting import PARTITION_KEY
+from dagster_ckpt.state.unsafe_rows import encoder, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.state.raw_rows import StateStoreName
-from dagster_ckpt.spark.state.skeleton import StoppedState
-from dagster_ckpt.untrusted import number_in
+from dagster_ckpt.state.raw_rows import StateStoreName
+from dagster_ckpt.state.skeleton import StoppedState
+from dagster_ckpt.values.untrusted import number_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

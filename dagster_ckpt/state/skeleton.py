@@ -32,8 +32,8 @@ from dagster_ckpt.spark.checkpoint_dir.operators import (
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, CommittedState, state_files
-from dagster_ckpt.spark.state.heap import HEAP_CODEC
-from dagster_ckpt.spark.state.shape import StateShape, StoredState
+from dagster_ckpt.state.heap import HEAP_CODEC
+from dagster_ckpt.state.shape import StateShape, StoredState
 
 StateIds = Mapping[int, tuple[tuple[str, ...], ...]]
 

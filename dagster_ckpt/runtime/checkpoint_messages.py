@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dagster_ckpt.checkpointing.coordinator.triggers import TriggerKind, TriggerRequest
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.modes import CheckpointingMode
+from dagster_ckpt.stream.triggers import TriggerKind, TriggerRequest
+from dagster_ckpt.values.modes import CheckpointingMode
 
 
 class Alignment(Enum):

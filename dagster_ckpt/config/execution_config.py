@@ -145,7 +145,7 @@ class ExecutionConfig:
             MAX_PARALLELISM.checked(self.max_parallelism)
         BUFFER_TIMEOUT.checked(self.buffer_timeout_ms)
         CHAINING.checked(self.operator_chaining)
-        TIME_CHARACTERISTIC.checked(self.time_characteristic)
+        TIME_CHARACTERISTIC.member(self.time_characteristic)
         if self.changelog_state_backend is not None:
             CHANGELOG.checked(self.changelog_state_backend)
 

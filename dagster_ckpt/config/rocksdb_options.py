@@ -163,7 +163,7 @@ class RocksDBOptions:
         """Validate each value."""
         if self.incremental is not None:
             INCREMENTAL.checked(self.incremental)
-        PREDEFINED.checked(self.predefined)
+        PREDEFINED.member(self.predefined)
         if self.factory is not None:
             options_factory(self.factory)
         if self.db_storage_paths is not None:

@@ -73,7 +73,7 @@ class RocksDBBackend(StateBackend):
 
     def set_predefined_options(self, options: PredefinedOptions) -> None:
         """Set the predefined RocksDB options."""
-        self._set(predefined=PREDEFINED.checked(options))
+        self._set(predefined=PREDEFINED.member(options))
 
     def get_options(self) -> str | None:
         """Return the import path of the options factory, or None."""

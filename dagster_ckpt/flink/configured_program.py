@@ -76,7 +76,7 @@ class ConfiguredProgram:
 
     def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
         """Set the notion of time that `assign_timestamps_and_watermarks` uses."""
-        checked = allowed.TIME_CHARACTERISTIC.checked(characteristic)
+        checked = allowed.TIME_CHARACTERISTIC.member(characteristic)
         self._config = replace(self._config, time_characteristic=checked)
 
     def get_stream_time_characteristic(self) -> TimeCharacteristic:
@@ -91,7 +91,7 @@ class ConfiguredProgram:
             mode: The guarantee after a restore; None leaves it unchanged.
         """
         if mode is not None:
-            MODE.checked(mode)
+            MODE.member(mode)
         self._checkpoint_config.set_checkpoint_interval(interval)
         if mode is not None:
             self._checkpoint_config.set_checkpointing_mode(mode)

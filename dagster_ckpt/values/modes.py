@@ -209,7 +209,7 @@ def kafka_delivery(
         >>> kafka_delivery("AT_LEAST_ONCE").writer_options
         {'kafka.acks': 'all', 'kafka.enable.idempotence': 'true'}
     """
-    requested = _SEMANTIC.named(semantic)
+    requested = _SEMANTIC.checked(semantic)
     if requested is Semantic.NONE:
         sent = {"kafka.acks": "0", "kafka.enable.idempotence": "false", "kafka.retries": "0"}
         return KafkaDelivery(

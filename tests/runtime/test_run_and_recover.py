@@ -92,7 +92,7 @@ def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_id
 
     bench.run(bench.feeding(has_batches_after_a_snapshot))
     first = min(bench.snapshots(), key=lambda snapshot: snapshot.number or 0)
-    options = replace(bench.stream.options, interval_ms=None)
+    options = replace(bench.stream.options, interval=None)
     bench.stream = replace(bench.stream, options=options)
     quiet: list[tuple[float, int]] = []
 

@@ -107,7 +107,7 @@ class StreamSpec:
         options = self.options
         return {
             "dagster_ckpt/stream_id": self.stream_id,
-            "dagster_ckpt/interval_ms": options.interval_ms if options.interval_ms is not None else "off",
+            "dagster_ckpt/interval_ms": options.interval if options.interval is not None else "off",
             **({"dagster_ckpt/trigger": policy_name(options.trigger)} if options.trigger is not None else {}),
             "dagster_ckpt/mode": options.mode.name,
             "dagster_ckpt/cleanup": options.cleanup.name,

@@ -332,7 +332,7 @@ def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
     """
     if options.known_interval_ms is None:
         return None
-    interval_ms = max(options.known_interval_ms + options.min_pause_ms, SHORTEST_MS)
+    interval_ms = max(options.known_interval_ms + options.min_pause, SHORTEST_MS)
     return dg.FreshnessPolicy.time_window(
         fail_window=timedelta(milliseconds=_INTERVALS_TO_FAIL * interval_ms),
         warn_window=timedelta(milliseconds=_INTERVALS_TO_WARN * interval_ms),

@@ -22,7 +22,7 @@ from dagster_ckpt.config.state_backend import (
 )
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.flink.program import JobExecutionResult, StreamExecution
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import RestartStrategies, RestartStrategyConfiguration
 from dagster_ckpt.values.durations import Duration
 from dagster_ckpt.values.modes import (
     CheckpointingMode,

@@ -12,8 +12,12 @@ from dagster_ckpt.config.checkpoint_options import MODE
 from dagster_ckpt.config.execution_config import ExecutionConfig
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategies,
+    RestartStrategyConfiguration,
+    checked_restart,
+)
 from dagster_ckpt.values.modes import CheckpointingMode, TimeCharacteristic
 from dagster_ckpt.values.storage_path import StoragePath
 

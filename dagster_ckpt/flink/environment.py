@@ -18,7 +18,7 @@ from dagster_ckpt.flink.configured_program import ConfiguredProgram
 from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployment_below
 from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
 from dagster_ckpt.operations.launching import cause_unasked
-from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
+from dagster_ckpt.policies.restart import effective_restart_strategy
 from dagster_ckpt.spark.query.description import (
     brings_a_trigger,
     execution_plan,

@@ -21,7 +21,7 @@ from dagster_ckpt.config.execution_config import KryoRegistrations
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsError, StreamFailedError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.description import same_session
 from dagster_ckpt.spark.query.session import application_settings

@@ -28,7 +28,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 )
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
 

@@ -18,7 +18,7 @@ from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.loading_trial import unloadable_state
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest

@@ -20,7 +20,7 @@ from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import RecoveryExhaustedError
 from dagster_ckpt.operations.health import HealthCheck, Verdict, judge
 from dagster_ckpt.operations.health_facts import HealthSettings, health_facts
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms

@@ -15,7 +15,7 @@ from dagster_ckpt.errors import (
     RequestFailedError,
 )
 from dagster_ckpt.operations import lifecycle, requests, snapshots
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime import start_watch, supervision
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.stream.handle import monotonic_ms

@@ -17,8 +17,7 @@ from dagster_ckpt.orchestration.assets.streaming_asset import arguments_of
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, StreamTranslator
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration
 
 
 def external_streaming_asset(

@@ -14,8 +14,12 @@ from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.orchestration.translator import StreamTranslator
-from dagster_ckpt.policies.restart import RestartPolicy, restart_description
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategyConfiguration,
+    effective_restart_strategy,
+    restart_description,
+)
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.validation import STREAM_ID_PATTERN, policy_name

@@ -26,8 +26,7 @@ from dagster_ckpt.orchestration.resources.settings import (
 )
 from dagster_ckpt.orchestration.runs.run_status import refuse_retry_policy
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState
 

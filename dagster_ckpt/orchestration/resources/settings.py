@@ -12,8 +12,12 @@ from pydantic import Field, create_model
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategies,
+    RestartStrategyConfiguration,
+    checked_restart,
+)
 from dagster_ckpt.policies.serialization import own_policy
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from dagster_ckpt.stream.start_from import StartFrom

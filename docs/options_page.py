@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt import flink as options
-from dagster_ckpt.config import execution_config as execution
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.rocksdb_options import OPTIONS_SET, RocksDBOptions
+from dagster_ckpt.config.rocksdb import OPTIONS_SET, RocksDBOptions
+from dagster_ckpt.config.state_backend import MAX_PARALLELISM
+from dagster_ckpt.flink import execution_config as execution
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
 from dagster_ckpt.orchestration.resources.settings import RestartSettings
@@ -52,7 +53,7 @@ ROCKSDB_FIELDS = {
 # What `describe` calls an option of an environment to the range it takes.
 EXECUTION_RANGES: dict[str, Any] = {
     "parallelism": execution.PARALLELISM,
-    "max_parallelism": execution.MAX_PARALLELISM,
+    "max_parallelism": MAX_PARALLELISM,
     "buffer_timeout": execution.BUFFER_TIMEOUT,
     "operator_chaining": execution.CHAINING,
     "time_characteristic": execution.TIME_CHARACTERISTIC,

@@ -14,7 +14,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.redaction import shown_settings
 from dagster_ckpt.values.storage_path import StoragePath
-from dagster_ckpt.values.validation import Effect, OptionDescription, Switch
+from dagster_ckpt.values.validation import Effect, OptionDescription, Switch, WholeNumber
 
 SettingValue = str | int | float | bool
 
@@ -160,6 +160,10 @@ class OnStateChange(StrEnum):
 
     REFUSE = "REFUSE"
     CONVERT = "CONVERT"
+
+
+# Flink's `KeyGroupRangeAssignment.UPPER_BOUND_MAX_PARALLELISM`; its documentation says 32767, its code 32768.
+MAX_PARALLELISM = WholeNumber("max parallelism", minimum=1, maximum=32768)
 
 
 @dataclass(frozen=True)

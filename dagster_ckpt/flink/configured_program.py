@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Self
 
-from dagster_ckpt.config import execution_config as allowed
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import MODE
-from dagster_ckpt.config.execution_config import ExecutionConfig
-from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
+from dagster_ckpt.config.state_backend import MAX_PARALLELISM, OnStateChange, StateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.flink import execution_config as allowed
+from dagster_ckpt.flink.execution_config import ExecutionConfig
 from dagster_ckpt.policies.restart import (
     RestartPolicy,
     RestartStrategies,
@@ -45,7 +45,7 @@ class ConfiguredProgram:
             allow_state_rewrite: Let `execute` rewrite state of another number before the query starts; it
                 refuses to start otherwise. Needs Spark 4.2 or later.
         """
-        number = allowed.MAX_PARALLELISM.checked(max_parallelism)
+        number = MAX_PARALLELISM.checked(max_parallelism)
         may_rewrite = allowed.STATE_REWRITE.checked(allow_state_rewrite)
         self._config = replace(self._config, max_parallelism=number)
         self._on_other_partitions = OnStateChange.CONVERT if may_rewrite else OnStateChange.REFUSE

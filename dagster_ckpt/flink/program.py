@@ -15,8 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
-from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.errors import LeaseLostError, StreamFailedError
+from dagster_ckpt.flink.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
+from importlib import import_module
 from inspect import getattr_static
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -236,15 +237,36 @@ def options_of(kind: type) -> dict[str, Option[Any, Any]]:
     return {each.name: getattr_static(kind, each.name) for each in fields(kind)}
 
 
-STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
 
 
-def checked_stream_id(stream_id: str) -> str:
-    """Validate a stream id, which names a folder, and return it."""
-    if not STREAM_ID_PATTERN.fullmatch(stream_id):
+def imported(option: str, path: object, allowed: str = "an import path such as 'package.module:Name'") -> Any:
+    """Import the object at "package.module:Name" or "package.module.Name".
+
+    Raises:
+        OptionError: It is no such path, or the module cannot be imported or has no such name.
+    """
+    parts = _IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
+    if parts is None:
+        raise OptionError(f"{option} is {path!r}, but must be {allowed}.")
+    try:
+        return getattr(import_module(parts[1]), parts[2])
+    except (ImportError, AttributeError, ValueError) as error:
         raise OptionError(
-            f"{stream_id!r} cannot be the id of a stream, because it names a folder: use up to 128 letters, digits, "
-            "'_', '.' and '-', a letter or digit first."
+            f"{option} is {path!r}, which cannot be imported: {error}. It must be {allowed}, in a module that this "
+            "process can import."
+        ) from error
+
+
+_STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def checked_stream_id(stream_id: object) -> str:
+    """Validate a stream id and return it."""
+    if not isinstance(stream_id, str) or not _STREAM_ID.fullmatch(stream_id):
+        raise OptionError(
+            f"stream_id is {stream_id!r}, which cannot name a folder. Use letters, digits, '_', '-' and '.', beginning "
+            "with a letter or digit, 128 at most."
         )
     return stream_id
 

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, StartCause
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import RecoveryExhaustedError
 from dagster_ckpt.operations.health import HealthCheck, Verdict, judge

@@ -22,7 +22,7 @@ from dagster_ckpt.policies.restart import (
 )
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN, policy_name
+from dagster_ckpt.values.validation import checked_stream_id, policy_name
 
 STREAM_TAGS = {
     # A stream has no natural end: no limit on its run time, and no retries except our restart
@@ -87,11 +87,7 @@ class StreamSpec:
         Raises:
             OptionError: An option or the stream id is not valid.
         """
-        if not STREAM_ID_PATTERN.fullmatch(stream_id):
-            raise OptionError(
-                f"stream_id {stream_id!r} cannot name a folder. Use letters, digits, '_', '-' and '.', beginning with "
-                "a letter or digit, 128 at most."
-            )
+        checked_stream_id(stream_id)
         if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(
                 f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "

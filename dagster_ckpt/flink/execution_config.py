@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from dagster_ckpt.config.rocksdb import CHANGELOG_CHECKPOINTING
+from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.modes import TimeCharacteristic
 from dagster_ckpt.values.validation import (
@@ -97,8 +99,6 @@ PARALLELISM_DEFAULT = -1
 DEFAULT_BUFFER_TIMEOUT_MS = 100
 
 PARALLELISM = WholeNumber("parallelism", minimum=1)
-# Flink's `KeyGroupRangeAssignment.UPPER_BOUND_MAX_PARALLELISM`; its documentation says 32767, its code 32768.
-MAX_PARALLELISM = WholeNumber("max parallelism", minimum=1, maximum=32768)
 LOCAL_PARALLELISM = WholeNumber("default local parallelism", minimum=1)
 # Spark stores a trigger's interval in microseconds.
 BUFFER_TIMEOUT = Milliseconds("buffer timeout", minimum=-1, maximum=LONG_MAX // 1000)
@@ -110,7 +110,6 @@ TIME_CHARACTERISTIC = Choice("time characteristic", TimeCharacteristic)
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 LEAF_PARALLELISM = "spark.sql.leafNodeDefaultParallelism"
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
-ROCKSDB_CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class ExecutionConfig:
         if not self.operator_chaining:
             settings[WHOLE_STAGE] = "false"
         if self.changelog_state_backend is not None:
-            settings[ROCKSDB_CHANGELOG] = str(self.changelog_state_backend).lower()
+            settings[CHANGELOG_CHECKPOINTING] = str(self.changelog_state_backend).lower()
         return settings
 
     def describe(self) -> list[OptionDescription]:
@@ -208,7 +207,7 @@ class ExecutionConfig:
                 "changelog_state_backend",
                 self.changelog_state_backend,
                 mapped,
-                f"RocksDB uploads changelogs instead of snapshots ({ROCKSDB_CHANGELOG}); overrides the state "
+                f"RocksDB uploads changelogs instead of snapshots ({CHANGELOG_CHECKPOINTING}); overrides the state "
                 "backend's own setting.",
             ),
             OptionDescription(

@@ -13,6 +13,10 @@ from dagster_ckpt.config import checkpoint_config
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
+from dagster_ckpt.orchestration.assets.stream import StreamOptions, StreamSpec, description_of
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.component.yaml_fields import in_yaml
 from dagster_ckpt.orchestration.resources.settings import fields_of, unset_fields_of
 from dagster_ckpt.values.validation import Option, OptionDescription, WholeNumber
@@ -67,3 +71,25 @@ def test_the_page_has_a_row_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
         "| `lanterns` |  | `3` | a whole number from 2 to 9 | Lanterns lit while a checkpoint is taken. |"
         in page.page()
     )
+
+
+def test_each_option_of_a_stream_is_a_keyword_of_its_makers_and_a_field_in_yaml() -> None:
+    fields = StreamDeclaration.model().model_fields
+    for option in StreamOptions.__annotations__:
+        assert description_of(option) in (fields[option].description or ""), option
+        made = StreamSpec.of("orders", **{option: None})  # type: ignore[misc]
+        assert made.stream_id == "orders"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **given: StreamSpec.of("orders", **given),
+        streaming_asset,
+        lambda **given: streaming_multi_asset(specs=[], **given),
+        lambda **given: external_streaming_asset("orders", **given),
+    ],
+)
+def test_an_unknown_keyword_is_refused_with_the_nearest_one(make: Any) -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'checkpoint'. Did you mean checkpointing\?"):
+        make(checkpoint=3)

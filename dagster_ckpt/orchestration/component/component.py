@@ -89,7 +89,7 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
             "sink": {"format": "parquet", "path": f"{where}/output/{request.params.stream}"},
             "trigger": {"processing_time": "10 seconds"},
             "checkpointing": {"interval": 60_000, "num_retained": 3, "cleanup": "RETAIN_ON_CANCELLATION"},
-            "restart": {"kind": "EXPONENTIAL_DELAY"},
+            "restart_strategy": {"kind": "EXPONENTIAL_DELAY"},
         }
         resources = {
             "spark_config": {"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2},

@@ -188,16 +188,19 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         describe("When a batch starts. Default: as soon as the previous one has ended."),
     ] = None
     checkpointing: Annotated[
-        Annotated[EveryMinute, in_yaml(EveryMinute, CheckpointSettings.checkpoint_config)],
-        describe(f"{description_of('checkpointing')} Default: every minute."),
+        EveryMinute,
+        in_yaml(
+            EveryMinute,
+            CheckpointSettings.checkpoint_config,
+            f"{description_of('checkpointing')} Default: every minute.",
+        ),
     ] = EveryMinute()
     restart_strategy: Annotated[
-        Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)],
-        describe(description_of("restart_strategy")),
+        RestartSettings,
+        in_yaml(RestartSettings, RestartSettings.restart_strategy, description_of("restart_strategy")),
     ] = RestartSettings()
     upgrade: Annotated[
-        Annotated[UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy)],
-        describe(description_of("upgrade")),
+        UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy, description_of("upgrade"))
     ] = UpgradeSettings()
     desired_state: Annotated[DesiredState | None, describe(description_of("desired_state"))] = None
     stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None

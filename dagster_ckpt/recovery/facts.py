@@ -20,7 +20,7 @@ from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshots import unregistered_snapshot

@@ -48,7 +48,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import (
     materialize,
     unwatched,
 )
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper

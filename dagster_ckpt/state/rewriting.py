@@ -24,7 +24,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
+from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.proof import PlacedRows, StoreDigest, check_directories, compare_rows
 from dagster_ckpt.state.raw_rows import StateStoreName, rows_of, state_session, stores_of

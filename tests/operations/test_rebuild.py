@@ -27,7 +27,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream import fencing
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire

@@ -38,7 +38,7 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import OWNER

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from dagster_ckpt.errors import LiveDirectoryError, RestoreError
 from dagster_ckpt.snapshot.reuse import ContentCheck
+from dagster_ckpt.spark.checkpoint_dir.checksums import HadoopCheck
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import HadoopCheck
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.values.untrusted import number_in

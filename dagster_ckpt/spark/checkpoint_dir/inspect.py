@@ -1,4 +1,4 @@
-"""Inspect a live directory: whether Spark, and which Spark, can resume in it, and what it pins.
+"""Inspect a live directory: whether Spark, and which Spark, can resume in it, what it pins, and what it contains.
 
 The checks are those of a cut.
 """
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from dagster_ckpt.config.state_backend import PinnedState
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -32,8 +33,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_query_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
-from dagster_ckpt.spark.execution_mode import ExecutionMode
-from dagster_ckpt.spark.versions import Feature, SparkRelease
+from dagster_ckpt.spark.versions import Feature, SparkRelease, oldest_release, written_by
 
 _JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"
 
@@ -287,3 +287,84 @@ def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None
             f"{live.url}/{OFFSETS}/{now.offset} has another number of state partitions: an offline repartition was "
             "interrupted. Finish it, or restore a snapshot."
         )
+
+
+@dataclass(frozen=True)
+class CheckpointDescription:
+    """What a checkpoint directory says of its query.
+
+    Attributes:
+        url: The directory.
+        batch_id: The newest committed batch.
+        in_flight: The batch that is planned and not committed, or None.
+        query_id: Id of the query.
+        written_by: The releases of Spark that may have written it.
+        oldest_spark: The oldest release that can continue there.
+        operators: Its stateful operators, one short text each.
+        state_store: Class name of the state store provider; None if it keeps no state.
+        sources: Its sources, each with its offset, shortened.
+        named_sinks: Names of its sinks, if its code names them (Spark 4.2 and later).
+        watermark_ms: Its watermark, or 0.
+    """
+
+    url: str
+    batch_id: int
+    in_flight: int | None
+    query_id: str
+    written_by: str
+    oldest_spark: str
+    operators: tuple[str, ...]
+    state_store: str | None
+    sources: tuple[str, ...]
+    named_sinks: tuple[str, ...]
+    watermark_ms: int
+
+    def messages(self) -> list[str]:
+        """The description in a few lines."""
+        flight = f"; batch {self.in_flight} is planned and not committed" if self.in_flight is not None else ""
+        state = ", ".join(self.operators) or "none"
+        kept = f", in {self.state_store}" if self.state_store is not None else ""
+        return [
+            f"query {self.query_id}, after batch {self.batch_id}{flight}",
+            f"written by {self.written_by}; {self.oldest_spark} is the oldest that can continue it",
+            f"stateful operators: {state}{kept}",
+            *(f"source {source}" for source in self.sources),
+            *(f"sink named {name}" for name in self.named_sinks),
+        ]
+
+
+def describe_checkpoint(live: LiveDirectory) -> CheckpointDescription:
+    """Describe a checkpoint directory. Its query may be running.
+
+    Raises:
+        NothingCommittedError: No batch is committed yet.
+        LiveDirectoryError: The directory is incomplete, or a file cannot be read.
+        UnsupportedSparkError: No supported Spark can continue there.
+        StorageAccessError: It cannot be reached.
+    """
+    found = cut(live, carry_in_flight=True)
+    properties = found.properties
+    features = features_in_use(live)
+    provider = properties["state_store_provider"]
+    return CheckpointDescription(
+        url=live.url,
+        batch_id=found.batch_id,
+        in_flight=found.in_flight,
+        query_id=found.query_id,
+        written_by=written_by(properties["conf"], features),
+        oldest_spark=str(oldest_release(features)),
+        operators=tuple(_operator(each) for each in properties["state_operators"]),
+        state_store=str(provider).rsplit(".", 1)[-1] if provider else None,
+        sources=tuple(f"{name}: {_short(offset)}" for name, offset in properties["source_offsets"].items()),
+        named_sinks=tuple(properties["named_sinks"]),
+        watermark_ms=int(properties["watermark_ms"]),
+    )
+
+
+def _operator(operator: dict[str, Any]) -> str:
+    return f"{operator['name']} ({operator['partitions']} partitions)"
+
+
+def _short(offset: object) -> str:
+    text = str(offset)
+    return text if len(text) <= 160 else f"{text[:160]}…"

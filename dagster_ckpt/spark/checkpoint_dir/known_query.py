@@ -1,4 +1,4 @@
-"""What is known of a query from elsewhere than its directory: how many operators keep state, and its execution mode.
+"""What is known of a query: its execution mode, and how many operators keep state.
 
 A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. What the catalog and
 the newest snapshot recorded can.
@@ -8,13 +8,65 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE
-from dagster_ckpt.spark.execution_mode import ExecutionMode
-from dagster_ckpt.spark.query.plan_description import PlanDescription, read_plan
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
+from dagster_ckpt.spark.query.plan import PlanDescription, read_plan
+
+
+class ExecutionMode(StrEnum):
+    """How Spark executes a query.
+
+    MICRO_BATCH: One planned batch after the other.
+    ASYNC_PROGRESS: Micro-batches whose offsets and commits are written periodically in the
+        background.
+    CONTINUOUS: Long-running tasks with epochs; stateless.
+    REAL_TIME: Long-running batches whose offsets are known only at their end.
+    """
+
+    MICRO_BATCH = "MICRO_BATCH"
+    ASYNC_PROGRESS = "ASYNC_PROGRESS"
+    CONTINUOUS = "CONTINUOUS"
+    REAL_TIME = "REAL_TIME"
+
+
+def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
+    """The execution mode of a query, as far as its offset log shows it.
+
+    The log of a real-time query looks like that of micro-batches, and so does that of asynchronous
+    progress tracking without a gap. Only the running query can tell them apart
+    (`SupervisedQuery.facts`).
+
+    Args:
+        committed: Offsets of the newest committed batch.
+        before: The previous entry.
+    """
+    if committed.continuous:
+        return ExecutionMode.CONTINUOUS
+    if before is not None and before.batch_id < committed.batch_id - 1:
+        return ExecutionMode.ASYNC_PROGRESS
+    return ExecutionMode.MICRO_BATCH
+
+
+def mode_of_execution(execution_class: str, trigger_class: str) -> ExecutionMode:
+    """The execution mode of a running query.
+
+    Args:
+        execution_class: Simple name of its `StreamExecution`.
+        trigger_class: Simple name of its trigger.
+    """
+    if trigger_class == "RealTimeTrigger":
+        return ExecutionMode.REAL_TIME
+    if execution_class == "ContinuousExecution":
+        return ExecutionMode.CONTINUOUS
+    if execution_class == "AsyncProgressTrackingMicroBatchExecution":
+        return ExecutionMode.ASYNC_PROGRESS
+    return ExecutionMode.MICRO_BATCH
+
 
 # A watermark keeps no state, and Spark removes a limit of no rows, or one after a complete aggregation.
 _MAY_KEEP_NONE = {"EventTimeWatermark", "GlobalLimit"}

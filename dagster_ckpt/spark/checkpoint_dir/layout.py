@@ -16,9 +16,8 @@ from dagster_ckpt.io.file_io import FileIO, FileVersion
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.snapshot.reuse import ContentCheck
+from dagster_ckpt.spark.checkpoint_dir.checksums import HadoopCheck, check_of
 from dagster_ckpt.spark.checkpoint_dir.fence import fenced_at, planned
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import HadoopCheck
-from dagster_ckpt.spark.checkpoint_dir.state.checksums import check_of
 from dagster_ckpt.values.storage_path import local_path
 from dagster_ckpt.values.untrusted import number_in
 

@@ -13,17 +13,16 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, check_pinned_p
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
-from dagster_ckpt.spark.doctor.checksums import (
+from dagster_ckpt.spark.doctor.contents import (
     KnownSnapshot,
     examine_against_snapshot,
     examine_content,
     examine_contents,
     examine_log_contents,
 )
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, SinkToExamine, Subject, error, note
 from dagster_ckpt.spark.doctor.logs import examine_batch_logs, examine_source_logs
 from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examine_state_files
-from dagster_ckpt.spark.doctor.subject import SinkToExamine, Subject
 
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:

@@ -20,8 +20,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import (
 from dagster_ckpt.spark.checkpoint_dir.inspect import hole_before
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.durations import utc_time
 
 # A file whose name happens to be a number could make a very large gap.

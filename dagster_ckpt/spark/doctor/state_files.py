@@ -28,8 +28,7 @@ from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
     rocksdb_files,
     snapshot_files,
 )
-from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
 from dagster_ckpt.values.storage_path import local_path
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 

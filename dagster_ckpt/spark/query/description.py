@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.spark.query.kafka_output import kafka_place, kafka_sink_name
-from dagster_ckpt.spark.query.table_names import iceberg_name, sink_of, sink_of_name, table_of
 from dagster_ckpt.values.modes import TimeCharacteristic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
@@ -156,80 +151,6 @@ def described_field(described: Any, name: str) -> Any:
     return field.get(described)
 
 
-# Spark's format for `foreachBatch`, and its name for every such sink.
-FOREACH_BATCH = "foreachbatch"
-_FOREACH_BATCH_SINK = "ForeachBatchSink"
-_ICEBERG = "iceberg"
-
-
-@dataclass(frozen=True)
-class NamedOutput:
-    """The output location of a described query.
-
-    Attributes:
-        format: Format of its sink, such as `parquet` or `kafka`.
-        place: Its folder, topic or table, or None.
-        sink: Spark's name for the sink, if it is known already.
-    """
-
-    format: str
-    place: str | None
-    sink: str | None = None
-
-    def is_same(self, other: NamedOutput) -> bool:
-        """Whether both write to the same location."""
-        if self.place is None or other.place is None or self.format != other.format:
-            return False
-        return same_folder(self.place, other.place)
-
-
-def named_output(writer: DataStreamWriter) -> NamedOutput | None:
-    """The output location of a described query.
-
-    `foreachBatch` has no location of its own; the option `path` or `table` names it. A table of a
-    catalog is looked up in the session of the query.
-
-    Returns:
-        None for Spark Connect, whose writer cannot be inspected.
-
-    Raises:
-        OptionError: It writes to Kafka in transactions, and an option of these is missing or wrong.
-    """
-    described: Any = getattr(writer, "_jwrite", None)
-    if described is None:
-        return None
-    options = described_options(writer)
-    topic = kafka_place(options)
-    if topic is not None:
-        return NamedOutput(FOREACH_BATCH, str(topic))
-    places = (options.get(name) for name in ("path", "topic", "table"))
-    place = next((place for place in places if place is not None), None)
-    output_format, table = str(described_field(described, "source")).lower(), table_of(writer)
-    if table is None and output_format == _ICEBERG and place is not None and "/" not in place:
-        table = place
-    if table is None:
-        return NamedOutput(output_format, place, kafka_sink_name(options) if output_format == "kafka" else None)
-    sink = sink_of_name(session_of(writer), table)
-    if sink is None and output_format == _ICEBERG:
-        # The start creates it.
-        sink = iceberg_name(table)
-    return NamedOutput(output_format, table if sink is not None else None, sink)
-
-
-def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:
-    """The output of a started query, whose start may have created its table.
-
-    Args:
-        query: The query.
-        described: Its output before it was started.
-    """
-    execution: Any = getattr(query, "_jsq", None) and query._jsq.streamingQuery()
-    sink = sink_of(execution.sink()) if execution is not None else None
-    if sink is None or described is None:
-        return described
-    return replace(described, sink=sink)
-
-
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
     """Options of a described query, with names in lower case, as Spark compares them."""
     pairs = described_field(writer._jwrite, "extraOptions").iterator()
@@ -238,27 +159,3 @@ def described_options(writer: DataStreamWriter) -> dict[str, str]:
         pair = pairs.next()
         options[str(pair._1()).lower()] = str(pair._2())
     return options
-
-
-def foreach_batch_name(place: str) -> str:
-    """The name of a `foreachBatch` sink whose writer says where it writes."""
-    return f"{_FOREACH_BATCH_SINK}[{place}]"
-
-
-def is_foreach_batch(sink: str) -> bool:
-    """Whether Spark's name of a sink is that of a function that gets each batch."""
-    return sink.startswith(_FOREACH_BATCH_SINK)
-
-
-def qualified(sink: str, output: NamedOutput | None) -> str:
-    """Spark's name for a sink of a query, with the place where the query writes if the name lacks it.
-
-    Args:
-        sink: `sink.description` of the query's progress.
-        output: Where the query writes; None if unknown.
-    """
-    if output is not None and output.sink is not None:
-        return output.sink
-    if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
-        return sink
-    return foreach_batch_name(output.place)

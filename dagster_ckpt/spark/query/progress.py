@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_ckpt.spark.query.description import NamedOutput, qualified
+from dagster_ckpt.spark.query.output import NamedOutput, qualified
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.values.redaction import without_secrets
 

@@ -16,17 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.execution_mode import ExecutionMode, mode_of_execution
-from dagster_ckpt.spark.query.description import (
-    NamedOutput,
-    is_described_query,
-    named_output,
-    output_of_started,
-    session_of,
-)
-from dagster_ckpt.spark.query.plan import plan_of_query
-from dagster_ckpt.spark.query.plan_description import PlanDescription
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.output import NamedOutput, named_output, output_of_started, table_of
+from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_query
 from dagster_ckpt.spark.query.progress import (
     STARTING,
     QueryActivity,
@@ -37,7 +31,6 @@ from dagster_ckpt.spark.query.progress import (
     tasks_of,
 )
 from dagster_ckpt.spark.query.session import active_in_thread
-from dagster_ckpt.spark.query.table_names import table_of
 from dagster_ckpt.spark.versions import refuse_names_without_offsets, release_of
 from dagster_ckpt.values.redaction import without_secrets
 

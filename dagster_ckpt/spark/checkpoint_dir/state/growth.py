@@ -25,7 +25,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     NeededFile,
 )
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB, CommittedState, StorePlace, store_places
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
+from dagster_ckpt.spark.checkpoint_dir.state.version_files import read_lineage
 
 # Spark writes a snapshot every ten versions (`minDeltasForSnapshot`); the limit is a little higher,
 # because Spark uploads them later.

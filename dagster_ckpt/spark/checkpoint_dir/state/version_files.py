@@ -1,14 +1,12 @@
 """Files that make up one version of a state store, for each of Spark's formats.
 
-- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` at or below the version, and every
-  later `.delta`; version 0 is empty.
-- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` at or below it, the SST
-  and log files that the zip lists, and every later `.changelog`. Without changelog checkpointing
-  every version has a zip.
-- RocksDB in checkpoint format v2: each file name contains the unique id of the attempt that wrote
-  it. The commit log contains the id of the newest version; the head of the changelog those of
-  earlier versions, back to the last snapshot. Leftovers of failed or duplicate attempts are
-  therefore never mistaken for committed state.
+- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` at or below the version, and every later
+  `.delta`; version 0 is empty.
+- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` at or below it, the SST and log files
+  that the zip lists, and every later `.changelog`. Without changelog checkpointing every version has a zip.
+- RocksDB in checkpoint format v2: each file name contains the unique id of the attempt that wrote it. The commit log
+  has the id of the newest version; the head of the changelog those of earlier versions, back to the last snapshot.
+  Leftovers of failed or duplicate attempts are therefore never mistaken for committed state.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ import zipfile
 import zlib
 from collections.abc import Set
 from functools import cached_property
-from typing import Annotated, cast
+from typing import Annotated, BinaryIO, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import ChecksumDiffersError, IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO, Listing
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, read_needed
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import check_version, read_lineage
+from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import Pieces, read_blocks
 from dagster_ckpt.spark.versions import SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, inflated, inflation_limit, number_in, reading
 
@@ -339,3 +337,61 @@ def _read_plain(archive: bytes, name: bytes) -> bytes | None:
             return content if is_sound else None
         at += name_length + extra + comment
     return None
+
+
+_WITH_LINEAGE = {3, 4}
+
+
+class _Item(BaseModel):
+    version: int
+    # Part of file names.
+    unique_id: str = Field(alias="checkpointUniqueId", pattern=r"^[\w-]+$")
+
+
+_LINEAGE = TypeAdapter(list[_Item])
+
+
+def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
+    """Parse the mapping of version to unique id in the head of a changelog of checkpoint format v2.
+
+    Raises:
+        UnknownLayoutError: It has an unsupported version.
+        LiveDirectoryError: It is not such a changelog, or is compressed with a codec other than
+            LZ4.
+    """
+    with reading(
+        lambda why: LiveDirectoryError(
+            f"{where} has no readable lineage: {why}. Set spark.sql.streaming.stateStore.compression.codec "
+            "to lz4 (Spark's default) before the query's first batch; if it is, the file is damaged: restore "
+            "a snapshot."
+        )
+    ):
+        # Only the head is read; checksums are compared where the whole file is.
+        plain = Pieces(read_blocks(stream, verify=False))
+        version = _text(plain)
+        if SparkFile.CHANGELOG.version_in(version, where) not in _WITH_LINEAGE:
+            raise ValueError(f"its version is {version!r}, but v3 and v4 carry a lineage")
+        return {item.version: item.unique_id for item in _LINEAGE.validate_json(_text(plain))}
+
+
+def check_version(stream: BinaryIO, where: str) -> None:
+    """Reject a changelog of checkpoint format v1 with an unsupported version; nothing else of it is needed.
+
+    Raises:
+        UnknownLayoutError: It has an unsupported version.
+    """
+    try:
+        version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
+    except (ValueError, EOFError):
+        # Either a codec other than LZ4, whose head cannot be parsed here, or a changelog without a
+        # header: then it begins with the length of a key.
+        return
+    SparkFile.CHANGELOG.version_in(version, where)
+
+
+def _text(plain: Pieces, *, at_most: int = 0xFFFF) -> str:
+    # Java's DataOutput.writeUTF: two bytes of length, then the text.
+    (length,) = struct.unpack(">H", plain.take(2))
+    if length > at_most:
+        raise ValueError(f"it begins with a text of {length} bytes")
+    return plain.take(length).decode("utf-8")

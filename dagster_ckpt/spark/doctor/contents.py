@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import google_crc32c
 from blake3 import blake3
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, content_trouble, fits_hadoop, is_lz4, lz4_trouble
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
-from dagster_ckpt.spark.checkpoint_dir.state.checksums import content_trouble, crc32c, is_lz4, lz4_trouble
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 _FRAMED = (".delta", ".snapshot", ".changelog")
@@ -124,7 +123,7 @@ def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> I
             path,
             f"Spark's checksum is of {size} bytes, but it has {len(data)}: it was altered.",
         )
-    elif not known and algorithm == "CRC32C" and value & 0xFFFFFFFF != crc32c(data):
+    elif not known and algorithm == "CRC32C" and value & 0xFFFFFFFF != google_crc32c.value(data):
         yield error(
             Code.CHECKSUM_DIFFERS, path, "Its content does not have the CRC32C that Spark recorded: it was altered."
         )

@@ -1,9 +1,8 @@
 """Read what Spark planned for a batch, and plan the same batch in another live directory.
 
-A batch reads from the offsets of the batch before to its own. A file source's offset is only the
-number of an entry in that source's log (`file_source.py`), so these entries belong to the plan. So does
-the id of the query: a sink that keeps queries apart has the batch under that id, and may have another batch
-of the same number under an earlier one.
+A batch reads from the offsets of the batch before to its own. A file source's offset only numbers an entry of that
+source's log, so these entries belong to the plan. So does the id of the query: a sink that keeps queries apart has
+the batch under that id, and may have another batch of the same number under an earlier one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Iceberg tables through a session's catalogs: find one, read its metadata, and change it only if it is as examined.
+"""Iceberg tables through a session's catalogs: what a source would read next, and changes of an examined table.
 
-Every commit of a table replaces the metadata that it was made from, and the catalog refuses it if
-that is no longer the current one: a Hadoop table by the name of the next version, a JDBC or Hive
-catalog by a conditional update, a REST catalog by the requirement `assert-ref-snapshot-id`. A change
-that was decided on older metadata therefore fails, even if it comes much later. Iceberg's own
-procedures repeat such a commit on the newest metadata, so they are not used.
+Every commit of a table replaces the metadata that it was made from, and the catalog refuses it if that is no
+longer current: a Hadoop table by the name of the next version, a JDBC or Hive catalog by a conditional update, a
+REST catalog by the requirement `assert-ref-snapshot-id`. A change that was decided on older metadata therefore
+fails. Iceberg's own procedures repeat such a commit on the newest metadata, so they are not used.
 """
 
 from __future__ import annotations
@@ -12,13 +11,84 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark.query.table_names import is_iceberg, load_table
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.output import is_iceberg, load_table
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_TABLE = "org.apache.iceberg.spark.source."
+# The offset of a source whose table had no snapshot yet.
+_BEFORE_THE_FIRST = -1
+
+
+@dataclass(frozen=True)
+class IcebergOffset:
+    """Where an Iceberg source continues (`StreamingOffset`).
+
+    Attributes:
+        snapshot_id: The snapshot that is read, in part or as a whole.
+    """
+
+    snapshot_id: int
+
+
+def iceberg_offset(text: str | None) -> IcebergOffset | None:
+    """Parse the offset of a source; None if it is not one of Iceberg."""
+    try:
+        found = from_json(text or "")
+        return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def iceberg_table(leaf: Any) -> Any | None:
+    """The `org.apache.iceberg.Table` that a node of a plan reads; None for another source."""
+    if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
+        return None
+    table = leaf.table()
+    return table.table() if str(table.getClass().getName()).startswith(_TABLE) else None
+
+
+def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
+    """The Iceberg tables of a described query, in the order of its offset log; None for other sources."""
+    return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
+
+
+def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
+    """What an Iceberg source of a described query would read next and no longer has.
+
+    Raises:
+        StorageAccessError: The table cannot be read.
+    """
+    if offset.snapshot_id == _BEFORE_THE_FIRST:
+        return []
+    jvm: Any = session_of(writer)._jvm
+    try:
+        table.refresh()
+        name, current = str(table.name()), table.currentSnapshot()
+        util = jvm.org.apache.iceberg.util.SnapshotUtil
+        if current is not None and bool(util.isAncestorOf(table, current.snapshotId(), offset.snapshot_id)):
+            return []
+        known = {int(each.snapshotId()) for each in table.snapshots()}
+    except Exception as error:  # py4j raises what the catalog raises
+        raise StorageAccessError(
+            f"An Iceberg table does not say which snapshots it has: {without_secrets(str(error))[:300]}"
+        ) from error
+    why = (
+        "is no longer part of its history: the table was rolled back or replaced"
+        if offset.snapshot_id in known
+        else "does not exist any more (expire_snapshots), or the table was created again"
+    )
+    return [f"The Iceberg table {name}: the query continues at snapshot {offset.snapshot_id}, which {why}."]
+
 
 _MAIN = "main"
 # The catalog has another metadata, or did not say which of two it has: in both cases it is asked again.

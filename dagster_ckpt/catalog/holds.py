@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, and_, exists, or_, select
 
 from dagster_ckpt.catalog.database import Database, lock_snapshot, optional_dict
 from dagster_ckpt.catalog.desired_states import UpgradePhase
+from dagster_ckpt.catalog.history import read_snapshot
 from dagster_ckpt.catalog.records import (
     HoldKind,
     HoldRecord,
@@ -25,9 +26,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.tables import desired_states, holds, requests, snapshots, streams
 from dagster_ckpt.errors import SnapshotNotFoundError
-
-_CHECKPOINT = "CHECKPOINT"
-
+from dagster_ckpt.values.modes import SnapshotKind
 
 _THERE = (SnapshotStatus.COMPLETED.value, SnapshotStatus.IN_PROGRESS.value)
 
@@ -111,7 +110,7 @@ class HoldRecords:
             lock_snapshot(connection, snapshot_id)
             if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
                 return False
-            checkpoint = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.kind == _CHECKPOINT)
+            checkpoint = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.kind == SnapshotKind.CHECKPOINT.value)
             connection.execute(snapshots.update().where(checkpoint).values(label=None))
             return True
 
@@ -175,17 +174,14 @@ def describe_holds(held: Iterable[HoldRecord]) -> str:
 def deleted_message(connection: Connection, stream_id: str, snapshot_id: str) -> str:
     """The message for a reader whose snapshot was deleted before it got a hold."""
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
-    name = f"chk-{row.number}" if row.kind == _CHECKPOINT else f"savepoint {row.label or snapshot_id}"
-    there = select(snapshots.c.number, snapshots.c.kind, snapshots.c.label, snapshots.c.snapshot_id).where(
+    there = select(snapshots).where(
         snapshots.c.stream_id == stream_id, snapshots.c.status == SnapshotStatus.COMPLETED.value
     )
-    newest = connection.execute(there.order_by(snapshots.c.number.desc()).limit(8)).all()
-    known = ", ".join(
-        f"chk-{each.number}" if each.kind == _CHECKPOINT else str(each.label or each.snapshot_id) for each in newest
-    )
+    newest = connection.execute(there.order_by(snapshots.c.number.desc()).limit(8))
+    known = ", ".join(read_snapshot(each).reference for each in newest)
     return (
-        f"{name} of stream {stream_id!r} (snapshot {snapshot_id}) became {row.status} after it was listed: newer "
-        "snapshots subsumed it, or a user deleted it. It was complete until then. The stream now has: "
+        f"{read_snapshot(row).name} of stream {stream_id!r} (snapshot {snapshot_id}) is {row.status}: since it was "
+        "listed, newer snapshots subsumed it or a user deleted it. The stream now has: "
         f"{known or 'no snapshot'}. Choose one of these, or tag a checkpoint to keep it."
     )
 

@@ -18,11 +18,11 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 from dagster_ckpt.catalog.database import Database, as_text
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import planned_batches, snapshots
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import from_json
 
 # A stream that takes no checkpoint does not fill the catalog.
 _AT_MOST = 10_000
-_CHECKPOINT = "CHECKPOINT"
 # Beside the paths of the files; no path begins like this.
 _ROWS = "#rows"
 
@@ -144,7 +144,7 @@ def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
     """Whether a batch is part of every checkpoint, or the journal has become too long."""
     checkpoints = (
         (snapshots.c.stream_id == stream_id)
-        & (snapshots.c.kind == _CHECKPOINT)
+        & (snapshots.c.kind == SnapshotKind.CHECKPOINT.value)
         & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
     )
     oldest = select(func.min(snapshots.c.batch_id)).where(checkpoints).scalar_subquery()

@@ -8,8 +8,100 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from dagster_ckpt.catalog.state_origin import StateOrigin
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG
+
+
+class OriginKind(StrEnum):
+    """What the state in a live directory was made from.
+
+    EMPTY: The query started with empty state.
+    SNAPSHOT: A checkpoint or savepoint.
+    DIRECTORY: Another live directory, at one of its batches.
+    FORK: Another stream.
+    ADOPTED: A checkpoint directory of plain Spark, which the stream continues from.
+    """
+
+    EMPTY = "EMPTY"
+    SNAPSHOT = "SNAPSHOT"
+    DIRECTORY = "DIRECTORY"
+    FORK = "FORK"
+    ADOPTED = "ADOPTED"
+
+
+@dataclass(frozen=True)
+class StateOrigin:
+    """Where the state in a stream's live directory came from.
+
+    If a directory is lost before its first checkpoint, it is re-created from here.
+
+    Attributes:
+        kind: What it was made from.
+        batch_id: The batch that the state was at; None if the query started with empty state.
+        snapshot_id: The snapshot, for SNAPSHOT; for ADOPTED the first one of the directory.
+        location: Location of that snapshot.
+        snapshot_number: Number of that snapshot.
+        query_id: The query id in that snapshot.
+        directory: The stream's previous live directory; for DIRECTORY the one that it was made
+            from, for ADOPTED the directory itself.
+        sinks: The sinks that the snapshot's query wrote to, as Spark names them, for SNAPSHOT and ADOPTED.
+        earlier: The origin of `directory` itself, for DIRECTORY; never of kind DIRECTORY.
+    """
+
+    kind: OriginKind
+    batch_id: int | None = None
+    snapshot_id: str | None = None
+    location: str | None = None
+    snapshot_kind: SnapshotKind | None = None
+    snapshot_number: int | None = None
+    query_id: str | None = None
+    directory: str | None = None
+    sinks: tuple[str, ...] = ()
+    earlier: StateOrigin | None = None
+
+    @staticmethod
+    def empty(directory: str | None) -> StateOrigin:
+        """A query that started with empty state; `directory` is the stream's previous live directory."""
+        return StateOrigin(OriginKind.EMPTY, directory=directory)
+
+    @staticmethod
+    def of_directory(directory: str, batch_id: int | None, before: StateOrigin | None) -> StateOrigin:
+        """State made from a live directory at a batch, whose own origin is `before`."""
+        root = before.earlier if before is not None and before.kind is OriginKind.DIRECTORY else before
+        return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
+
+    def as_record(self) -> dict[str, Any]:
+        """As plain data, for the catalog."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        values["kind"] = self.kind.value
+        values["sinks"] = list(self.sinks)
+        if self.earlier is not None:
+            values["earlier"] = self.earlier.as_record()
+        return values
+
+    @staticmethod
+    def of_record(record: Mapping[str, Any]) -> StateOrigin:
+        """Parse the result of `as_record`.
+
+        Raises:
+            ValueError: It is not such a record.
+        """
+        values = dict(record)
+        earlier = values.pop("earlier", None)
+        sinks = values.pop("sinks", [])
+        if not isinstance(sinks, list) or not all(isinstance(sink, str) for sink in sinks):
+            raise ValueError(f"sinks is {sinks!r}")
+        kind = OriginKind(values.pop("kind", None))
+        if values.get("snapshot_kind") is not None:
+            values["snapshot_kind"] = SnapshotKind(values["snapshot_kind"])
+        for name in ("batch_id", "snapshot_number"):
+            if not isinstance(values.get(name), int | None):
+                raise ValueError(f"{name} is {values[name]!r}")  # noqa: TRY004 - like every other unreadable record
+        try:
+            before = None if earlier is None else StateOrigin.of_record(earlier)
+            return StateOrigin(kind, sinks=tuple(sinks), earlier=before, **values)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
 
 class StartCause(StrEnum):
@@ -267,7 +359,6 @@ class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
-        kind: "CHECKPOINT" or "SAVEPOINT".
         number: Number of the attempt; the n of `chk-<n>`.
         location: URL of its folder, once completed.
         full_bytes: Number of bytes that a restore reads.
@@ -288,7 +379,7 @@ class SnapshotRecord:
     snapshot_id: str
     stream_id: str
     execution_id: str | None
-    kind: str
+    kind: SnapshotKind
     number: int | None
     status: SnapshotStatus
     trigger: SnapshotTrigger
@@ -316,11 +407,22 @@ class SnapshotRecord:
     broken: str | None = None
 
     def __repr__(self) -> str:
-        kind = f"chk-{self.number}" if self.kind == "CHECKPOINT" else f"savepoint {self.label or self.snapshot_id}"
         sizes = {"": self.full_bytes, " new": self.incremental_bytes}
         known = [f"{size / 1e6:,.1f} MB{what}" for what, size in sizes.items() if size is not None]
-        facts = ", ".join([f"{kind} of {self.stream_id} at batch {self.batch_id}", self.status.value, *known])
+        facts = ", ".join([f"{self.name} of {self.stream_id} at batch {self.batch_id}", self.status.value, *known])
         return f"SnapshotRecord({facts})"
+
+    @property
+    def reference(self) -> str:
+        """What a user names it by: `chk-<n>` for a checkpoint, the label or id for a savepoint."""
+        if self.kind is SnapshotKind.CHECKPOINT:
+            return f"chk-{self.number}"
+        return self.label or self.snapshot_id
+
+    @property
+    def name(self) -> str:
+        """Its reference for messages, with the word savepoint before that of a savepoint."""
+        return self.reference if self.kind is SnapshotKind.CHECKPOINT else f"savepoint {self.reference}"
 
     @property
     def is_renewed(self) -> bool:

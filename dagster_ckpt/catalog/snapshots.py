@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
-from dagster_ckpt.catalog import snapshot_queries as queries
-from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict, read_enum
+from dagster_ckpt.catalog import history as queries
+from dagster_ckpt.catalog.database import Database, as_text, lock_snapshot, read_dict
+from dagster_ckpt.catalog.history import SnapshotHistory, SnapshotTally, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     PROVEN_AT_MS,
@@ -24,17 +25,14 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     records_behind_in,
 )
-from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
 from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 
-CHECKPOINT = "CHECKPOINT"
-SAVEPOINT = "SAVEPOINT"
 # Savepoints that an operator takes without a lease; a run's snapshots carry its execution.
-_OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SAVEPOINT)
-_FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
+_OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
 class SnapshotRecords:
@@ -49,7 +47,7 @@ class SnapshotRecords:
         *,
         snapshot_id: str,
         execution_id: str,
-        kind: str,
+        kind: SnapshotKind,
         number: int,
         trigger: SnapshotTrigger,
         timeline: int,
@@ -69,7 +67,7 @@ class SnapshotRecords:
                 snapshot_id=snapshot_id,
                 stream_id=lease.stream_id,
                 execution_id=execution_id,
-                kind=kind,
+                kind=kind.value,
                 number=number,
                 trigger=trigger.value,
                 timeline=timeline,
@@ -98,7 +96,7 @@ class SnapshotRecords:
         """
         with self._database.writing_under(lease) as connection:
             completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
-            if after_batch and completed.kind == CHECKPOINT:
+            if after_batch and completed.kind is SnapshotKind.CHECKPOINT:
                 of_stream = recovery_failures.c.stream_id == lease.stream_id
                 connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
             return completed
@@ -200,7 +198,7 @@ class SnapshotRecords:
                 snapshot_id=snapshot_id,
                 stream_id=stream_id,
                 execution_id=None,
-                kind=SAVEPOINT,
+                kind=SnapshotKind.SAVEPOINT.value,
                 number=number,
                 trigger=trigger.value,
                 timeline=timeline,
@@ -315,12 +313,12 @@ class SnapshotRecords:
             return _get(connection, snapshot_id)
 
     def of_stream(
-        self, stream_id: str, *, kind: str | None = None, status: SnapshotStatus | None = None
+        self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
         """Snapshots of a stream, newest first."""
         query = select(snapshots).where(snapshots.c.stream_id == stream_id)
         if kind is not None:
-            query = query.where(snapshots.c.kind == kind)
+            query = query.where(snapshots.c.kind == kind.value)
         if status is not None:
             query = query.where(snapshots.c.status == status.value)
         # A row with this status in which something else cannot be read is BROKEN and does not
@@ -338,7 +336,9 @@ class SnapshotRecords:
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
         """The newest completed checkpoint, with which the next one may share bytes."""
-        return next(iter(self.of_stream(stream_id, kind=CHECKPOINT, status=SnapshotStatus.COMPLETED)), None)
+        return next(
+            iter(self.of_stream(stream_id, kind=SnapshotKind.CHECKPOINT, status=SnapshotStatus.COMPLETED)), None
+        )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
         """The snapshots with these ids that the catalog knows."""
@@ -481,11 +481,10 @@ class SnapshotRecords:
     def _record_event(
         self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]
     ) -> None:
-        kind = "CHECKPOINT" if snapshot.kind == CHECKPOINT else "SAVEPOINT"
         self._database.record_event(
             connection,
             snapshot.stream_id,
-            EventType[f"{kind}_{what}"],
+            EventType[f"{snapshot.kind}_{what}"],
             snapshot_id=snapshot.snapshot_id,
             execution_id=snapshot.execution_id,
             payload={"kind": snapshot.kind, "number": snapshot.number, **payload},
@@ -515,16 +514,3 @@ def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
             "give a location."
         )
     return read_snapshot(row)
-
-
-def read_snapshot(row: Row[Any]) -> SnapshotRecord:
-    """A row as a record; what cannot be read makes it BROKEN."""
-    troubles: list[str] = []
-    values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
-    values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
-    values["trigger"] = read_enum(values["trigger"], SnapshotTrigger, SnapshotTrigger.UNKNOWN, "trigger", troubles)
-    values["status"] = read_enum(values["status"], SnapshotStatus, SnapshotStatus.BROKEN, "status", troubles)
-    if troubles:
-        values["status"] = SnapshotStatus.BROKEN
-        values["broken"] = "; ".join(troubles)
-    return SnapshotRecord(**values)

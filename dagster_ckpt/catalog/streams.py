@@ -10,8 +10,15 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.journal import forget_after
-from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord, StreamRecord, records_behind_in
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import (
+    EventType,
+    LeaseRecord,
+    OriginKind,
+    SnapshotRecord,
+    StateOrigin,
+    StreamRecord,
+    records_behind_in,
+)
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 from dagster_ckpt.values.untrusted import from_json

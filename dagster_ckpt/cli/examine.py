@@ -262,11 +262,7 @@ def _pace(summary: StreamSummary) -> list[str]:
 
 
 def _name(snapshot: SnapshotRecord | None) -> str | None:
-    if snapshot is None:
-        return None
-    if snapshot.kind == "CHECKPOINT":
-        return f"chk-{snapshot.number}"
-    return f"savepoint {snapshot.label or snapshot.snapshot_id}"
+    return snapshot.name if snapshot is not None else None
 
 
 def _print_snapshots(found: Sequence[SnapshotRecord]) -> None:

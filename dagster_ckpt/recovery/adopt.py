@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, SnapshotStatus, StateOrigin, StreamRecord
 from dagster_ckpt.errors import (
     CkptError,
     LiveDirectoryError,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotStatus, StreamRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, OriginKind, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.recovery.equal_content import with_equal_content
 from dagster_ckpt.recovery.examination import Examiner, known_query

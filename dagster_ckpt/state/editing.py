@@ -12,9 +12,9 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
-from dagster_ckpt.state.raw_rows import StateStoreName
 from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
 from dagster_ckpt.state.rewriting import PARTITION_KEY
+from dagster_ckpt.state.stopped_state import StateStoreName
 from dagster_ckpt.state.unsafe_rows import encoder, plain
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
-The batch keeps its number, so neither sinks nor sources nor watermarks notice. (Spark's own
-`repartition` adds a batch that no sink hears of, and it moves the row of an aggregation without a
-key to a partition where Spark does not look for it.) RocksDB is written by Spark's `StateRewriter`,
-heap state by tasks of ours. Nothing of the source is changed; the new directory is complete and
-compared with the source before `rewrite_state` returns, and deleted if anything goes wrong.
+The batch keeps its number, so neither sinks nor sources nor watermarks notice. (Spark's own `repartition` adds a
+batch that no sink hears of, and moves the row of an aggregation without a key to a partition where Spark does not
+look for it.) Spark's `StateRewriter` writes RocksDB, tasks of this package write heap state. The source is never
+changed. Before `rewrite_state` returns, it compares the new directory with the source, row by row: the number and
+the hash of the rows of each store and partition, since a row in the wrong partition is lost to the query.
 """
 
 from __future__ import annotations
@@ -19,28 +19,144 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import IncompleteCutError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions, pinned_state
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.heap import HeapStore
-from dagster_ckpt.state.proof import PlacedRows, StoreDigest, check_directories, compare_rows
-from dagster_ckpt.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
-from dagster_ckpt.state.skeleton import (
+from dagster_ckpt.state.spark_rewriter import require_rewriter, run_rewriter
+from dagster_ckpt.state.stopped_state import (
     StateIds,
+    StateStoreName,
     StoppedState,
     copy_operators,
     refuse_existing,
+    rows_of,
+    state_session,
+    stores_of,
     write_skeleton,
     write_state_ids,
 )
-from dagster_ckpt.state.spark_rewriter import require_rewriter, run_rewriter
+from dagster_ckpt.values.untrusted import number_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class StoreDigest:
+    """The content of one store.
+
+    Attributes:
+        rows: Number of rows.
+        digest: Sum of the hashes of all rows.
+    """
+
+    rows: int
+    digest: int
+
+
+def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
+    """Count and hash the rows of a store in each partition that has any. Runs a Spark job.
+
+    Args:
+        rows: With the columns `key_bytes`, `value_bytes` and `column_family_name`.
+        partition: The partition that a row belongs to.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+
+    hashed = F.xxhash64("column_family_name", "key_bytes", "value_bytes").cast("decimal(38,0)")
+    placed = rows.select(partition.alias("partition"), hashed.alias("hash")).groupBy("partition")
+    found = placed.agg(F.count("*").alias("rows"), F.sum("hash").alias("digest")).collect()
+    return {row.partition: StoreDigest(row.rows, int(row.digest)) for row in found}
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """The rows that a store is to have.
+
+    Attributes:
+        rows: The rows, as bytes.
+        partition: The partition in which the query will look for a row.
+    """
+
+    rows: DataFrame
+    partition: Column
+
+
+def compare_rows(
+    stores: list[tuple[Operator, StateStoreName]],
+    wanted: Callable[[Operator, StateStoreName], PlacedRows],
+    written: Callable[[Operator, StateStoreName], DataFrame],
+) -> dict[StateStoreName, StoreDigest]:
+    """Compare the rows of each store with those that it is to have, partition by partition. Runs Spark jobs.
+
+    Args:
+        stores: The stores.
+        wanted: Returns the rows that a store is to have.
+        written: Reads a store after the rewrite.
+
+    Returns:
+        The content of each store.
+
+    Raises:
+        StateRewriteError: A store differs.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+
+    found = {}
+    for operator, store in stores:
+        asked = wanted(operator, store)
+        was = digests(asked.rows, asked.partition)
+        now = digests(written(operator, store), F.spark_partition_id())
+        if was != now:
+            raise StateRewriteError(
+                f"The rewritten state is not that of before: {store} has {_difference(was, now)}. The new directory "
+                "was deleted, and the stream is unchanged. Please report this, with the versions of Spark and "
+                "dagster-ckpt."
+            )
+        found[store] = _total(now)
+    return found
+
+
+def _difference(was: Mapping[int, StoreDigest], now: Mapping[int, StoreDigest]) -> str:
+    before, after = _total(was), _total(now)
+    if before.rows != after.rows:
+        return f"{before.rows:,} rows before and {after.rows:,} after"
+    return "other rows" if before != after else "rows in partitions in which Spark does not look for them"
+
+
+def _total(partitions: Mapping[int, StoreDigest]) -> StoreDigest:
+    each = partitions.values()
+    return StoreDigest(sum(one.rows for one in each), sum(one.digest for one in each))
+
+
+def check_directories(rewritten: StoppedState, partitions: int) -> None:
+    """Check that the new state has a directory for each partition, and no other one.
+
+    That each has every file that a resume needs was checked by the cut.
+
+    Args:
+        rewritten: The new state.
+        partitions: Number of partitions that it is to have.
+
+    Raises:
+        StateRewriteError: There are fewer or more.
+    """
+    for operator in rewritten.operators:
+        names = rewritten.live.folder.list(f"{STATE}/{operator.number}")
+        found = {number for name in names if (number := number_in(name)) is not None}
+        expected = 1 if operator.single_partition else partitions
+        if found != set(range(expected)):
+            raise StateRewriteError(
+                f"The rewritten state of operator {operator.number} ({operator.name}) has {len(found)} directories of "
+                f"partitions instead of {expected}. The new directory was deleted, and the stream is unchanged. Please "
+                "report this, with the versions of Spark and dagster-ckpt."
+            )
+
 
 PARTITION_KEY = "partition_key"
 _CUTS = 3

@@ -18,10 +18,9 @@ from dagster_ckpt.errors import CkptError, StateRewriteError, UnsupportedSparkEr
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import Feature, release_of
-from dagster_ckpt.state.raw_rows import state_session
 from dagster_ckpt.state.reading import cause_in
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.state.skeleton import StateIds
+from dagster_ckpt.state.stopped_state import StateIds, state_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

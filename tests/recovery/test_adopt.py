@@ -15,7 +15,7 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import (

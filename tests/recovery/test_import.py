@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StartCause
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StartCause
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,

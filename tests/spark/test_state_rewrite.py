@@ -22,10 +22,9 @@ from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state import rewriting
-from dagster_ckpt.state.raw_rows import StateStoreName
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.state.skeleton import StoppedState
+from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState
 from tests.support.needs import needs
 
 pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]

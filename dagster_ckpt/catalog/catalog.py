@@ -171,11 +171,7 @@ NEWEST_REVISION = "0001"
 
 
 def upgrade(database: Database) -> None:
-    """Migrate a database to the newest schema; a current database is unchanged.
-
-    Raises:
-        CatalogError: It was created by a newer version of this package, or cannot be used.
-    """
+    """Migrate a database to the newest schema; a current database is unchanged."""
     with database.reading() as connection:
         if _current_revision(connection) == NEWEST_REVISION:
             return
@@ -230,11 +226,7 @@ class CatalogHome:
 
 
 def check_home(database: Database) -> None:
-    """Record where a catalog is, or refuse it if it is a copy of one that may still be used.
-
-    Raises:
-        CatalogError: It is a copy.
-    """
+    """Record where a catalog is, or refuse it if it is a copy of one that may still be used."""
     here = _home_of(database)
     if here is None:
         return

@@ -76,9 +76,6 @@ class Database:
         url: SQLAlchemy URL of SQLite or PostgreSQL.
         clock: Returns the time in ms since the epoch. None uses the database's clock, so that
             leases do not depend on the clocks of their holders.
-
-    Raises:
-        CatalogError: The URL is not that of a supported database.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -101,11 +98,7 @@ class Database:
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
-        """A write transaction. On SQLite it locks out other writers from its begin.
-
-        Args:
-            within_s: Time limit, if longer than that of a call.
-        """
+        """A write transaction. On SQLite it locks out other writers from its begin."""
         recorded: list[_Recorded] = []
         effect = _Effect()
         with (
@@ -133,9 +126,6 @@ class Database:
 
         Every write of a run uses this. Checking the lease before the write is not enough: the
         process may be paused in between, and its lease taken over.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         with self.writing() as connection:
             require_lease(connection, lease.stream_id, lease.token)
@@ -369,9 +359,6 @@ def require_lease(connection: Connection, stream_id: str, token: int) -> None:
     On PostgreSQL the row is locked: a take-over waits for this transaction, and a transaction that
     begins after a take-over finds the new token. On SQLite a write transaction excludes all others
     from its begin.
-
-    Raises:
-        LeaseLostError: Another execution holds the lease, or it is not held.
     """
     query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()

@@ -57,20 +57,7 @@ _OVER = (UpgradePhase.STABLE, UpgradePhase.REFUSED, UpgradePhase.ROLLED_BACK, Up
 
 @dataclass(frozen=True)
 class UpgradeRecord:
-    """One upgrade.
-
-    Attributes:
-        phase: Its phase.
-        from_version: Code version that ran before, if known.
-        to_version: Code version that it upgrades to.
-        mode: What the new code starts from.
-        began_at_ms: When it began.
-        reason: Why it entered this phase.
-        old_execution_id: The newest execution before the new code was started.
-        starts: Number of requested starts.
-        started_at_ms: When the first execution of the new code began.
-        snapshot_id: The snapshot that a rollback restores.
-    """
+    """One upgrade."""
 
     phase: UpgradePhase
     from_version: str | None
@@ -89,11 +76,8 @@ class PreflightRecord:
     """Result of running new code on a copy of a stream's state.
 
     Attributes:
-        code_version: Version of the code that was tried.
         passed: Whether a running stream may be stopped for the upgrade.
-        reason: What happened, as text for people.
         batch_id: The batch that was run, or None if none could be run.
-        at_ms: When it ended.
         refused_plan: Fingerprint of the plan, if a user has to accept its differences.
     """
 
@@ -121,17 +105,9 @@ class DesiredRecord:
     """A managed stream.
 
     Attributes:
-        stream_id: The stream.
         desired: The state that was set last; None means the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
-        reached: The last generation that was reconciled.
-        request_id: The sensor's last request for this stream.
-        upgrade: The last upgrade, even if it is over.
-        preflight: The last preflight.
-        alert: A message that requires attention, until it is resolved.
         alert_until: What ends the alert automatically; None: another decision about the stream does.
-        origin: Who last changed it.
-        changed_at_ms: When the desired state last changed.
         broken: Why the row could not be fully read, or None; such a stream is not reconciled.
     """
 
@@ -189,9 +165,7 @@ class DesiredStateRecords:
         """Set the desired state of a stream.
 
         Args:
-            stream_id: A stream that the catalog knows.
             desired: The state; None means the asset's definition decides.
-            origin: Who sets it.
             retry_refused: Allow a code version again that was refused or rolled back.
         """
         with self._database.writing() as connection:
@@ -226,21 +200,12 @@ class DesiredStateRecords:
         """Record the sensor's progress, with an event for each change.
 
         Args:
-            before: The row that it was computed for.
-            upgrade: The current upgrade.
             alert: A message that requires attention, or None.
-            request_id: The sensor's last request.
-            alert_until: What ends the alert automatically.
-            reached: The desired state is reached.
-            begins: An upgrade begins: the generation increases.
             lease: The lease of the stream, if this is the result of work done under it.
 
         Returns:
             False if the desired state changed concurrently, or if the snapshot that the upgrade would be
             rolled back to is being deleted: nothing is recorded, and the next evaluation decides again.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: nothing is recorded.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)

@@ -35,11 +35,7 @@ class ExecutionQueries:
         return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
 
     def get(self, execution_id: str) -> ExecutionRecord:
-        """One execution.
-
-        Raises:
-            CatalogError: No execution has this id.
-        """
+        """One execution."""
         found = self._all(select(executions).where(executions.c.execution_id == execution_id))
         if not found:
             raise CatalogError(
@@ -104,7 +100,6 @@ class ExecutionQueries:
         """The executions of these streams that failed after a moment, oldest first, in one query.
 
         Args:
-            stream_ids: The streams; those without a failure are omitted.
             since_ms: That moment, ms since the epoch.
         """
         query = (
@@ -151,11 +146,7 @@ class ExecutionQueries:
         return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
 
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
-        """Unsettled or running executions of other streams whose lease is held.
-
-        Args:
-            stream_id: The stream whose executions are left out.
-        """
+        """Unsettled or running executions of other streams whose lease is held."""
         held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
@@ -245,9 +236,6 @@ class ExecutionRecords(ExecutionQueries):
 
         This also settles earlier executions that were not settled, because this one continues from
         what they left.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -296,11 +284,7 @@ class ExecutionRecords(ExecutionQueries):
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query was started, what it started from, and the Spark application in which it runs.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that the query was started, what it started from, and the Spark application in which it runs."""
         with self._database.writing_under(lease) as connection:
             stream_id = connection.execute(
                 executions.update()
@@ -321,11 +305,7 @@ class ExecutionRecords(ExecutionQueries):
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
-        """Record the newest progress of the query.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record the newest progress of the query."""
         with self._database.writing_under(lease) as connection:
             connection.execute(
                 executions.update()
@@ -346,18 +326,10 @@ class ExecutionRecords(ExecutionQueries):
         """Record the end of an execution, as the stream's writer; an execution that has already ended is unchanged.
 
         Args:
-            lease: The lease of the stream.
-            execution_id: The execution.
-            status: How it ended.
-            reason: Why, as text for people.
-            settled: Whether it needs no further work.
             request_id: The request that asked for this end; it is completed in the same transaction.
 
         Returns:
             False if the request was withdrawn: nothing was changed.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -377,20 +349,9 @@ class ExecutionRecords(ExecutionQueries):
     ) -> bool:
         """Record that an execution that failed, or whose process died, was stopped before its restart.
 
-        Args:
-            lease: The lease of the stream.
-            execution_id: The execution.
-            status: How it ends now.
-            reason: Why, as text for people.
-            settled: Whether it needs no further work.
-            request_id: As for `end`.
-
         Returns:
             False if there was nothing to stop (it was settled already, or had ended normally), or if the
             request was withdrawn.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
         open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
@@ -418,10 +379,6 @@ class ExecutionRecords(ExecutionQueries):
         execution is unchanged.
 
         Args:
-            execution_id: The execution.
-            status: How it ended.
-            reason: Why, as text for people.
-            settled: Whether it needs no further work.
             seen: The lease that it held when it was found dead. If it has renewed that lease since, it lives, and
                 nothing is recorded.
         """

@@ -24,8 +24,6 @@ class SnapshotTally:
     """Totals over several checkpoints.
 
     Attributes:
-        count: Number of checkpoints.
-        rows: Input rows, as far as their executions saw them.
         incremental_bytes: Number of bytes written for them.
     """
 
@@ -39,10 +37,7 @@ class SnapshotHistory:
     """Health indicators of a stream from its snapshots.
 
     Attributes:
-        newest: The newest restorable snapshot.
         verified: The snapshot that was verified last; it may have been deleted since.
-        failures: Number of failed attempts since the newest snapshot.
-        last_failure: Why the last of them failed.
         bytes_before: Full bytes of the first snapshot in the requested window.
         slowest_ms: Longest duration among the last completed checkpoints, or None.
     """
@@ -98,7 +93,6 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
     """The ancestors of a timeline, each with the last batch that belongs to its history.
 
     Args:
-        timeline: The timeline.
         begins: For each timeline, its parent and the batch after which it branched off.
     """
     past: dict[int, int] = {}
@@ -176,7 +170,6 @@ def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
 
     Args:
         spans: Stream, the sequence before the first event, and that of the last.
-
     Columns: place, the index of the span in the list; taken; rows; incremental_bytes. Spans without
     checkpoints are omitted.
     """
@@ -202,7 +195,6 @@ class HistoryCursor:
     """Where the next page of a history begins.
 
     Attributes:
-        created_at_ms: When the last snapshot of the page was begun.
         snapshot_id: Its id, for snapshots that were begun in the same millisecond.
     """
 
@@ -214,11 +206,7 @@ class HistoryCursor:
 
     @staticmethod
     def parse(text: str) -> HistoryCursor:
-        """Read the text form.
-
-        Raises:
-            ValueError: It is not one.
-        """
+        """Read the text form."""
         at_ms, _, snapshot_id = text.partition("-")
         # A larger number is no time, and databases refuse it.
         return HistoryCursor(min(int(at_ms), LARGEST_LONG), snapshot_id)
@@ -229,7 +217,6 @@ class HistoryPage:
     """One page of a history.
 
     Attributes:
-        snapshots: The snapshots, newest first.
         older: Where the next page begins; None on the last one.
     """
 
@@ -266,9 +253,7 @@ class ExecutionHistory:
 
     Attributes:
         completed: Number of snapshots that were completed, including those deleted since.
-        failed: Number of failed attempts.
         new_bytes: Number of bytes written for the completed ones.
-        newest: The newest attempts, newest first.
     """
 
     completed: int
@@ -279,13 +264,7 @@ class ExecutionHistory:
 
 @dataclass(frozen=True)
 class Branch:
-    """The origin of a timeline.
-
-    Attributes:
-        timeline: The timeline.
-        parent: The timeline that it branched off.
-        to_batch: The last batch that both share.
-    """
+    """The origin of a timeline."""
 
     timeline: int
     parent: int
@@ -313,10 +292,7 @@ class HistoryRecords:
         """Snapshots of a stream, newest attempt first, including failed and deleted ones.
 
         Args:
-            stream_id: The stream.
-            limit: Maximum number of snapshots.
             kind: None for both.
-            status: Only those with this status.
             older_than: Where the page begins; None for the first page.
         """
         query = select(snapshots).where(snapshots.c.stream_id == stream_id)
@@ -341,12 +317,7 @@ class HistoryRecords:
         return HistoryPage(shown, HistoryCursor(shown[-1].created_at_ms, shown[-1].snapshot_id) if has_more else None)
 
     def figures(self, stream_id: str, *, limit: int) -> list[SnapshotFigures]:
-        """Figures of the last completed snapshots of a stream, oldest first.
-
-        Args:
-            stream_id: The stream.
-            limit: Maximum number of snapshots.
-        """
+        """Figures of the last completed snapshots of a stream, oldest first."""
         query = (
             select(*(snapshots.c[name] for name in _STORED), snapshots.c.watermark)
             .where(
@@ -361,13 +332,7 @@ class HistoryRecords:
             return [_figures(row) for row in reversed(connection.execute(query).all())]
 
     def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
-        """What one execution of a stream has taken.
-
-        Args:
-            stream_id: The stream.
-            execution_id: The execution.
-            limit: Maximum number of the newest attempts.
-        """
+        """What one execution of a stream has taken."""
         its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
         totals = (
             select(snapshots.c.status, func.count(), func.coalesce(func.sum(snapshots.c.incremental_bytes), 0))

@@ -49,11 +49,6 @@ class HoldRecords:
         Args:
             wanted: The snapshots. One that the catalog does not list at its location is skipped,
                 because nothing deletes it.
-            holder: Who reads, as text for people.
-            ttl_ms: Time until the holds expire without a renewal.
-
-        Raises:
-            SnapshotNotFoundError: A snapshot has been deleted, or is being deleted.
         """
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
@@ -84,14 +79,7 @@ class HoldRecords:
         """Keep a snapshot until its tag is released. With a label you can start from it by that name.
 
         Args:
-            snapshot_id: The snapshot.
-            label: The label, if any.
-            holder: Who keeps it, as text for people.
             lease: The lease of the stream, if its run does this.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            SnapshotNotFoundError: No snapshot has this id, or it is being deleted.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -128,11 +116,7 @@ class HoldRecords:
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold a snapshot, in the transaction that creates a request, until the request is answered.
-
-    Raises:
-        SnapshotNotFoundError: It has been deleted, or is being deleted.
-    """
+    """Hold a snapshot, in the transaction that creates a request, until the request is answered."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)

@@ -32,7 +32,6 @@ class PlannedBatch:
     """A batch that Spark planned.
 
     Attributes:
-        batch_id: The batch.
         follows: SHA-256 of the entry of the batch before in the offset log, where its sources begin; empty
             for the first batch.
         files: Path in the live directory to content: its entry in the offset log, and what its sources
@@ -59,11 +58,7 @@ class JournalRecords:
         """Record the newest planned batches, and forget those that no checkpoint needs any more.
 
         Args:
-            lease: The lease of the stream.
             batches: The batches, ascending. All that were recorded from the first of them on are replaced.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         stream_id, of_stream = lease.stream_id, planned_batches.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -85,15 +80,7 @@ class JournalRecords:
             )
 
     def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
-        """Record how many rows batches have read. A batch that is not in the journal is passed over.
-
-        Args:
-            lease: The lease of the stream.
-            rows: Rows by batch.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record how many rows batches have read. A batch that is not in the journal is passed over."""
         batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
         with self._database.writing_under(lease) as connection:
             for row in connection.execute(select(planned_batches).where(batches)).all():
@@ -104,11 +91,7 @@ class JournalRecords:
                     connection.execute(planned_batches.update().where(this).values(files=files))
 
     def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Forget the batches after one, because they are about to be undone in a sink.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Forget the batches after one, because they are about to be undone in a sink."""
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 
@@ -130,8 +113,6 @@ def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -
     """Forget the batches after one, because the stream goes back to it.
 
     Args:
-        connection: A transaction of the writer.
-        stream_id: The stream.
         batch_id: The batch; None forgets all.
     """
     undone = planned_batches.c.stream_id == stream_id

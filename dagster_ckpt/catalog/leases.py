@@ -34,15 +34,9 @@ class LeaseRecords:
         """Acquire a stream's lease if it is free or expired.
 
         Args:
-            stream_id: The stream.
-            holder: The new holder.
-            ttl_ms: Time until the lease expires without a renewal.
             take_over: Token of a lease to take over before it expires, because its holder is proven
                 dead. A lease with another token is not taken over.
             above: The new token is greater than this one, which a lost catalog issued.
-
-        Raises:
-            LeaseHeldError: The lease is held.
         """
         with self._database.writing() as connection:
             self._database.insert_if_absent(connection, leases, stream_id=stream_id, token=0)
@@ -82,11 +76,7 @@ class LeaseRecords:
         return taken
 
     def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
-        """Renew a lease.
-
-        Raises:
-            LeaseLostError: Another execution took it over, or it was released.
-        """
+        """Renew a lease."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
@@ -104,11 +94,7 @@ class LeaseRecords:
             log_transition(stream_id, f"Released the lease of stream {stream_id}: token {token}")
 
     def fenced(self, lease: LeaseRecord) -> None:
-        """Record that the queries of all previous holders can plan no further batch.
-
-        Raises:
-            LeaseLostError: Another execution holds the lease.
-        """
+        """Record that the queries of all previous holders can plan no further batch."""
         with self._database.writing_under(lease) as connection:
             of_stream = leases.c.stream_id == lease.stream_id
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
@@ -142,19 +128,12 @@ class LeaseRecords:
 
         A take-over waits for the transaction. PostgreSQL ends a transaction that is idle for longer
         than a call may take; SQLite does not.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; the step was not begun.
         """
         with self._database.writing_under(lease):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """Check that a token is still that of the stream's writer.
-
-        Raises:
-            LeaseLostError: It is not.
-        """
+        """Check that a token is still that of the stream's writer."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:

@@ -28,16 +28,7 @@ _CHUNK = 2_000
 
 @dataclass(frozen=True)
 class PrunedHistory:
-    """What was deleted, or would be.
-
-    Attributes:
-        stream_id: The stream.
-        snapshots: Rows of deleted snapshots and of failed attempts.
-        executions: Rows of ended executions.
-        events: Rows of the event outbox.
-        requests: Rows of answered requests.
-        recovery_failures: Rows of resolved failures of recoveries.
-    """
+    """What was deleted, or would be."""
 
     stream_id: str
     snapshots: int
@@ -66,9 +57,7 @@ class PruningRecords:
         the current live directory, the last execution that reported its sinks, and open requests.
 
         Args:
-            stream_id: The stream; it may be running.
             before_ms: The time, ms since the epoch.
-            dry_run: Only count.
         """
         rows = {
             "snapshots": (snapshots.c.snapshot_id, _old_snapshots(stream_id, before_ms)),

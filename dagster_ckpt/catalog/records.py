@@ -36,12 +36,8 @@ class StateOrigin:
     If a directory is lost before its first checkpoint, it is re-created from here.
 
     Attributes:
-        kind: What it was made from.
         batch_id: The batch that the state was at; None if the query started with empty state.
         snapshot_id: The snapshot, for SNAPSHOT; for ADOPTED the first one of the directory.
-        location: Location of that snapshot.
-        snapshot_number: Number of that snapshot.
-        query_id: The query id in that snapshot.
         directory: The stream's previous live directory; for DIRECTORY the one that it was made
             from, for ADOPTED the directory itself.
         sinks: The sinks that the snapshot's query wrote to, as Spark names them, for SNAPSHOT and ADOPTED.
@@ -81,11 +77,7 @@ class StateOrigin:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> StateOrigin:
-        """Parse the result of `as_record`.
-
-        Raises:
-            ValueError: It is not such a record.
-        """
+        """Parse the result of `as_record`."""
         values = dict(record)
         earlier = values.pop("earlier", None)
         sinks = values.pop("sinks", [])
@@ -227,19 +219,11 @@ class StreamRecord:
     """A stream.
 
     Attributes:
-        stream_id: Stable id.
-        name: Name of its query.
-        asset_key: Dagster asset key as a user string.
-        options: Its options, for display.
         live_directory: Spark's current checkpoint location, or None before the first start and
             after a cancellation that deleted it.
-        live_generation: Number of that directory; increases with each new one.
         timeline: Increases with each rewind or restore; automatic recovery does not use snapshots
             that an earlier timeline took after the branch.
-        restored_snapshot_id: The snapshot that the timeline began with.
-        preferred_savepoint_id: The savepoint that `preferred-savepoint` resolves to.
         pending_restore: A restore whose sinks have not been rolled back yet.
-        next_number: Number of the next attempt.
         plan: The plan that the state in the live directory belongs to, from the last started query;
             None or empty if unknown.
         accepted_plan: Fingerprint of another plan that a user allowed to continue from that state.
@@ -274,12 +258,8 @@ class ExecutionRecord:
 
     Attributes:
         settled: Whether it needs no further work: it was restarted, or its retention was applied.
-        recovery: What it started from.
-        progress: The newest progress of its query.
-        code_version: Version of the code that it runs, as configured.
         application: The Spark application in which it runs: its `id`, `master`, and `page` if it
             has one.
-        boot_id: Boot id of its machine.
         process_start_ticks: Start time of its process as the kernel reports it.
         broken: Why the row could not be fully read, or None.
     """
@@ -359,13 +339,11 @@ class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
-        number: Number of the attempt; the n of `chk-<n>`.
         location: URL of its folder, once completed.
         full_bytes: Number of bytes that a restore reads.
         incremental_bytes: Number of bytes written for it.
         rows: Input rows since the previous snapshot, as far as its execution saw them.
         duration_ms: Time from the start of the attempt to its completion.
-        label: Name that a user gave it.
         claimed: Whether a start has claimed it: the stream owns it and deletes it like a
             checkpoint.
         schedule: Name of the schedule that took it, or None. Only that schedule's history deletes
@@ -513,10 +491,7 @@ class HoldRecord:
     """A hold that protects a snapshot from deletion.
 
     Attributes:
-        stream_id: The stream of the snapshot.
-        holder: Who holds it, as text for people.
         request_id: The request whose answer releases it, for a REFERENCE by a request.
-        expires_at_ms: When it expires unless it is renewed, for USE.
     """
 
     hold_id: str
@@ -555,15 +530,9 @@ class LaunchRecord:
     """A driver that runs independently of the process that launched it.
 
     Attributes:
-        request_id: The START request that it answers.
-        run_id: The run that launched it.
         host: Host of its process: the driver itself, or the submission that hands it to a cluster.
-        boot_id: Boot id of that machine.
-        pid: Id of that process.
         process_start_ticks: Start time of the process as the kernel reports it, which distinguishes
             it from a later process with the same id.
-        command: Its command line.
-        log: File with its output.
     """
 
     request_id: str
@@ -597,7 +566,6 @@ class RunFailure:
 
     Attributes:
         at_ms: When it ended, ms since the epoch.
-        reason: Why.
     """
 
     at_ms: int

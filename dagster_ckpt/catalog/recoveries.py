@@ -18,16 +18,9 @@ class PointFailure:
     """A recovery that failed at one of the stream's recovery points.
 
     Attributes:
-        ordinal: Increases with each failure of the stream.
-        execution_id: The execution that failed there.
-        point: Name of the point, as `RecoveryPoint` makes it.
-        error: Class of the error.
-        detail: What was found, as text for people.
-        is_certain: Whether a retry cannot succeed.
         batch_id: The batch of that point, or None.
         rewound_batches: Number of batches that going back there reprocesses, or None if unknown.
         rewound_ms: The same as a time span, or None.
-        at_ms: When.
     """
 
     ordinal: int
@@ -68,19 +61,10 @@ class RecoveryRecords:
         """Record that a recovery failed at a point.
 
         Args:
-            lease: The lease of the stream.
-            execution_id: The execution that failed there.
-            point: Name of the point.
-            error: Class of the error.
-            detail: What was found, as text for people.
-            is_certain: Whether a retry cannot succeed.
             batch_id: The batch of that point, or None.
             rewound_batches: Number of batches that going back there reprocesses, or None if
                 unknown.
             rewound_ms: The same as a time span, or None.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -129,11 +113,7 @@ class RecoveryRecords:
         return found
 
     def forget(self, lease: LeaseRecord) -> None:
-        """Treat every point as not yet tried, after a user intervened.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Treat every point as not yet tried, after a user intervened."""
         of_stream = recovery_failures.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
             connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))

@@ -38,16 +38,9 @@ class RequestRecords:
         """Submit a request to a stream.
 
         Args:
-            stream_id: The stream.
-            kind: The kind of request.
-            arguments: Details, as JSON.
-            origin: Who asks, as text for people.
             request_id: Its id, to make the call idempotent: an existing request is returned
                 unchanged.
             holding: A snapshot that must not be deleted until the request is answered or withdrawn.
-
-        Raises:
-            SnapshotNotFoundError: The snapshot has been deleted, or is being deleted.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
@@ -68,11 +61,7 @@ class RequestRecords:
         return self.get(request_id)
 
     def get(self, request_id: str) -> RequestRecord:
-        """One request.
-
-        Raises:
-            CatalogError: No request has this id.
-        """
+        """One request."""
         found = self.find(request_id)
         if found is None:
             raise CatalogError(
@@ -114,22 +103,13 @@ class RequestRecords:
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """Accept a request, as the stream's writer; returns False if it was withdrawn or accepted concurrently.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Accept a request, as the stream's writer; returns False if it was withdrawn or accepted concurrently."""
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return _move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
-        """Withdraw a request; returns False if it was already answered.
-
-        Args:
-            request_id: The request.
-            only_pending: Do not withdraw a request that was accepted.
-        """
+        """Withdraw a request; returns False if it was already answered."""
         allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else _OPEN)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
@@ -143,11 +123,7 @@ class RequestRecords:
         snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Answer a request, as the stream's writer; returns False if it was already answered or withdrawn.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Answer a request, as the stream's writer; returns False if it was already answered or withdrawn."""
         answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(_OPEN)
         with self._database.writing_under(lease) as connection:
             return _answer(

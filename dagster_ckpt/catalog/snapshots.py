@@ -55,11 +55,7 @@ class SnapshotRecords:
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that an execution starts a snapshot; this consumes its number.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that an execution starts a snapshot; this consumes its number."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number + 1)
             started = self._start(
@@ -84,15 +80,8 @@ class SnapshotRecords:
         """Record that a snapshot of an execution is complete in storage.
 
         Args:
-            lease: The lease of the stream.
-            snapshot_id: The snapshot.
-            facts: What was stored.
             after_batch: Whether the execution has committed a batch. Only then do earlier failures of
                 recoveries no longer count: before it, nothing has loaded the state.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: the snapshot is not recorded.
-            CatalogError: It is no longer in progress.
         """
         with self._database.writing_under(lease) as connection:
             completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
@@ -106,15 +95,6 @@ class SnapshotRecords:
 
         The checkpoint counts as completed now, and the attempt is forgotten. This is no event: nothing
         was taken.
-
-        Args:
-            lease: The lease of the stream.
-            snapshot_id: The existing checkpoint.
-            attempt_id: The snapshot that the attempt was recorded as.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            CatalogError: The checkpoint no longer exists.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
@@ -142,13 +122,6 @@ class SnapshotRecords:
 
         This proves every snapshot of that state: those of the current timeline, and the one that it
         began with. See `SnapshotRecord.is_proven`.
-
-        Args:
-            lease: The lease of the stream.
-            batch_id: The batch that the query resumed after.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         loaded = [
             snapshot
@@ -168,13 +141,7 @@ class SnapshotRecords:
         """Record that a snapshot of an execution failed; a completed one is unchanged.
 
         Args:
-            lease: The lease of the stream.
-            snapshot_id: The snapshot.
-            reason: Why it failed.
             streak: For the log: consecutive failures including this one, and how many are tolerated.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_under(lease) as connection:
@@ -210,11 +177,7 @@ class SnapshotRecords:
         return started
 
     def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is complete in storage.
-
-        Raises:
-            CatalogError: It is no longer in progress.
-        """
+        """Record that a savepoint of a stopped stream is complete in storage."""
         with self._database.writing() as connection:
             return self._complete(connection, snapshot_id, _OF_STOPPED, facts)
 
@@ -252,14 +215,7 @@ class SnapshotRecords:
         """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
         Args:
-            snapshot_id: The snapshot.
             lease: The lease of the run or retention that deletes it; None if an operator does.
-
-        Raises:
-            SnapshotHeldError: A hold protects it; nothing was changed. Not raised if it is already
-                being deleted.
-            SnapshotNotFoundError: No snapshot has this id.
-            LeaseLostError: The lease is no longer held: the snapshot is unchanged.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -273,16 +229,7 @@ class SnapshotRecords:
             )
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot were deleted, and why. Repeated deletion passes write only one event.
-
-        Args:
-            snapshot_id: The snapshot.
-            reason: Why.
-            lease: As for `mark_deleting`.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: the next pass continues.
-        """
+        """Record that the bytes of a snapshot were deleted, and why. Repeated deletion passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
@@ -304,11 +251,7 @@ class SnapshotRecords:
             )
 
     def get(self, snapshot_id: str) -> SnapshotRecord:
-        """One snapshot.
-
-        Raises:
-            SnapshotNotFoundError: No snapshot has this id.
-        """
+        """One snapshot."""
         with self._database.reading() as connection:
             return _get(connection, snapshot_id)
 

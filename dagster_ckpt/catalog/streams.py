@@ -41,22 +41,12 @@ class StreamRecords:
             return _get(connection, stream_id)
 
     def get(self, stream_id: str) -> StreamRecord:
-        """One stream.
-
-        Raises:
-            StreamNotFoundError: It was never started.
-            CatalogError: Its row says that a restore is pending, but its details cannot be read.
-        """
+        """One stream."""
         with self._database.reading() as connection:
             return _get(connection, stream_id)
 
     def named(self, name: str) -> StreamRecord:
-        """The stream with this id, or the only one that writes the asset with this key.
-
-        Raises:
-            StreamNotFoundError: There is none.
-            CatalogError: As for `get`.
-        """
+        """The stream with this id, or the only one that writes the asset with this key."""
         try:
             return self.get(name)
         except StreamNotFoundError:
@@ -71,36 +61,21 @@ class StreamRecords:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
-        """Record that a restore is finished.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that a restore is finished."""
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """Record that the stream no longer has a live directory; its files may now be deleted.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that the stream no longer has a live directory; its files may now be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: Mapping[str, Any] | None) -> None:
-        """Record what remains to be done before a query may start, or None.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record what remains to be done before a query may start, or None."""
         self._change_under(lease, pending_restore=as_text(dict(pending)) if pending is not None else None)
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
         """Record that the stream has no state: no start has taken its adopted directory over.
 
         Its next timeline has no past, so that no recovery goes back to a snapshot of that directory.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             connection.execute(
@@ -120,11 +95,7 @@ class StreamRecords:
             )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Raise the stream's counter to a number; a higher counter is unchanged.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Raise the stream's counter to a number; a higher counter is unchanged."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
@@ -137,37 +108,18 @@ class StreamRecords:
         """Allow another plan to continue from a stream's state, once, after a user accepted the differences.
 
         Args:
-            stream_id: The stream.
-            fingerprint: Fingerprint of the plan.
             lease: The lease of the stream, if a run records an option of its start.
-
-        Raises:
-            StreamNotFoundError: It was never started.
-            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Record the plan of the query that is about to start; None means unknown.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record the plan of the query that is about to start; None means unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """Allocate the next number of the stream's counter, for a snapshot outside of a coordinator.
-
-        Args:
-            stream_id: The stream.
-            lease: Its lease, if its run takes the snapshot.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            StreamNotFoundError: It was never started.
-        """
+        """Allocate the next number of the stream's counter, for a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -191,8 +143,6 @@ class StreamRecords:
         """Switch the stream to another live directory; its generation increases.
 
         Args:
-            lease: The lease of the stream.
-            live_directory: The new directory, which is ready for use.
             origin: Where the state in it came from; None if unknown.
             restored_snapshot_id: The snapshot that it was made from: a new timeline begins with it.
             pending_restore: What remains to be done before the query may start. If set without a
@@ -202,12 +152,6 @@ class StreamRecords:
                 means the same as before.
             state_edits: Ids of the edits that the state in the new directory contains; None means the
                 same as before.
-            duration_ms: How long it took to build the directory.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
-            CatalogError: A previous holder may be alive and its query is not fenced: the directory
-                in which it runs would be forgotten.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -375,14 +319,8 @@ class RebuiltStream:
     """What to register for a stream that the catalog does not know.
 
     Attributes:
-        snapshots: Its snapshots.
-        next_number: A number greater than all that are in use.
         live_directory: The live directory of its query, or None.
-        live_generation: The highest number of a live directory there.
-        timeline: Its current timeline.
-        restored_snapshot_id: The snapshot that this timeline began with, if known.
         begins: For each timeline, its parent timeline and the batch at which it branched off.
-        plan: The plan that its state belongs to, if known.
         state_edits: Ids of the edits that its state contains, oldest first.
     """
 
@@ -404,11 +342,7 @@ class RebuildRecords:
         self._database = database
 
     def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
-        """Register snapshots of a stream that the catalog knows.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
-        """
+        """Register snapshots of a stream that the catalog knows."""
         with self._database.writing_under(lease) as connection:
             for snapshot in added:
                 connection.execute(snapshots.insert().values(**_columns(snapshot)))
@@ -419,9 +353,6 @@ class RebuildRecords:
 
         The previous holder of the stream's lease is unknown, so its query is fenced before the next
         start.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:

@@ -98,7 +98,7 @@ def _connect_to_postgresql(connection_class: Any | None) -> Callable[..., Any]:
 
 
 def _limited_connection() -> Any:
-    import psycopg  # noqa: PLC0415 - installed only for PostgreSQL
+    import psycopg  # noqa: PLC0415
 
     class LimitedConnection(psycopg.Connection[Any]):
         """A connection whose waits end at the deadline. It is then unusable and closed."""

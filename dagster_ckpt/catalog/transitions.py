@@ -29,11 +29,7 @@ def log_transition(
     """Log one transition.
 
     Args:
-        stream_id: The stream.
-        message: What happened; secrets in it are hidden.
-        level: Level of the line.
         event: The event in the catalog that the line reports, if any.
-        facts: Further attributes of the log record, prefixed with `ckpt_`.
     """
     if _LOG.isEnabledFor(level):
         named = {f"ckpt_{name}": value for name, value in facts.items()}

@@ -30,15 +30,7 @@ _Result = TypeVar("_Result")
 
 
 class JobProgress:
-    """What a long job does just now: the thread that works sets it, the one that waits for it reports it.
-
-    Attributes:
-        step: The current step, such as a state store that is written.
-
-    Args:
-        report: Called with a message every few seconds.
-        every_s: Seconds between two messages.
-    """
+    """What a long job does just now: the working thread sets `step`, the waiting thread reports it."""
 
     def __init__(self, report: Callable[[str], None], every_s: float | None = None) -> None:
         self.step = ""
@@ -56,7 +48,7 @@ class JobProgress:
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """Number of completed tasks and of all tasks of a group's running jobs."""
+    """Completed tasks and all tasks of a group's running jobs."""
     tracker = context.statusTracker()
     running = set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(group))
     jobs = [job for each in running if (job := tracker.getJobInfo(each)) is not None]
@@ -71,20 +63,10 @@ def in_job_group(
     check_aborted: Callable[[], None],
     progress: JobProgress | None = None,
 ) -> _Result:
-    """Run Spark jobs in a thread of their own, and wait for them.
+    """Run Spark jobs in a thread and a job group of their own, and return what `work` returns.
 
-    A call that blocks in the JVM must not be made by the main thread, which an interrupt would
-    leave in the middle of a reply.
-
-    Args:
-        context: The Spark context.
-        description: Description of the jobs, which Spark's page shows.
-        work: Runs them, and nothing that it must not run outside of the main thread.
-        check_aborted: Called several times a second; if it raises, the jobs are canceled.
-        progress: Reports how far the jobs are.
-
-    Returns:
-        What `work` returns.
+    The main thread must not block in the JVM: an interrupt would leave it in the middle of a reply.
+    `check_aborted` is called several times a second; if it raises, the jobs are canceled.
     """
     group = f"dagster-ckpt-{uuid.uuid4()}"
 
@@ -107,19 +89,17 @@ def in_job_group(
     return future.result()
 
 
-# Several tasks per core, so that no core is left waiting for one task that got large files.
+# Several tasks per core: files differ in size.
 _TASKS_A_CORE = 2
 _ONE_THREAD = Threads(1)
 
 
 @dataclass(frozen=True)
 class ExecutorCopy:
-    """Copies large snapshots with executors, small ones with threads of this process.
+    """Copies snapshots of more than `above_bytes` with executors, smaller ones with threads of this process.
 
-    Attributes:
-        context: The Spark context of the application.
-        above_bytes: Up to this many bytes, threads copy.
-        threads: The threads.
+    Each task writes its own data objects. The driver writes the manifest, so a snapshot becomes visible
+    atomically.
     """
 
     context: SparkContext
@@ -141,8 +121,7 @@ class ExecutorCopy:
             return self.threads.run(tasks, create, callbacks)
         for task in tasks:
             for name in pack_names(task):
-                # Executors cannot report in time which objects they create, so all possible names
-                # are recorded.
+                # Executors cannot report in time which objects they create: all possible names.
                 callbacks.creating(name)
         outcomes = self._collect([(task, create) for task in tasks], callbacks)
         for outcome in outcomes:
@@ -166,7 +145,6 @@ class ExecutorCopy:
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:
     """Executors of this process's application, for snapshots above this size; None without an application."""
-    # Imported here, because live directories can be read without Spark.
     from pyspark import SparkContext  # noqa: PLC0415
 
     context = SparkContext._active_spark_context
@@ -176,11 +154,10 @@ def executors_above(total_bytes: int) -> ExecutorCopy | None:
 def _copy(work: tuple[PackTask, Create]) -> Packed | CkptError:
     task, create = work
     try:
-        # An executor cannot call back: it compares with nothing, and cannot be aborted alone.
+        # An executor cannot call back, so nothing is compared.
         return write_packs(task, create, PackCallbacks(_no_op, _never, _no_op, _no_op))
     except CkptError as error:
-        # Returned instead of raised: Spark would retry a hopeless task and lose the type of the
-        # error.
+        # Returned, not raised: Spark would retry it and lose the type of the error.
         return error
 
 

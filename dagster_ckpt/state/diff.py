@@ -40,7 +40,6 @@ class StateDifference:
         name: The state, as in the second of the two, or in the first if only that has it.
         rows: The differences: `change`, `key` (and `map_key`), the value `before` and `after`, and for
             how many equal `rows`, which is 1 except for join sides.
-        reader: Reads that state.
         note: Why every row differs, if the two states cannot be compared; or None.
     """
 
@@ -51,12 +50,8 @@ class StateDifference:
 
     @cached_property
     def counts(self) -> Mapping[Change, int]:
-        """Number of rows by change; computed once.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read one of the states.
-        """
-        from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+        """Number of rows by change; computed once."""
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         totals = self.rows.groupBy(CHANGE).agg(F.sum(ROWS).alias(ROWS))
         found = {row[0]: int(row[1]) for row in attempt(totals.collect, self.reader.live, str(self.name))}
@@ -74,12 +69,7 @@ def differences(
     """Compare states.
 
     Args:
-        before: Reads the first.
         after: Reads the second.
-        names: The pairs to compare, as from `paired`.
-
-    Raises:
-        LiveDirectoryError: Spark cannot read one of the states.
     """
     found = []
     for old, new in names:
@@ -124,7 +114,7 @@ def _difference(before: StateFrame | None, after: StateFrame | None, reader: Sta
 
 
 def _all_of(frame: StateFrame, change: Change) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     kind = frame.content.schema[VALUE].dataType
     nothing = F.lit(None).cast(kind)
@@ -139,7 +129,7 @@ def _all_of(frame: StateFrame, change: Change) -> DataFrame:
 
 
 def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     old, new = _marked(before, "b"), _marked(after, "a")
     # Prefixed names are unambiguous where both sides read the same files.
@@ -164,7 +154,7 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
 
 def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
     """Compare states in which a key may have several rows: how often each whole row occurs."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     old, new = (frame.content.withColumn(ROWS, F.lit(sign).cast("long")) for frame, sign in ((before, -1), (after, 1)))
     kinds = {each.name: each.dataType for each in before.content.schema.fields}
@@ -182,14 +172,14 @@ def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
 
 
 def _marked(frame: StateFrame, prefix: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     columns = [F.col(each).alias(f"{prefix}_{each}") for each in frame.content.columns]
     return frame.content.select(*columns, F.lit(True).alias(f"{prefix}_there"))
 
 
 def _all_equal(identity: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     condition = F.lit(True)
     for name in identity:
@@ -210,13 +200,8 @@ def _simple(schema: StructType, column: str) -> str:
 
 
 def comparable(column: Column, kind: DataType) -> Column:
-    """A column whose values can be compared and hashed: maps, intervals and variants cannot.
-
-    Args:
-        column: The column.
-        kind: Its type.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    """A column whose values can be compared and hashed: maps, intervals and variants cannot."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
     from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
 
     if _is_comparable(kind):
@@ -237,7 +222,7 @@ def comparable(column: Column, kind: DataType) -> Column:
 
 
 def _is_comparable(kind: DataType) -> bool:
-    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
 
     if isinstance(kind, StructType):
         return all(_is_comparable(each.dataType) for each in kind.fields)

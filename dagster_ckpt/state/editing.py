@@ -68,9 +68,6 @@ class PlannedEdit:
     """An edit that was checked against the state that it changes.
 
     Attributes:
-        edit: The edit.
-        reader: Reads the state.
-        states: The states whose rows it changes.
         skipped: States of other operators, whose keys do not have the columns of `forget`.
     """
 
@@ -97,7 +94,7 @@ class PlannedEdit:
 
     @cached_property
     def _encoded(self) -> DataFrame | None:
-        from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         if self.edit.replace is None:
             return None
@@ -111,16 +108,7 @@ class PlannedEdit:
 
 
 def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
-    """Check an edit against the state that it changes, before anything is written.
-
-    Args:
-        edit: The edit.
-        reader: Reads the state.
-
-    Raises:
-        OptionError: There is no such operator.
-        StateRewriteError: The state cannot be edited like this; the message says why.
-    """
+    """Check an edit against the state that it changes, before anything is written."""
     wanted = reader.select(edit.operator)
     states, skipped = list(wanted), []
     if edit.forget is not None:
@@ -136,17 +124,8 @@ def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
 
 
 def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, after: StateReader) -> None:
-    """Check that a state differs in the rows that the edits name, and in no other.
-
-    Args:
-        planned: The edits.
-        difference: What the edited state differs in from the original.
-        after: Reads the edited state.
-
-    Raises:
-        StateRewriteError: It does not; the message says how many rows are wrong.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """Check that a state differs in the rows that the edits name, and in no other."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     unasked, name = difference.rows, difference.name
     left = after.frame(name).rows
@@ -180,7 +159,7 @@ def _undecided(rows: DataFrame, later: Sequence[StateEdit]) -> DataFrame:
 
 
 def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     keys = asked.select(F.col(KEY).alias("__asked"))
     return rows.join(keys, F.col(KEY).eqNullSafe(F.col("__asked")), "left_anti")
@@ -195,7 +174,7 @@ def _wrong(name: StateName, what: str) -> StateRewriteError:
 
 def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
     """None if a condition fits the keys of a state, else why not."""
-    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - Spark is optional
+    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
 
     if frame.name.operator == _LIMIT:
         return "a limit keeps a counter and no keys."
@@ -225,7 +204,7 @@ def _is_true(condition: Column | str) -> bool:
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
     """The rows whose key does not meet a condition; one that is null is not met."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     left = _unmet(_with_fields(rows, key), condition)
     return left.select(*(F.col(f"__{name}").alias(name) for name in rows.columns))
@@ -233,7 +212,7 @@ def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
 
 def _with_fields(rows: DataFrame, key: str) -> DataFrame:
     """Rows with the fields of their key by name, and their own columns under other names."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     fields = rows.select(f"{key}.*").columns
     assert not set(fields) & {f"__{name}" for name in rows.columns}
@@ -243,7 +222,7 @@ def _with_fields(rows: DataFrame, key: str) -> DataFrame:
 
 def _unmet(rows: DataFrame, condition: Column | str) -> DataFrame:
     """The rows that do not meet a condition on their columns."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     met = F.expr(condition) if isinstance(condition, str) else condition
     return rows.where(~F.coalesce(met, F.lit(False)))
@@ -285,13 +264,13 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
 
 def _partition_key(rows: DataFrame) -> Column:
     """The columns of the key that decide about the partition, as the rows of a store have them."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
     return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
 
 
 def _literal(text: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     return F.lit(text)

@@ -45,10 +45,6 @@ class HeapStore:
     """One store of one operator; a task gets it with its partition.
 
     Attributes:
-        folder: The live directory.
-        operator: Number of the operator.
-        store: Name of the store.
-        version: Version of the state.
         codec: Name of the codec that its files are compressed with.
     """
 
@@ -59,12 +55,7 @@ class HeapStore:
     codec: str = HEAP_CODEC
 
     def rows(self, session: SparkSession, partitions: int) -> DataFrame:
-        """The rows as bytes, each in its partition of the state, with the columns `key_bytes` and `value_bytes`.
-
-        Args:
-            session: The session.
-            partitions: Number of partitions.
-        """
+        """The rows as bytes, each in its partition of the state, with the columns `key_bytes` and `value_bytes`."""
         numbers = session.range(0, partitions, 1, partitions)
         return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
 
@@ -81,11 +72,7 @@ class HeapStore:
         return sum(row.rows for row in written.collect())
 
     def read(self, partition: int) -> dict[bytes, bytes]:
-        """The rows of one partition.
-
-        Raises:
-            LiveDirectoryError: A file is missing or damaged, or rows have checksums.
-        """
+        """The rows of one partition."""
         state: dict[bytes, bytes] = {}
         path = store_directory(self.operator, partition, self.store)
         for file in heap_files(StoreDirectory(self.folder, path), self.version):
@@ -116,7 +103,7 @@ def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 
 def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A task: reads the partitions whose numbers it gets."""
-    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+    import pyarrow as pa  # noqa: PLC0415
 
     for batch in batches:
         for partition in batch.column(0).to_pylist():
@@ -128,7 +115,7 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
 
 def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A task: writes the partition of the state that has its own number."""
-    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+    import pyarrow as pa  # noqa: PLC0415
     from pyspark import TaskContext  # noqa: PLC0415
 
     context = TaskContext.get()
@@ -178,7 +165,7 @@ class _Opened:
 
 def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
     """The decompressed content of a file, in pieces."""
-    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+    import pyarrow as pa  # noqa: PLC0415
 
     if codec == "zstd":
         with pa.CompressedInputStream(pa.PythonFile(_Opened(stream), "rb"), "zstd") as plain:

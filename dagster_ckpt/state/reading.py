@@ -59,11 +59,7 @@ class StateName:
     """One readable state of an operator.
 
     Attributes:
-        operator_id: Number of the operator in the plan.
-        operator: Spark's name for it.
         state: Name of the store; the side for a join, the variable for transformWithState, or `timers`.
-        partitions: Number of partitions.
-        options: Options of Spark's reader that select it.
     """
 
     operator_id: int
@@ -81,8 +77,6 @@ class StateFrame:
     """The rows of one state.
 
     Attributes:
-        name: The state.
-        kind: What the rows are.
         rows: Columns `key`, `value` and `partition`, and `map_key` for a map.
     """
 
@@ -107,11 +101,8 @@ class StateFrame:
 
         Args:
             condition: A condition in SQL on fields of the key by name, or on the columns of `rows`.
-
-        Raises:
-            OptionError: It names a column that the state does not have, or is not SQL.
         """
-        from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - see attempt
+        from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
         from pyspark.sql import functions as F  # noqa: PLC0415
 
         fields = self.key_fields
@@ -129,7 +120,7 @@ class StateFrame:
     @property
     def key_fields(self) -> tuple[str, ...]:
         """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
-        from pyspark.sql.types import StructType  # noqa: PLC0415 - see attempt
+        from pyspark.sql.types import StructType  # noqa: PLC0415
 
         kind = self.rows.schema[KEY].dataType
         return tuple(kind.names) if isinstance(kind, StructType) else ()
@@ -137,15 +128,7 @@ class StateFrame:
 
 @dataclass(frozen=True)
 class StateRows:
-    """One state of an operator, and its number of rows.
-
-    Attributes:
-        operator_id: Number of the operator in the plan.
-        operator: Spark's name for it.
-        state: Name of the state, as in `StateName`.
-        partitions: Number of partitions.
-        rows: Number of rows after the batch.
-    """
+    """One state of an operator, and its number of rows."""
 
     operator_id: int
     operator: str
@@ -159,20 +142,9 @@ class StateReader:
 
     Frames are lazy: the directory must exist, where the executors reach it, until they were computed.
 
-    Attributes:
-        live: The directory.
-        batch_id: The batch.
-        format_version: Checkpoint format of the state.
-
     Args:
         spark: The session that the frames belong to; state of another checkpoint format gets a session of
             its own.
-        live: The directory.
-        batch_id: The committed batch after which to read the state.
-
-    Raises:
-        UnsupportedSparkError: This version of Spark has no reader for the state.
-        LiveDirectoryError: The commit cannot be read.
     """
 
     def __init__(self, spark: SparkSession, live: LiveDirectory, batch_id: int) -> None:
@@ -194,11 +166,7 @@ class StateReader:
 
     @cached_property
     def states(self) -> tuple[StateName, ...]:
-        """Every state of every operator, by the operators' numbers; empty for a stateless query.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read the operators.
-        """
+        """Every state of every operator, by the operators' numbers; empty for a stateless query."""
         return tuple(name for operator, stores in self._operators for name in _states(operator, stores))
 
     def select(self, operator: int | str | None = None, state: str | None = None) -> list[StateName]:
@@ -207,9 +175,6 @@ class StateReader:
         Args:
             operator: Number or name of the operator; None for all.
             state: Name of the state; None for all.
-
-        Raises:
-            OptionError: There is none.
         """
         wanted = None if operator is None else str(operator)
         found = [
@@ -225,14 +190,7 @@ class StateReader:
         return found
 
     def frame(self, name: StateName) -> StateFrame:
-        """The rows of a state.
-
-        Args:
-            name: One of `states`.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read the state.
-        """
+        """The rows of a state."""
         rows = self._load(name.operator_id, name.options, str(name))
         if "list_element" in rows.columns:
             # With one row for each element, their order would be lost.
@@ -247,11 +205,7 @@ class StateReader:
         return _frame(name, kind, rows, {KEY: "key", VALUE: "value"})
 
     def count(self) -> list[StateRows]:
-        """Read every state, and count its rows.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read a state.
-        """
+        """Read every state, and count its rows."""
         counted = []
         for name in self.states:
             rows = attempt(self.frame(name).rows.count, self.live, str(name))
@@ -296,7 +250,6 @@ def session_like(spark: SparkSession, format_version: str) -> SparkSession:
 
     Args:
         spark: The session of the caller; its settings of the state store apply.
-        format_version: The checkpoint format.
     """
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
@@ -307,11 +260,7 @@ def session_like(spark: SparkSession, format_version: str) -> SparkSession:
 
 
 def require_state_reader(spark: SparkSession) -> SparkRelease:
-    """The release of a session, if it can read state; prepares its application for it.
-
-    Raises:
-        UnsupportedSparkError: It cannot.
-    """
+    """The release of a session, if it can read state; prepares its application for it."""
     release = release_of(spark.version)
     release.require(Feature.STATE_READER, "Reading state")
     # Stores report to a coordinator, which Spark starts with the manager of queries. Without it, in an
@@ -345,24 +294,14 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
 
 
 def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[str, str]) -> StateFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see attempt
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     selected = [F.col(source).alias(column) for column, source in columns.items()]
     return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
 
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
-    """Read with Spark, and report a failure as that of the directory.
-
-    Args:
-        read: Reads.
-        live: The directory.
-        what: What is read, for the message.
-
-    Raises:
-        LiveDirectoryError: Spark cannot read it.
-    """
-    # Imported here, because it takes a second and only callers with a session need it.
+    """Read with Spark, and report a failure as that of the directory."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 

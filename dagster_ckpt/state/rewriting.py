@@ -48,12 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreDigest:
-    """The content of one store.
-
-    Attributes:
-        rows: Number of rows.
-        digest: Sum of the hashes of all rows.
-    """
+    """The content of one store."""
 
     rows: int
     digest: int
@@ -64,9 +59,8 @@ def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
 
     Args:
         rows: With the columns `key_bytes`, `value_bytes` and `column_family_name`.
-        partition: The partition that a row belongs to.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     hashed = F.xxhash64("column_family_name", "key_bytes", "value_bytes").cast("decimal(38,0)")
     placed = rows.select(partition.alias("partition"), hashed.alias("hash")).groupBy("partition")
@@ -94,18 +88,10 @@ def compare_rows(
 ) -> dict[StateStoreName, StoreDigest]:
     """Compare the rows of each store with those that it is to have, partition by partition. Runs Spark jobs.
 
-    Args:
-        stores: The stores.
-        wanted: Returns the rows that a store is to have.
-        written: Reads a store after the rewrite.
-
     Returns:
         The content of each store.
-
-    Raises:
-        StateRewriteError: A store differs.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     found = {}
     for operator, store in stores:
@@ -138,13 +124,6 @@ def check_directories(rewritten: StoppedState, partitions: int) -> None:
     """Check that the new state has a directory for each partition, and no other one.
 
     That each has every file that a resume needs was checked by the cut.
-
-    Args:
-        rewritten: The new state.
-        partitions: Number of partitions that it is to have.
-
-    Raises:
-        StateRewriteError: There are fewer or more.
     """
     for operator in rewritten.operators:
         names = rewritten.live.folder.list(f"{STATE}/{operator.number}")
@@ -175,10 +154,8 @@ class Rewritten:
     """A directory whose state was rewritten; it is marked as not in use.
 
     Attributes:
-        live: The directory.
         batch_id: The batch after which it resumes, the same as before.
         rewrite_id: Id of this rewrite. No snapshot of the directory shares state with one from before.
-        shape: How the state is stored now.
         stores: Rows of each store that was written and compared; a copied one is left out.
         took_ms: How long it took, in milliseconds.
     """
@@ -201,12 +178,7 @@ class Rewritten:
 
 
 def shape_in(live: LiveDirectory) -> StateShape | None:
-    """How the state in a directory is stored, from its newest log entries; None without state. A query may run there.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be read.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """How the state in a directory is stored, from its newest log entries; None without state. A query may run there."""
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
@@ -216,11 +188,7 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
 
 
 def stored_state(live: LiveDirectory) -> StoredState | None:
-    """How the state in a directory is stored; None for a stateless query. A query may run there.
-
-    Raises:
-        LiveDirectoryError: The directory is incomplete at its newest batch.
-    """
+    """How the state in a directory is stored; None for a stateless query. A query may run there."""
     for _ in range(_CUTS):
         # A running query may purge what is listed.
         with suppress(IncompleteCutError):
@@ -252,12 +220,6 @@ def rewrite_state(
             only row is its counter.
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
-
-    Raises:
-        UnsupportedSparkError: This Spark cannot rewrite state.
-        StateRewriteError: The state cannot be stored so, or Spark failed to write it.
-        LiveDirectoryError: The source is incomplete.
-        RestoreError: The target exists.
     """
     require_rewriter(spark)
     # Before anything is built there: on an error, what was built is deleted.
@@ -299,16 +261,7 @@ def rewrite_state(
 
 @dataclass(frozen=True)
 class _Rewrite:
-    """One rewrite.
-
-    Attributes:
-        spark: The session of the caller.
-        source: The state to read.
-        target: The directory to fill.
-        shape: How to store the state.
-        change_rows: See `rewrite_state`.
-        progress: Reports which store is written or compared.
-    """
+    """One rewrite."""
 
     spark: SparkSession
     source: StoppedState
@@ -346,7 +299,7 @@ class _Rewrite:
 
     def partition_of(self, operator: Operator) -> Column:
         """The partition in which the query will look for a row of an operator."""
-        from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         if operator.single_partition:
             return F.lit(0)

@@ -29,13 +29,7 @@ _NAMES = {HEAP: "heap state (HDFSBackedStateStoreProvider)", ROCKSDB: "RocksDB"}
 
 @dataclass(frozen=True)
 class StateShape:
-    """How state is stored.
-
-    Attributes:
-        provider: Full name of the state store provider.
-        partitions: Number of state partitions.
-        checkpoint_format: Format of state checkpoints, 1 or 2.
-    """
+    """How state is stored."""
 
     provider: str
     partitions: int
@@ -51,8 +45,6 @@ class StoredState:
     """The state of a query, as far as the decision needs it.
 
     Attributes:
-        shape: How it is stored.
-        operators: Names of its stateful operators.
         has_metadata: Whether Spark has described them, as Spark 4.0 and later do.
         settings: Settings that Spark pins for the life of the query, by full name.
     """
@@ -80,13 +72,7 @@ class StoredState:
 
 @dataclass(frozen=True)
 class WantedShape:
-    """How state is to be stored; None leaves that as it is.
-
-    Attributes:
-        partitions: Number of state partitions.
-        provider: Full name of the state store provider.
-        checkpoint_format: Format of state checkpoints, 1 or 2.
-    """
+    """How state is to be stored; None leaves that as it is."""
 
     partitions: int | None = None
     provider: str | None = None
@@ -104,12 +90,7 @@ def check_rewrite(stored: StoredState, wanted: StateShape, *, changes_rows: bool
     """Check that a rewrite can store some state in another shape.
 
     Args:
-        stored: The state.
         wanted: Its new shape; may be the same, if only rows change.
-        changes_rows: Whether rows change too.
-
-    Raises:
-        StateRewriteError: It cannot; the message says why.
     """
     why = _why_not(stored, wanted, moves=changes_rows or wanted.partitions != stored.shape.partitions)
     if why is not None:

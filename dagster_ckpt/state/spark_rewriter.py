@@ -34,11 +34,7 @@ RowsOf = Callable[[int, str], "DataFrame"]
 
 
 def require_rewriter(spark: SparkSession) -> None:
-    """Check that a session can rewrite state.
-
-    Raises:
-        UnsupportedSparkError: Its Spark has no `StateRewriter`, or it is a Spark Connect session.
-    """
+    """Check that a session can rewrite state."""
     what = "A rewrite of state (other partitions, another backend, other rows)"
     release_of(spark.version).require(Feature.STATE_REWRITER, what)
     if not is_classic_session(spark):
@@ -100,7 +96,7 @@ class _RowsForSpark:
 
 
 def _null(offered: Any, column: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `run_rewriter`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     kind = offered.schema().apply(column).dataType()
     return F.lit(None).cast(kind.sql()).alias(column)
@@ -112,19 +108,12 @@ def run_rewriter(
     """Let Spark write the state of every operator. Blocks for as long as the Spark jobs take.
 
     Args:
-        spark: The session of the caller.
         target: The directory to fill, which has everything but the state.
-        batch_id: The committed batch after which the state is.
-        shape: How to store it.
         rows_of: Returns the rows to write of a store, each in its partition.
 
     Returns:
         The unique ids of the state, in checkpoint format v2.
-
-    Raises:
-        StateRewriteError: Spark failed.
     """
-    # Imported here, because it takes a second and only callers with a session need it.
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
@@ -171,7 +160,7 @@ def _jvm(spark: SparkSession) -> Any:
 
 def _arities(spark: SparkSession) -> list[int]:
     """Numbers of arguments that the constructors of Spark's rewriter take; empty if it has no such class."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - see `run_rewriter`
+    from py4j.protocol import Py4JError  # noqa: PLC0415
 
     loader = spark._jsparkSession.getClass().getClassLoader()
     try:

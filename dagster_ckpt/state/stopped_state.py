@@ -46,23 +46,14 @@ StateIds = Mapping[int, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True)
 class StoppedState:
-    """The state of a query that does not run, after its newest committed batch.
-
-    Attributes:
-        live: Its directory.
-        cut: The files that a resume needs.
-    """
+    """The state of a query that does not run, after its newest committed batch."""
 
     live: LiveDirectory
     cut: Cut
 
     @staticmethod
     def read(live: LiveDirectory) -> StoppedState:
-        """Read a directory in which no query runs.
-
-        Raises:
-            LiveDirectoryError: It is incomplete at its newest batch.
-        """
+        """Read a directory in which no query runs."""
         return StoppedState(live, cut(live, carry_in_flight=True))
 
     @property
@@ -99,11 +90,7 @@ class StoppedState:
 
 
 def refuse_existing(target: LiveDirectory) -> None:
-    """Refuse to fill a directory that exists.
-
-    Raises:
-        RestoreError: It exists.
-    """
+    """Refuse to fill a directory that exists."""
     if target.exists():
         raise RestoreError(f"{target.url} exists already. A rewrite of state needs a new directory.")
 
@@ -124,10 +111,6 @@ def write_skeleton(
     this process dies.
 
     Args:
-        source: The query.
-        target: The directory, which does not exist: see `refuse_existing`.
-        shape: How its state will be stored.
-        rewrite_id: Id of the rewrite.
         watch: Called for every file; if it raises, the directory is incomplete.
         is_edit: Whether other rows are written, which the directory and its snapshots remember.
         left_out: Operators without a file in it, so that Spark's rewriter does not see them.
@@ -218,13 +201,7 @@ FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
 class StateStoreName(NamedTuple):
-    """One state store of a query.
-
-    Attributes:
-        operator_id: Number of the operator in the plan.
-        operator: Spark's name for it.
-        store: Name of the store; a join has four.
-    """
+    """One state store of a query."""
 
     operator_id: int
     operator: str
@@ -256,17 +233,8 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
     """The rows of a store as bytes, in one partition for each of the state.
 
     Rows of RocksDB have a partition key too: see `RowChange`.
-
-    Args:
-        session: See `state_session`.
-        state: The state to read.
-        operator: The operator.
-        store: Its store.
-
-    Raises:
-        StateRewriteError: There are directories of more or fewer partitions than are in use.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     assert state.stored is not None
     shape = state.stored.shape

@@ -50,16 +50,8 @@ EncodedType = Any
 
 
 def encoded_type(kind: DataType, where: str) -> EncodedType:
-    """The description of a type for `encode`.
-
-    Args:
-        kind: The type.
-        where: What has it, for the message.
-
-    Raises:
-        StateRewriteError: Its bytes could differ from Spark's.
-    """
-    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType  # noqa: PLC0415 - Spark is optional
+    """The description of a type for `encode`."""
+    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType  # noqa: PLC0415
 
     if isinstance(kind, StructType):
         return ("struct", tuple(encoded_type(each.dataType, f"{where}.{each.name}") for each in kind.fields))
@@ -78,13 +70,8 @@ def encoded_type(kind: DataType, where: str) -> EncodedType:
 
 
 def plain(column: Column, kind: DataType) -> Column:
-    """A column in the form that `encode` takes: times as numbers, which do not depend on a time zone.
-
-    Args:
-        column: The column.
-        kind: Its type.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """A column in the form that `encode` takes: times as numbers, which do not depend on a time zone."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
     from pyspark.sql.types import ArrayType, StructType  # noqa: PLC0415
 
     if isinstance(kind, StructType):
@@ -103,16 +90,8 @@ def plain(column: Column, kind: DataType) -> Column:
 
 
 def encoder(schema: DataType, where: str) -> Any:
-    """A function of Spark that encodes a struct of this type, converted by `plain`, as bytes.
-
-    Args:
-        schema: The type.
-        where: What has it, for messages.
-
-    Raises:
-        StateRewriteError: A type is refused.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """A function of Spark that encodes a struct of this type, converted by `plain`, as bytes."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     _, types = encoded_type(schema, where)
     return F.udf(lambda row: encode(row, types), "binary")
@@ -123,7 +102,6 @@ def encode(values: Sequence[Any], types: Sequence[EncodedType]) -> bytes:
 
     Args:
         values: Its values: numbers, strings, bytes, `Decimal`, tuples for structs, lists for arrays, None.
-        types: Their types, from `encoded_type`.
     """
     bits = (len(types) + 63) // 64 * 8
     head, tail = bytearray(bits + 8 * len(types)), bytearray()

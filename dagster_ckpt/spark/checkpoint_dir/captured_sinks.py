@@ -30,12 +30,9 @@ class CapturedSink:
     """What one sink has remembered of its batches, up to that of a snapshot.
 
     Attributes:
-        place: Where the sink writes.
         last_batch: Newest batch in it, up to the snapshot's; None if it has none yet.
-        files: The files that make up its memory.
         newest: Newest batch in it, even if it is later than the snapshot's; None if it has none
             yet.
-        kind: The kind of sink, for the snapshot's properties.
     """
 
     place: str
@@ -51,12 +48,7 @@ class CapturedSink:
 
 @dataclass(frozen=True)
 class SinkEntry:
-    """One log entry of a file sink, from a snapshot.
-
-    Attributes:
-        name: Its file name.
-        data: Its content.
-    """
+    """One log entry of a file sink, from a snapshot."""
 
     name: str
     data: bytes
@@ -88,25 +80,11 @@ class SinkToCapture(Protocol):
     """A sink, as a cut sees it."""
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it to bring it back to a batch; None for a sink without such files.
-
-        Args:
-            folder: Folder of its files in the snapshot.
-            batch_id: The batch of the snapshot.
-
-        Raises:
-            IncompleteCutError: Something of it is missing.
-            StorageAccessError: It cannot be read.
-        """
+        """What a snapshot needs of it to bring it back to a batch; None for a sink without such files."""
 
 
 def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]:
-    """Capture every sink that has files which a snapshot needs.
-
-    Raises:
-        IncompleteCutError: Something of a sink is missing.
-        StorageAccessError: A sink cannot be read.
-    """
+    """Capture every sink that has files which a snapshot needs."""
     captured: list[CapturedSink] = []
     for sink in sinks:
         found = sink.capture(f"{SINKS_FOLDER}/{len(captured)}", batch_id)
@@ -115,11 +93,7 @@ def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]
 
 
 def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink and name of the log entry that a file of a snapshot contains.
-
-    Raises:
-        RestoreError: It contains none.
-    """
+    """Index of the sink and name of the log entry that a file of a snapshot contains."""
     _, *rest = path.split("/")
     index = number_in(rest[0]) if rest else None
     if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
@@ -133,7 +107,6 @@ def logs_of_sinks(properties: Mapping[str, Any], files: Mapping[str, bytes]) -> 
     """The log of each captured sink by its place, from the files of a snapshot below `SINKS_FOLDER`.
 
     Args:
-        properties: The snapshot's properties.
         files: Content of its files by path; others than those of sinks are ignored.
     """
     described = properties.get("sinks")

@@ -32,8 +32,6 @@ def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> Content
     """The check of a file that carries checksums; None for any other file.
 
     Args:
-        path: Its path in a live directory.
-        size: Its length.
         open_file: Opens it, if the check must know its end first.
     """
     if path.endswith(".sst"):
@@ -44,12 +42,7 @@ def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> Content
 
 
 def content_trouble(path: str, data: bytes) -> str | None:
-    """What is wrong with a file by its own checksums; None if it is intact or carries none.
-
-    Args:
-        path: Its path in a live directory.
-        data: The whole file.
-    """
+    """What is wrong with a file by its own checksums; None if it is intact or carries none."""
     check = check_of(path, len(data), lambda: io.BytesIO(data))
     if check is None:
         return None
@@ -61,7 +54,6 @@ def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
     """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec.
 
     Args:
-        data: The whole file.
         checksums: Also decompress each block, and compare it with its checksum.
     """
     check = Lz4Check(checksums=checksums)
@@ -171,12 +163,7 @@ _HADOOP_MAGIC = b"crc\0"
 
 
 class HadoopCheck:
-    """Compares a small file with Hadoop's checksum file, if there is one.
-
-    Args:
-        folder: Its directory tree.
-        path: Its path there.
-    """
+    """Compares a small file with Hadoop's checksum file, if there is one."""
 
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
@@ -240,7 +227,6 @@ class SstCheck:
     """Verifies a table while it is read from its beginning.
 
     Args:
-        size: Its length.
         open_file: Opens it another time: its end says where its blocks are.
     """
 

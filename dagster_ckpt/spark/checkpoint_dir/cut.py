@@ -54,12 +54,8 @@ class Cut:
     """The content of a snapshot.
 
     Attributes:
-        batch_id: The committed batch after which a restored query resumes.
-        query_id: Id of the query.
         in_flight: The batch in flight whose planned offsets are included, so that a restored query
             replays exactly this batch; or None.
-        needed: The files.
-        properties: Properties for the snapshot's header; see `describe`.
         extends: Whether `needed` contains only the state files that the base snapshot lacks.
         carries_state: Whether `needed` also contains the whole state after the batch in flight.
     """
@@ -92,23 +88,14 @@ def cut(
     """Cut a live directory at a commit, without disturbing a running query.
 
     Args:
-        live: The live directory.
         carry_in_flight: Also include the planned offsets of the batch in flight, if there is one.
-        sinks: The query's sinks.
         base: A snapshot that the new one may extend: then only newer files are inspected.
-        attempts: Number of retries if Spark commits and purges concurrently.
         at_batch: A committed batch that Spark still retains, after which to resume; by default the
             newest.
         carry_state: Also include the state after the batch in flight, if it is complete. A sink
             that already has the batch skips it without running it, so nothing would write its state
             again.
         known: What is known of the query from elsewhere: state that is missing altogether is noticed only by it.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        IncompleteCutError: A file that a restore needs is missing; the message names it.
-        LiveDirectoryError: A file cannot be read.
-        StorageAccessError: The directory cannot be reached.
     """
     while True:
         attempts -= 1
@@ -212,10 +199,6 @@ def state_after(
     """Every state file that a resume after a planned but uncommitted batch needs.
 
     Args:
-        folder: The live directory.
-        query_id: Id of the query.
-        operators: Its stateful operators; without any, no file is needed.
-        planned: Offsets of the batch.
         before: Commit of the batch before it, if there is one.
 
     Returns:
@@ -345,12 +328,7 @@ class CutFacts:
     """What a cut has read from the live directory.
 
     Attributes:
-        committed: Offsets of the committed batch.
-        before: The entry before it.
         in_flight: The entry of the batch in flight, if it is included.
-        commit: The commit.
-        operators: The stateful operators.
-        captured: What the sinks remember of their batches.
     """
 
     committed: OffsetEntry

@@ -71,16 +71,11 @@ def fence(
     It is safe to repeat this, even concurrently.
 
     Args:
-        folder: Its live directory.
-        by: Who fences, as text for people.
         wait_s: How long to wait for a batch in flight to be committed. An uncommitted batch may
             still write to its sink.
         still_mine: Called before each step; raises if the caller has lost its right to continue.
         step: Entered around the write of the fence, if a successor of the caller could run a query there.
         sleep: Sleeps for a number of seconds.
-
-    Raises:
-        StorageAccessError: The directory cannot be read or written.
     """
     content = _HEADER + json.dumps({"by": by}).encode()
     while True:
@@ -104,15 +99,7 @@ def fence(
 
 
 def lift_fence(folder: FileIO, batch_id: int) -> None:
-    """Remove a fence, so that a query can start in the directory again.
-
-    Args:
-        folder: The live directory.
-        batch_id: The batch that the fence prevents from being planned.
-
-    Raises:
-        StorageAccessError: The directory cannot be written.
-    """
+    """Remove a fence, so that a query can start in the directory again."""
     if fenced_at(folder) == batch_id:
         folder.delete(f"{_OFFSETS}/{batch_id}")
         folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")
@@ -122,14 +109,6 @@ def open_fence(folder: FileIO, batch_id: int, planned_entry: bytes) -> None:
     """Replace a fence by the plan of that batch, so that only a query that is started later can plan further batches.
 
     The fenced query never plans this batch, since an entry of that name exists throughout.
-
-    Args:
-        folder: The live directory.
-        batch_id: The batch that the fence prevents from being planned.
-        planned_entry: The batch's entry in the offset log.
-
-    Raises:
-        StorageAccessError: The directory cannot be written.
     """
     folder.write(f"{_OFFSETS}/{batch_id}", [planned_entry])
     folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")

@@ -58,7 +58,6 @@ class SourceFile:
     """A file that a source has found.
 
     Attributes:
-        path: Its URI.
         position: The position of the log at which it was found.
         modified_at_ms: Its modification time then; None if the log does not have it.
     """
@@ -69,12 +68,7 @@ class SourceFile:
 
 
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
-    """The files that a file source has found after a position of its log; empty for another kind of source.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The log cannot be read.
-    """
+    """The files that a file source has found after a position of its log; empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
     names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
     # A compact entry lists the files of all entries before.
@@ -93,9 +87,6 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
 
     Args:
         entries: Content by path. Those of another kind of source are passed over.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
     """
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
@@ -109,16 +100,7 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
 
 
 def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
-    """Refuse a directory whose offsets cannot be assigned to its sources.
-
-    Args:
-        folder: The live directory.
-        committed: Offsets of the committed batch.
-        names: Names in its folder of sources.
-
-    Raises:
-        UnknownLayoutError: The logs of sources have names, but the offsets only positions.
-    """
+    """Refuse a directory whose offsets cannot be assigned to its sources."""
     unnumbered = sorted(name for name in names if number_in(name) is None)
     if committed.format_version > 1 or not unnumbered:
         return
@@ -145,15 +127,8 @@ def source_files(
     its planned offsets, Spark would merge such an entry into the next batch.
 
     Args:
-        folder: The live directory.
-        source: Name of the source's directory.
-        committed: Offsets of the committed batch.
         before: Offsets of the previous batch, which Spark reads again when it starts.
         in_flight: Offsets of the batch in flight if it is included, else None.
-
-    Raises:
-        IncompleteCutError: An entry is missing.
-        UnknownLayoutError: An entry has an unsupported version.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -231,9 +206,6 @@ def existing_files(
 
     Returns:
         None if that cannot be found out.
-
-    Raises:
-        StorageAccessError: The session cannot reach the files.
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for uri in uris:

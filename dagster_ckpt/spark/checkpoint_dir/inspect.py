@@ -55,8 +55,6 @@ class LiveState:
         status: MISSING: the directory does not exist. EMPTY: no batch is committed, and Spark can
             begin there. GOOD: Spark resumes after `batch_id`. BROKEN: Spark could not start there,
             or would compute wrong results.
-        reason: One or two sentences for people.
-        batch_id: Newest committed batch, if GOOD.
         in_flight: The batch that is planned but not committed and that Spark will replay, or None.
         fenced_at: The batch that a fence prevents from being planned there, so that a successor
             continues elsewhere; or None.
@@ -70,16 +68,7 @@ class LiveState:
 
 
 def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOWN) -> LiveState:
-    """Inspect a live directory without changing it.
-
-    Args:
-        live: The directory. A query may be running in it.
-        known: What is known of its query from elsewhere.
-
-    Raises:
-        StorageAccessError: It cannot be reached, so its status is unknown.
-        UnknownLayoutError: A file in it has an unsupported version.
-    """
+    """Inspect a live directory without changing it."""
     if not live.exists():
         return LiveState(LiveStatus.MISSING, f"{live.url} does not exist.")
     positions = live.positions()
@@ -103,9 +92,6 @@ def retained_batches(live: LiveDirectory) -> list[int]:
     """Committed batches to which the logs of a live directory can be rewound, ascending.
 
     Only a cut shows whether the state of a batch is complete too.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
     """
     offsets = set(batch_ids(live.folder, OFFSETS))
     # To start after batch N, Spark needs the offsets of N and of the batch before it.
@@ -115,11 +101,7 @@ def retained_batches(live: LiveDirectory) -> list[int]:
 
 
 def live_query_id(live: LiveDirectory) -> str | None:
-    """Id of the query of a live directory; None if it cannot be read.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Id of the query of a live directory; None if it cannot be read."""
     try:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
@@ -127,12 +109,7 @@ def live_query_id(live: LiveDirectory) -> str | None:
 
 
 def state_edits(live: LiveDirectory) -> tuple[str, ...]:
-    """Ids of the edits that the state in a directory contains, oldest first.
-
-    Raises:
-        LiveDirectoryError: The file `metadata` cannot be parsed.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Ids of the edits that the state in a directory contains, oldest first."""
     try:
         return parse_edits(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except FileNotFoundError:
@@ -140,12 +117,7 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """Return the backend and settings of the query in a live directory; empty before its first planned batch.
-
-    Raises:
-        LiveDirectoryError: The newest entry of the offset log cannot be read.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Return the backend and settings of the query in a live directory; empty before its first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
@@ -157,12 +129,7 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """Check that the newest two entries of the offset log name the same provider, which Spark never changes.
-
-    Raises:
-        LiveDirectoryError: They differ, so one of them is damaged.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Check that the newest two entries of the offset log name the same provider, which Spark never changes."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
     for number in (newest, newest - 1 if newest is not None else None):
@@ -178,12 +145,7 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
-    """Return the number of state partitions of the query in a live directory; None if it keeps no state.
-
-    Raises:
-        LiveDirectoryError: The newest entry of the offset log cannot be read.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Return the number of state partitions of the query in a live directory; None if it keeps no state."""
     settings = pinned_state(live).settings
     number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
     return int(number) if number else None
@@ -194,10 +156,6 @@ def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
 
     Args:
         live: The directory. Damage is not reported: the start has its own checks.
-        release: The Spark to start.
-
-    Raises:
-        UnsupportedSparkError: It lacks one of the formats. Nothing was changed.
     """
     with suppress(LiveDirectoryError, FileNotFoundError):
         for feature in features_in_use(live):
@@ -205,13 +163,7 @@ def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
 
 
 def features_in_use(live: LiveDirectory) -> list[Feature]:
-    """The features of Spark that a query needs to resume in a live directory; none before its first commit.
-
-    Raises:
-        LiveDirectoryError: A file cannot be read.
-        FileNotFoundError: A file is missing.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The features of Spark that a query needs to resume in a live directory; none before its first commit."""
     batch_id = live.positions().commit
     if batch_id is None:
         return []
@@ -237,9 +189,6 @@ def hole_before(offset: int, offsets: Sequence[int], commits: Sequence[int], kno
 
     Args:
         offset: The newest planned batch, which is above the newest commit.
-        offsets: The batches of the offset log.
-        commits: The batches of the commit log.
-        known: What is known of the query from elsewhere.
     """
     return offset - 1 if offset - 1 not in offsets and not known.is_asynchronous(offsets, commits) else None
 
@@ -294,17 +243,9 @@ class CheckpointDescription:
     """What a checkpoint directory says of its query.
 
     Attributes:
-        url: The directory.
-        batch_id: The newest committed batch.
         in_flight: The batch that is planned and not committed, or None.
-        query_id: Id of the query.
-        written_by: The releases of Spark that may have written it.
-        oldest_spark: The oldest release that can continue there.
-        operators: Its stateful operators, one short text each.
         state_store: Class name of the state store provider; None if it keeps no state.
-        sources: Its sources, each with its offset, shortened.
         named_sinks: Names of its sinks, if its code names them (Spark 4.2 and later).
-        watermark_ms: Its watermark, or 0.
     """
 
     url: str
@@ -334,14 +275,7 @@ class CheckpointDescription:
 
 
 def describe_checkpoint(live: LiveDirectory) -> CheckpointDescription:
-    """Describe a checkpoint directory. Its query may be running.
-
-    Raises:
-        NothingCommittedError: No batch is committed yet.
-        LiveDirectoryError: The directory is incomplete, or a file cannot be read.
-        UnsupportedSparkError: No supported Spark can continue there.
-        StorageAccessError: It cannot be reached.
-    """
+    """Describe a checkpoint directory. Its query may be running."""
     found = cut(live, carry_in_flight=True)
     properties = found.properties
     features = features_in_use(live)

@@ -40,10 +40,6 @@ def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> Executio
     The log of a real-time query looks like that of micro-batches, and so does that of asynchronous
     progress tracking without a gap. Only the running query can tell them apart
     (`SupervisedQuery.facts`).
-
-    Args:
-        committed: Offsets of the newest committed batch.
-        before: The previous entry.
     """
     if committed.continuous:
         return ExecutionMode.CONTINUOUS
@@ -53,12 +49,7 @@ def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> Executio
 
 
 def mode_of_execution(execution_class: str, trigger_class: str) -> ExecutionMode:
-    """The execution mode of a running query.
-
-    Args:
-        execution_class: Simple name of its `StreamExecution`.
-        trigger_class: Simple name of its trigger.
-    """
+    """The execution mode of a running query."""
     if trigger_class == "RealTimeTrigger":
         return ExecutionMode.REAL_TIME
     if execution_class == "ContinuousExecution":
@@ -90,7 +81,6 @@ class KnownQuery:
 
         Args:
             plan: The description of the query's plan; empty or None if unknown.
-            properties: The properties of the newest snapshot of its state.
         """
         noted = properties or {}
         is_same = not plan or not noted.get("plan") or noted["plan"] == plan
@@ -113,12 +103,7 @@ class KnownQuery:
         """Check that a directory in which a batch is committed has the state of every operator that is known.
 
         Args:
-            folder: The live directory.
-            found: Numbers of the operators that have state there.
             committed: Numbers of the operators that the commit names; empty in checkpoint format v1.
-
-        Raises:
-            IncompleteCutError: The state of an operator is missing.
         """
         missing = sorted({*range(self.operators), *committed} - {*found})
         if missing:

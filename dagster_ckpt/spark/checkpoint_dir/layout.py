@@ -58,7 +58,6 @@ class LiveDirectory:
 
     Attributes:
         url: A URL of any file system that both Spark and fsspec support, or a local path.
-        storage_options: Arguments for the fsspec file system.
     """
 
     url: str
@@ -66,11 +65,7 @@ class LiveDirectory:
 
     @cached_property
     def folder(self) -> FileIO:
-        """The directory tree.
-
-        Raises:
-            StorageAccessError: No driver for this URL is installed.
-        """
+        """The directory tree."""
         return open_file_io(self.url, self.storage_options)
 
     @property
@@ -150,14 +145,8 @@ class NeededFile:
     """One file of a cut, and a `Source` of a snapshot.
 
     Attributes:
-        folder: Its directory tree.
-        source: Its path there.
-        path: Its path in the snapshot.
         size: Its length in bytes.
-        token: See `FileVersion.token`; if it changed, Spark replaced the file.
         identity: A name that is unique to this content (it contains a uuid), or None.
-        data: Its content, if it was read already.
-        stable: Whether the next snapshots will probably contain it too.
     """
 
     folder: FileIO
@@ -195,11 +184,7 @@ class NeededFile:
 
 
 def read_versioned(folder: FileIO, path: str) -> NeededFile:
-    """Read a small file together with its version.
-
-    Raises:
-        FileNotFoundError: It does not exist or no longer exists.
-    """
+    """Read a small file together with its version."""
     # The version is never newer than the content: if the file was replaced in between, it is later
     # treated as changed, which is safe.
     data, version = folder.read_version(path)
@@ -207,10 +192,6 @@ def read_versioned(folder: FileIO, path: str) -> NeededFile:
 
 
 def read_needed(folder: FileIO, path: str, *, snapshot_path: str | None = None) -> NeededFile:
-    """Read a small file that is needed.
-
-    Raises:
-        FileNotFoundError: It does not exist or no longer exists.
-    """
+    """Read a small file that is needed."""
     data = folder.read(path)
     return NeededFile(folder, path, snapshot_path or path, len(data), data=data)

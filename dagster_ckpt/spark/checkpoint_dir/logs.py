@@ -46,12 +46,9 @@ class OffsetEntry:
     """One entry of the offset log: the plan of a batch.
 
     Attributes:
-        batch_id: The batch.
-        watermark_ms: Event-time watermark of the batch.
         conf: Settings that Spark pins for the life of the query.
         sources: Source name (in v1, its index) to the JSON text of its offset; None before its
             first data.
-        format_version: Version of the entry.
         continuous: Whether continuous processing wrote it: then it has neither watermark nor
             settings.
     """
@@ -80,11 +77,8 @@ class CommitEntry:
     """One entry of the commit log: a batch is committed.
 
     Attributes:
-        batch_id: The batch.
-        next_watermark_ms: Watermark of the next batch.
         state_ids: Checkpoint format v2 only: operator to the unique ids of its version, by
             partition, then by store; None in format v1.
-        format_version: Version of the entry.
         sinks: Version 3 only (named sinks): information about each sink, by name.
     """
 
@@ -118,29 +112,17 @@ class _CommitMetadata(BaseModel):
 
 
 def parse_query_id(data: bytes, where: str) -> str:
-    """Parse the query id in the file `metadata`.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """Parse the query id in the file `metadata`."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
 
 
 def parse_rewrite_id(data: bytes, where: str) -> str | None:
-    """Parse the id of the rewrite that wrote the state, in the file `metadata`; None if the query wrote all of it.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """Parse the id of the rewrite that wrote the state, in the file `metadata`; None if the query wrote all of it."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).rewrite_id
 
 
 def parse_edits(data: bytes, where: str) -> tuple[str, ...]:
-    """Parse the ids of the edits that the state contains, oldest first, in the file `metadata`.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """Parse the ids of the edits that the state contains, oldest first, in the file `metadata`."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).edits
 
 
@@ -148,7 +130,6 @@ def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence
     """Content of the file `metadata`.
 
     Args:
-        query_id: Id of the query.
         rewrite_id: Id of the rewrite that wrote the state, if one did.
         edits: Ids of the edits that the state contains, oldest first.
     """
@@ -159,24 +140,12 @@ def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence
 
 
 def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
-    """The file `metadata` of another query that continues from the same state.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """The file `metadata` of another query that continues from the same state."""
     return query_metadata(query_id, parse_rewrite_id(data, where), parse_edits(data, where))
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
-    """Parse an entry of the offset log.
-
-    Args:
-        data: Content of the file.
-        where: Its path; the name is the batch id.
-
-    Raises:
-        LiveDirectoryError: It is empty, truncated, or has an unsupported version.
-    """
+    """Parse an entry of the offset log."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     if not lines:
         raise _malformed(where, "it ends after its version line")
@@ -195,15 +164,7 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
 
 
 def plan_digest(data: bytes, where: str) -> str:
-    """A digest of the times and offsets in an entry of the offset log; its settings do not count.
-
-    Args:
-        data: Content of the file.
-        where: Its path.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """A digest of the times and offsets in an entry of the offset log; its settings do not count."""
     entry = parse_offset_entry(data, where)
     _, metadata, *offsets = data.decode().split("\n")
     times = [] if entry.continuous else [from_json(metadata).get(name) for name in ("batchTimestampMs", _WATERMARK)]
@@ -214,12 +175,7 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
     """An entry of the offset log with other offsets for some sources.
 
     Args:
-        data: Content of the file.
-        where: Its path.
         changed: The new offset of each such source, by the name that `parse_offset_entry` gives it.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
     """
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
@@ -232,15 +188,7 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
 
 
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
-    """Parse an entry of the commit log.
-
-    Args:
-        data: Content of the file.
-        where: Its path; the name is the batch id.
-
-    Raises:
-        LiveDirectoryError: It is empty, truncated, or has an unsupported version.
-    """
+    """Parse an entry of the commit log."""
     version, lines = _lines(data, where, SparkFile.COMMITS)
     text = lines[0] if lines else ""
     if not text.strip() and version != 1:
@@ -253,16 +201,10 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
     """The plan of a batch that reads nothing, as Spark writes it to move a watermark on without new input.
 
     Args:
-        data: The offset log entry of the newest committed batch.
-        where: Its path.
-        commit: The commit of that batch.
         now_ms: The time that functions such as `current_timestamp()` return in the batch.
 
     Returns:
         The offset log entry of the batch after it.
-
-    Raises:
-        LiveDirectoryError: The entry cannot be parsed, or continuous processing wrote it.
     """
     entry = parse_offset_entry(data, where)
     if entry.continuous:
@@ -278,16 +220,7 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
 
 
 def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes:
-    """An entry of the offset log with other pinned settings.
-
-    Args:
-        data: Content of the file.
-        where: Its path.
-        settings: Settings to change, by full name.
-
-    Raises:
-        LiveDirectoryError: It is not such an entry, or continuous processing wrote it.
-    """
+    """An entry of the offset log with other pinned settings."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0])
@@ -299,12 +232,7 @@ def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[
     """An entry of the commit log for state of another checkpoint format, or with other unique ids.
 
     Args:
-        data: Content of the file.
-        where: Its path.
         state_ids: Unique ids by operator, partition and store, for checkpoint format v2; None for v1.
-
-    Raises:
-        LiveDirectoryError: It is not such an entry.
     """
     version, lines = _lines(data, where, SparkFile.COMMITS)
     with reading(lambda why: _malformed(where, why)):
@@ -318,11 +246,7 @@ def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
-    """Parse the JSON lines of a file source's or file sink's log entry (`v1`, then one object per line).
-
-    Raises:
-        LiveDirectoryError: It is empty, truncated, or not of this kind.
-    """
+    """Parse the JSON lines of a file source's or file sink's log entry (`v1`, then one object per line)."""
     _version, lines = _lines(data, where, SparkFile.FILE_LOG)
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
         objects = [from_json(line) for line in lines if line.strip()]
@@ -332,15 +256,7 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
 
 
 def check_log_version(data: bytes, where: str) -> None:
-    """Reject an entry of a file source's or file sink's log with an unsupported version.
-
-    Args:
-        data: Its content, or its first line.
-        where: Its path.
-
-    Raises:
-        UnknownLayoutError: It has an unsupported version.
-    """
+    """Reject an entry of a file source's or file sink's log with an unsupported version."""
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
 
 

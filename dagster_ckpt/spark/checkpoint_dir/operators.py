@@ -49,11 +49,8 @@ class Operator:
     Attributes:
         number: Its number in the plan, which is the name of its directory.
         name: Spark's name for it, such as `stateStoreSave`; `unnamed` if no metadata names it.
-        stores: Names of its state stores, in Spark's order.
         single_partition: Whether it keeps all its state in partition 0, regardless of the session.
-        files: Its metadata and schema files.
         metadata_version: Version of its metadata; 0 if Spark 3.5 wrote the directory, which has none.
-        schema_version: Newest version of its schema files.
     """
 
     number: int
@@ -83,12 +80,7 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
     """Read every stateful operator of a query; empty for a stateless query.
 
     Args:
-        folder: The live directory.
         batch_id: The batch after which to resume. Metadata of later batches is left out.
-
-    Raises:
-        IncompleteCutError: Metadata or a schema is missing.
-        LiveDirectoryError: Metadata cannot be read.
     """
     numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
@@ -105,13 +97,7 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partition
     has none and stays as it is, apart from the partitions.
 
     Args:
-        data: Content of `state/<operator>/_metadata/v2/<batch>`.
-        old_path: Its path, for error messages.
-        location: The new live directory, as passed to Spark.
         partitions: The new number of state partitions; None keeps that of the metadata.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -264,18 +250,8 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
     is the first batch of a start, it fails at every start. 4.0 and later do not infer it. A row is stored in the
     same way in either case, and Spark 4.3 itself stores only schemas with columns that may be null.
 
-    Args:
-        folder: The live directory; no query is running in it.
-        batch_id: The batch after which the query resumes.
-        still_mine: Entered around each change.
-
     Returns:
         The schemas that were changed.
-
-    Raises:
-        IncompleteCutError: Metadata or a schema is missing.
-        LiveDirectoryError: One cannot be parsed.
-        StorageAccessError: A schema cannot be written.
     """
     changed = []
     for operator in read_operators(folder, batch_id):
@@ -293,12 +269,7 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
 
 
 def check_schemas(folder: FileIO, batch_id: int) -> None:
-    """Parse the state schemas of Spark 3.5 as `widen_schemas` does, without changing them.
-
-    Raises:
-        IncompleteCutError: Metadata or a schema is missing.
-        LiveDirectoryError: One cannot be parsed.
-    """
+    """Parse the state schemas of Spark 3.5 as `widen_schemas` does, without changing them."""
     for operator in read_operators(folder, batch_id):
         for schema in operator.files if operator.metadata_version == 0 else ():
             _widened(schema)

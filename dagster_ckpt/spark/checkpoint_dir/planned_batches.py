@@ -32,16 +32,7 @@ _LONGEST_LIST = 8 << 20
 
 
 def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[PlannedBatch]:
-    """Read the plans of some batches, without those that are no longer complete.
-
-    Args:
-        live: The live directory of a running query.
-        batch_ids: The batches, ascending.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The directory cannot be read.
-    """
+    """Read the plans of some batches, without those that are no longer complete."""
     metadata: bytes | None = None
     for batch_id in batch_ids:
         # Spark purges the oldest entries.
@@ -51,11 +42,7 @@ def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[Plan
 
 
 def planned_by(batch: PlannedBatch) -> str | None:
-    """The id of the query that planned a batch; None if that was not recorded.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """The id of the query that planned a batch; None if that was not recorded."""
     data = batch.files.get(METADATA)
     return parse_query_id(data, f"The journal of batch {batch.batch_id}") if data is not None else None
 
@@ -64,10 +51,6 @@ def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
     """What tells a planned batch from any other of its number: its times and offsets.
 
     Not the settings that are pinned in the same entry: a start may change them, and the rows stay the same.
-
-    Raises:
-        LiveDirectoryError: The entry is missing or cannot be parsed.
-        StorageAccessError: It cannot be read.
     """
     where = f"{live.url}/{OFFSETS}/{batch_id}"
     try:
@@ -79,17 +62,7 @@ def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
 
 
 def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
-    """Plan a batch in a live directory in which no query runs, as Spark planned it before.
-
-    Args:
-        live: The directory; its newest batch is the one before.
-        batch: The batch.
-
-    Raises:
-        RestoreError: The batch was planned after another one.
-        LiveDirectoryError: An entry of a source's log cannot be parsed.
-        StorageAccessError: The directory cannot be read or written.
-    """
+    """Plan a batch in a live directory in which no query runs, as Spark planned it before."""
     folder = live.folder
     try:
         before = _digest(folder, batch.batch_id - 1)

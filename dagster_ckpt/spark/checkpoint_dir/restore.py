@@ -52,7 +52,6 @@ class DonorCheck(Enum):
     changes to its content by a disk error, a power failure or a user.
 
     Attributes:
-        DIGEST: The content.
         IDENTITY: Device, inode, time and length for large state files; the content for all other
             files.
     """
@@ -63,12 +62,7 @@ class DonorCheck(Enum):
 
 @dataclass(frozen=True)
 class Donor:
-    """A live directory whose files a restore can hard-link, because it was inspected and found good.
-
-    Attributes:
-        live: The directory.
-        check: How its files are checked.
-    """
+    """A live directory whose files a restore can hard-link, because it was inspected and found good."""
 
     live: LiveDirectory
     check: DonorCheck = DonorCheck.DIGEST
@@ -83,9 +77,6 @@ class Materialized:
     """A live directory built from a snapshot.
 
     Attributes:
-        live: The directory.
-        batch_id: The batch after which it resumes.
-        query_id: Id of the query in it.
         sinks: Index of a sink in the snapshot's properties to its log entries, for `roll_back`.
         carries_state: Whether it contains the state after the batch in flight, so that a sink may
             skip that batch.
@@ -115,7 +106,6 @@ def materialize(
     repeated.
 
     Args:
-        target: The target, which must not exist.
         fill: Called once with a `Filler`, to which it passes every file of the snapshot, from
             several threads if it wants.
         new_query_id: Query id of a fork. None keeps the snapshot's: the query continues, and sinks
@@ -123,13 +113,8 @@ def materialize(
         is_whole: `fill` passes a cut that was already checked completely, so that only the logs are
             checked again.
         is_scratch: The directory is temporary and need not survive a power failure.
-        marked: Mark the directory as not in use, until `LiveDirectory.note_in_use`.
         watch: Called while files are placed, from the threads that place them; an exception aborts
             the restore.
-
-    Raises:
-        RestoreError: The target exists, or the snapshot does not make a complete live directory.
-        StorageAccessError: The target cannot be written.
     """
     if target.exists():
         raise RestoreError(
@@ -177,20 +162,9 @@ def clone(
     if both are on one local disk: an old writer replaces files and never modifies them.
 
     Args:
-        live: The directory to clone; it is not changed.
-        target: The clone, which must not exist.
         at_batch: A committed batch that Spark still retains, to go back to. Exactly the batch after
             it is replayed, and later ones are planned again. By default the newest batch.
         carry_state: Also include the state after the batch in flight, if it is complete: see `cut`.
-        is_scratch: See `materialize`.
-        marked: See `materialize`.
-        watch: See `materialize`.
-
-    Raises:
-        NothingCommittedError: No batch is committed yet.
-        IncompleteCutError: The directory is incomplete.
-        RestoreError: The target exists.
-        StorageAccessError: A directory cannot be read or written.
     """
 
     def attempt() -> Materialized:
@@ -209,11 +183,7 @@ def clone(
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:
-    """Change the query id of a live directory that is not in use yet.
-
-    Raises:
-        StorageAccessError: It cannot be written.
-    """
+    """Change the query id of a live directory that is not in use yet."""
     # A new file replaces the old one, which may be a hard link shared with the original directory.
     data = with_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}", query_id)
     live.folder.write(METADATA, [data])
@@ -225,11 +195,8 @@ class Filler:
     Bytes may come from several threads, links from one only.
 
     Args:
-        folder: The directory tree to fill.
-        target: The final location of the directory.
         new_query_id: A new query id, or None.
         logs_last: Keep the entries of the offset and commit logs until `write_logs`.
-        watch: See `materialize`.
     """
 
     def __init__(
@@ -251,12 +218,7 @@ class Filler:
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Place one file.
-
-        Args:
-            path: Its path in the snapshot.
-            chunks: Its content.
-        """
+        """Place one file."""
         chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
@@ -297,9 +259,6 @@ class Filler:
 
         Returns:
             False if that is impossible: pass it as bytes then.
-
-        Raises:
-            CutOvertakenError: It no longer exists, or was replaced.
         """
         if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
@@ -316,10 +275,6 @@ class Filler:
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
         """Place files of a snapshot as hard links to their originals, if these are unchanged.
-
-        Args:
-            entries: The files.
-            donor: A live directory that may still contain them.
 
         Yields:
             The files that were not linked: pass them as bytes.

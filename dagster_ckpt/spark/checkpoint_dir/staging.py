@@ -57,9 +57,6 @@ class StagedCut:
     few and small, kept open if they are few and large, and hard-linked otherwise, or copied if
     links are impossible. Remote files that can never change (their name contains a uuid) are read
     in place; other remote files are copied to this machine.
-
-    Attributes:
-        cut: The cut, without its files.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
@@ -81,16 +78,8 @@ class StagedCut:
     def stage(self, files: Sequence[Source]) -> list[Source]:
         """Protect some of the files until the context exits.
 
-        Args:
-            files: Some of `files`.
-
         Returns:
             The same files, in the same order, in the form to read.
-
-        Raises:
-            CutOvertakenError: Spark replaced or purged one since the cut was taken.
-            StorageAccessError: A file could not be read, or the staging folder could not be
-                written.
         """
         wanted = cast("Sequence[NeededFile]", files)
         unread = [file for file in wanted if file.data is None]
@@ -148,19 +137,10 @@ def staged_cut(
     """Cut a live directory for a snapshot, with protection for the files that it reads.
 
     Args:
-        live: The live directory.
         carry_in_flight: Also include the planned offsets of the batch in flight.
-        sinks: The query's sinks.
         base: A snapshot that the new one may extend; `cut.extends` says whether it does.
         at_batch: A committed batch that Spark still retains; by default the newest.
         carry_state: Also include the state after the batch in flight, if it is complete.
-        known: What is known of the query from elsewhere.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        IncompleteCutError: A file that a restore needs is missing.
-        LiveDirectoryError: A file cannot be read.
-        StorageAccessError: The directory cannot be reached.
     """
     with contextlib.ExitStack() as release:
         # Not bound to a variable here, so that the files can be freed as they are handed over.
@@ -180,11 +160,7 @@ def staged_cut(
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
-    """Run a function that makes a cut, and retry it if Spark purged or replaced a file.
-
-    Raises:
-        CutOvertakenError: Spark overtook every attempt.
-    """
+    """Run a function that makes a cut, and retry it if Spark purged or replaced a file."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(CutOvertakenError):
             return work()

@@ -40,11 +40,7 @@ def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
 
 
 def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
-    """Read one file.
-
-    Raises:
-        FileNotFoundError: It does not exist.
-    """
+    """Read one file."""
     data = folder.read(path)
     fits = fits_hadoop(folder, path, data)
     # A file that matches Hadoop's checksum need not be decompressed to verify it.
@@ -191,13 +187,7 @@ _SCHEMA = "/_metadata/schema"
 
 @dataclass(frozen=True)
 class KnownSnapshot:
-    """A snapshot of the examined directory.
-
-    Attributes:
-        location: Its location.
-        batch_id: The batch after which it was taken.
-        entries: Its files.
-    """
+    """A snapshot of the examined directory."""
 
     location: str
     batch_id: int

@@ -79,11 +79,7 @@ def good_back_to(
     back and replays exactly the batch after it, so the plan of that batch has to be intact too.
 
     Args:
-        live: The directory; a query may be running in it.
-        sinks: The query's sinks, whose logs are needed too.
         deep: Also read the needed files, and treat damaged ones as missing.
-        damaged: Files known to be damaged.
-        known: What is known of the query from elsewhere.
     """
     bad = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
@@ -132,10 +128,8 @@ class Diagnosis:
     """The doctor's diagnosis of a live directory.
 
     Attributes:
-        url: The directory.
         batch_id: The newest committed batch, or None.
         in_flight: The batch that is planned and not committed, or None.
-        findings: The findings, the worst first.
         good_back_to: The newest committed batch after which a resume finds everything that it
             needs, or None; None too if that was not looked for.
     """
@@ -184,17 +178,11 @@ def diagnose(
     above NOTE must appear in a second examination too.
 
     Args:
-        live: The directory.
-        sinks: The query's sinks; they are compared with the checkpoint.
         expected_query_id: The id of the stream's query; None if unknown.
         deep: Read the content of every state file that a resume needs, and examine older state
             snapshots. Otherwise check their names and sizes only; the logs are read in either case.
         snapshot: A snapshot of this directory, to compare its logs with, and its state files if `deep`.
         looks_back: Read log entries too that no start reads, and find out how far back it is intact.
-        known: What is known of the query from elsewhere.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached, so it cannot be examined.
     """
     if not live.exists():
         missing = error(Code.DIRECTORY_MISSING, "", f"{live.url} does not exist.")

@@ -162,8 +162,6 @@ class Finding:
     """One finding.
 
     Attributes:
-        code: What it is.
-        severity: Its severity in this case.
         path: Its location relative to the live directory, or the URL of a sink.
         explanation: What was found and what it means, as text for people.
     """
@@ -219,14 +217,8 @@ class Subject:
     """A live directory at one moment.
 
     Attributes:
-        live: The directory.
-        commits: Batches in the commit log.
-        offsets: Batches in the offset log.
-        sinks: The query's sinks.
         expected_query_id: The query id that `metadata` must contain, or None if unknown.
-        deep: Whether to read the content of state files too.
         looks_back: Whether to read log entries too that no start reads: those of older batches.
-        known: What is known of the query from elsewhere.
     """
 
     live: LiveDirectory

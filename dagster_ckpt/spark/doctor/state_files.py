@@ -108,12 +108,7 @@ _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)")
 
 @dataclass(frozen=True)
 class StateExamination:
-    """Result of an examination of the state.
-
-    Attributes:
-        needed: Existing files that the newest version needs.
-        findings: The problems.
-    """
+    """Result of an examination of the state."""
 
     needed: tuple[NeededFile, ...]
     findings: tuple[Finding, ...]

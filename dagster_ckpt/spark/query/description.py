@@ -1,4 +1,4 @@
-"""Described queries, which are not started yet: trigger, session, output, and execution plan as JSON."""
+"""Described queries, which are not started yet: trigger, session, options, and execution plan as JSON."""
 
 from __future__ import annotations
 
@@ -16,17 +16,9 @@ if TYPE_CHECKING:
 def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str, delay: str) -> DataFrame:
     """Add the time column that a stream's windows and timers use.
 
-    Ingestion and processing time are Spark's `current_timestamp()`: one time per batch, which Spark
-    writes to the offset log, so that a replayed batch has the same time.
-
-    Args:
-        frame: The stream, as read from its source.
-        characteristic: Event time uses the existing column; the others replace it.
-        column: Name of the column.
-        delay: How late rows may be, such as "10 minutes". Processing time has no late rows, and no
-            watermark.
+    Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the
+    offset log, so a replayed batch has the same time. Processing time has no watermark.
     """
-    # Imported here, because reading live directories does not require Spark.
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     if characteristic is TimeCharacteristic.EventTime:
@@ -35,7 +27,7 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
     return stamped if characteristic is TimeCharacteristic.ProcessingTime else stamped.withWatermark(column, delay)
 
 
-# The trigger of a writer for which none was set (`org.apache.spark.sql.classic.DataStreamWriter`).
+# Of a writer without a trigger (`org.apache.spark.sql.classic.DataStreamWriter`).
 _NO_TRIGGER = "ProcessingTimeTrigger(0)"
 _SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"
 
@@ -43,11 +35,7 @@ _Node = dict[str, Any]
 
 
 class QueryToStart:
-    """A query that is described lazily, and again for each further start.
-
-    Args:
-        describe: Returns the described query.
-    """
+    """A query that is described lazily, and again for each further start."""
 
     def __init__(self, describe: Callable[[], DataStreamWriter]) -> None:
         self._describe = describe
@@ -66,36 +54,31 @@ class QueryToStart:
 
 
 def is_described_query(candidate: object) -> bool:
-    """Whether this is the result of `DataFrame.writeStream` in a classic session; Connect's cannot be inspected."""
-    # Imported here, because reading live directories does not require Spark.
+    """Whether this is a classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter  # noqa: PLC0415
 
     return isinstance(candidate, ClassicWriter)
 
 
 def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
-    """The plan's node of each source of a described query, in the order of its offset log.
-
-    Empty if the query cannot be inspected (Spark Connect).
-    """
+    """The plan's node of each source, in the order of the offset log; empty over Spark Connect."""
     if not is_described_query(writer):
         return []
     leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
     found: list[Any] = []
     for leaf in (leaves.apply(index) for index in range(leaves.size())):
-        # A relation that is read twice is one source.
         if bool(leaf.isStreaming()) and not any(leaf.equals(each) for each in found):
             found.append(leaf)
     return found
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:
-    """The session in which a query was described, and in which it will start."""
+    """The session in which a query was described and will start."""
     return writer._df.sparkSession
 
 
 def same_session(one: SparkSession, other: SparkSession) -> bool:
-    """Whether two handles refer to one session, with one set of settings."""
+    """Whether two handles refer to one session."""
     return bool(one._jsparkSession.equals(other._jsparkSession))
 
 
@@ -105,17 +88,10 @@ def brings_a_trigger(writer: DataStreamWriter) -> bool:
 
 
 def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) -> str:
-    """Return the plans of queries that are not started, as JSON in the form of Flink's execution plans.
+    """The plans of queries that are not started, as JSON in the form of Flink's execution plans.
 
-    Args:
-        writers: The queries, by name.
-        parallelism: The parallelism to show for each operator.
-
-    Returns:
-        `{"nodes": [...]}`: each node with `id`, `type`, `pact` (Data Source, Operator, Data Sink),
-        `contents`,
-        `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in
-        `contents`.
+    `{"nodes": [...]}`: each node has `id`, `type`, `pact` (Data Source, Operator, Data Sink), `contents`,
+    `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
     """
     nodes: list[_Node] = []
     for name, writer in writers.items():
@@ -126,7 +102,7 @@ def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) ->
 
 
 def _add_plan(nodes: list[_Node], plan: Any, parallelism: int) -> _Node:
-    """Add the nodes of a logical plan, and return a reference to its root."""
+    """Add the nodes of a logical plan; returns a reference to its root."""
     children = plan.children()
     below = [_add_plan(nodes, children.apply(index), parallelism) for index in range(children.size())]
     number, name = len(nodes) + 1, str(plan.nodeName())
@@ -140,19 +116,14 @@ def _node(number: int, label: str, contents: str, parallelism: int) -> _Node:
 
 
 def described_field(described: Any, name: str) -> Any:
-    """A field of the JVM's description of a query that has no public getter.
-
-    Args:
-        described: An `org.apache.spark.sql.classic.DataStreamWriter`, as a py4j object.
-        name: Name of the field.
-    """
+    """A field of the JVM's `DataStreamWriter` that has no public getter."""
     field = described.getClass().getDeclaredField(name)
     field.setAccessible(True)
     return field.get(described)
 
 
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
-    """Options of a described query, with names in lower case, as Spark compares them."""
+    """Options of a described query, names in lower case, as Spark compares them."""
     pairs = described_field(writer._jwrite, "extraOptions").iterator()
     options = {}
     while pairs.hasNext():

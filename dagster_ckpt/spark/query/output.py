@@ -1,9 +1,9 @@
-"""Where a query writes: its format, folder, topic or table, and the name under which its sink is recorded.
+"""Where a query writes: its format, folder, topic or table, and the recorded name of its sink.
 
-Spark reports an Iceberg table by its name in the catalog, as it does with many other kinds of table; this package
-asks for the table itself and records `IcebergTable[<name> at <location>]`. A query with the option
-`kafka.transactional.id` writes to Kafka in transactions, which Spark's own sink does not have: given this option,
-its producer refuses every record, so such a query never writes without them by mistake.
+Spark reports an Iceberg table by its name in the catalog, like many kinds of table; this package records
+`IcebergTable[<name> at <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; the
+producer of Spark's own sink refuses every record under this option, so such a query never writes without
+transactions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,7 @@ _ICEBERG = "iceberg"
 
 @dataclass(frozen=True)
 class NamedOutput:
-    """The output location of a described query.
-
-    Attributes:
-        format: Format of its sink, such as `parquet` or `kafka`.
-        place: Its folder, topic or table, or None.
-        sink: Spark's name for the sink, if it is known already.
-    """
+    """The output location of a described query: its folder, topic or table, and Spark's name for the sink if known."""
 
     format: str
     place: str | None
@@ -52,16 +46,10 @@ class NamedOutput:
 
 
 def named_output(writer: DataStreamWriter) -> NamedOutput | None:
-    """The output location of a described query.
+    """The output location of a described query; None for Spark Connect, whose writer cannot be inspected.
 
-    `foreachBatch` has no location of its own; the option `path` or `table` names it. A table of a
-    catalog is looked up in the session of the query.
-
-    Returns:
-        None for Spark Connect, whose writer cannot be inspected.
-
-    Raises:
-        OptionError: It writes to Kafka in transactions, and an option of these is missing or wrong.
+    `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is
+    looked up in the session of the query.
     """
     described: Any = getattr(writer, "_jwrite", None)
     if described is None:
@@ -85,12 +73,7 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
 
 
 def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:
-    """The output of a started query, whose start may have created its table.
-
-    Args:
-        query: The query.
-        described: Its output before it was started.
-    """
+    """The output of a started query, whose start may have created its table."""
     execution: Any = getattr(query, "_jsq", None) and query._jsq.streamingQuery()
     sink = sink_of(execution.sink()) if execution is not None else None
     if sink is None or described is None:
@@ -104,17 +87,12 @@ def foreach_batch_name(place: str) -> str:
 
 
 def is_foreach_batch(sink: str) -> bool:
-    """Whether Spark's name of a sink is that of a function that gets each batch."""
+    """Whether Spark's name of a sink is that of a `foreachBatch` function."""
     return sink.startswith(_FOREACH_BATCH_SINK)
 
 
 def qualified(sink: str, output: NamedOutput | None) -> str:
-    """Spark's name for a sink of a query, with the place where the query writes if the name lacks it.
-
-    Args:
-        sink: `sink.description` of the query's progress.
-        output: Where the query writes; None if unknown.
-    """
+    """Spark's name for a sink, with the place where the query writes if the name lacks it."""
     if output is not None and output.sink is not None:
         return output.sink
     if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
@@ -161,12 +139,7 @@ def table_of(writer: DataStreamWriter) -> str | None:
 
 
 def iceberg_name(table: str, location: str | None = None) -> str:
-    """The recorded name of an Iceberg table.
-
-    Args:
-        table: Its name in a catalog, or its folder.
-        location: Its folder; None if unknown.
-    """
+    """The recorded name of an Iceberg table: its name in a catalog, and its folder if known."""
     if location is None or "/" in table:
         return f"IcebergTable[{table}]"
     return f"IcebergTable[{table} at {location}]"
@@ -175,12 +148,8 @@ def iceberg_name(table: str, location: str | None = None) -> str:
 def load_table(session: SparkSession, name: str) -> Any | None:
     """One of Spark's tables, as a py4j object; None if the catalog has no such table.
 
-    Args:
-        session: A classic session.
-        name: The name, with its catalog and namespace or in the current ones, as SQL has it. Or Iceberg's name of
-            a table: catalog, namespace and table, without the quotes that SQL may need.
+    Takes an SQL name, or Iceberg's name of a table (catalog, namespace and table without quotes).
     """
-    # Imported here, because reading live directories does not require Spark.
     from pyspark.errors import ParseException  # noqa: PLC0415
 
     state: Any = session._jsparkSession.sessionState()
@@ -212,7 +181,7 @@ def load_table(session: SparkSession, name: str) -> Any | None:
 
 
 def divisions(parts: Sequence[str]) -> list[list[str]]:
-    """The identifiers that a name may stand for whose parts may contain dots themselves.
+    """The identifiers that a name may stand for if its parts may contain dots.
 
     Example:
         >>> divisions(["sales", "eu", "orders"])
@@ -240,7 +209,7 @@ def is_iceberg(table: Any) -> bool:
 
 
 def sink_of(table: Any) -> str | None:
-    """The recorded name of the sink behind one of Spark's tables; None for a kind of table that has none."""
+    """The recorded name of the sink behind one of Spark's tables; None for other kinds of table."""
     if is_iceberg(table):
         return iceberg_name(str(table.table().name()), str(table.table().location()))
     if str(table.getClass().getName()) == _DELTA:
@@ -249,13 +218,7 @@ def sink_of(table: Any) -> str | None:
 
 
 def sink_of_name(session: SparkSession, table: str) -> str | None:
-    """The recorded name of the sink behind a table; None if it does not exist yet, or cannot be looked up.
-
-    Args:
-        session: The session in which the query was described.
-        table: The table, as the query names it.
-    """
-    # Imported here, because reading live directories does not require Spark.
+    """The recorded name of the sink behind a table; None if it does not exist or cannot be looked up."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -264,7 +227,7 @@ def sink_of_name(session: SparkSession, table: str) -> str | None:
             found = load_table(session, table)
         return sink_of(found) if found is not None else None
     except (Py4JError, PySparkException):
-        # The query itself reports what is wrong with the name when it starts.
+        # The query's start reports what is wrong with the name.
         return None
 
 
@@ -278,11 +241,7 @@ class KafkaPlace:
     """A topic that a query writes to in transactions.
 
     Attributes:
-        servers: `kafka.bootstrap.servers`.
-        topic: The topic.
-        prefix: Beginning of the ids of its transactions.
-        writers: Number of writers.
-        client: The options below `kafka.`, without that word; they may contain secrets.
+        client: The options below `kafka.`, which may contain secrets.
     """
 
     servers: str
@@ -306,28 +265,17 @@ class KafkaPlace:
 
 
 def kafka_sink_name(options: Mapping[str, str]) -> str | None:
-    """The name of Spark's own Kafka sink that says where it writes; None if each row names its topic.
-
-    Args:
-        options: Options of the writer.
-    """
+    """The name of Spark's own Kafka sink with its place; None if each row names its topic."""
     servers, topic = options.get(_SERVERS), options.get("topic")
     return f"KafkaTable[{servers.replace(' ', '')}/{topic}]" if servers and topic else None
 
 
-# How the queries that were described in this process reach Kafka: a name carries no secrets.
+# Client options by servers: a name carries no secrets.
 _clients: dict[str, Mapping[str, str]] = {}
 
 
 def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
-    """The topic that a described query writes to in transactions; None for any other query.
-
-    Args:
-        options: Options of the writer.
-
-    Raises:
-        OptionError: An option is missing or wrong.
-    """
+    """The topic that a described query writes to in transactions; None for any other query."""
     prefix = options.get(TRANSACTIONAL_ID)
     if prefix is None:
         return None

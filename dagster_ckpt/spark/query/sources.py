@@ -1,7 +1,7 @@
-"""What the sources of a query read: by position, kind and identity; and how much input lies between two batches.
+"""What the sources of a query read (position, kind, identity), and how much input lies between two batches.
 
-Spark records only offsets. It continues with whatever source stands at the position of an offset, so another
-folder, another table or swapped sources go unnoticed until rows are missing.
+Spark records only offsets and continues with whatever source stands at that position, so another folder or
+swapped sources go unnoticed until rows are missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GENERATED = ("rate", "rate-micro-batch")
 # Of `SourceIdentity.identity`.
 PATH, TABLE, TABLE_ID, TOPICS, PATTERN, CLUSTER = "path", "table", "table id", "topics", "pattern", "cluster id"
 TOPIC_ID = "id of topic "
-# Options that decide which files or records are read; limits of a batch do not.
+# Options that decide what is read; limits of a batch do not.
 _DECIDING = {
     FILE: (
         *("pathglobfilter", "recursivefilelookup", "modifiedafter", "modifiedbefore"),
@@ -55,10 +55,9 @@ class SourceIdentity:
 
     Attributes:
         kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name for another kind.
-        name: The name that the query gives it (Spark 4.2 and later), or None.
-        identity: What it reads, such as the path of a folder or the id of a table. What could not be found
-            out is left out.
-        options: Options that decide what is read and differ from their default, with names in lower case.
+        name: The query's name for it (Spark 4.2 and later).
+        identity: Such as the path of a folder or the id of a table, as far as known.
+        options: Deciding options that differ from their default, names in lower case.
     """
 
     kind: str
@@ -91,7 +90,7 @@ class SourceIdentity:
 
 
 def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
-    """Read recorded sources; None if they were not recorded, or not all of them can be read."""
+    """Read recorded sources; None if any cannot be read, or none was recorded."""
     if not isinstance(record, Sequence) or isinstance(record, str):
         return None
     found = [SourceIdentity.of_record(each) for each in record]
@@ -105,12 +104,7 @@ def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
 
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
-    """What the sources of a described query read, in the order of its offset log.
-
-    Returns:
-        None if the query cannot be inspected (Spark Connect).
-    """
-    # Imported here, because reading live directories does not require Spark.
+    """What the sources of a described query read, in the order of its offset log; None over Spark Connect."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     try:
@@ -193,7 +187,6 @@ def _delta(session: SparkSession, folder: str) -> dict[str, str]:
 
 
 def _name(leaf: Any) -> str | None:
-    # Imported here, because reading live directories does not require Spark.
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     try:
@@ -205,7 +198,7 @@ def _name(leaf: Any) -> str | None:
 
 
 def _qualified(session: SparkSession, path: str) -> str:
-    """A path as Spark compares it: absolute, with its scheme. Spark takes `s3://` and `s3a://` for other files."""
+    """A path as Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
     jvm: Any = session._jvm
     place = jvm.org.apache.hadoop.fs.Path(path)
     found = _known(
@@ -243,9 +236,8 @@ class SourceDistance:
     """The input that is read again from one source.
 
     Attributes:
-        source: Name of the source, or its number in the query.
+        source: Its name, or its number in the query.
         kind: "files", "Kafka records", "table versions", "rows", or "unknown" if its offsets are not counts.
-        count: The number; None for an unknown kind.
     """
 
     source: str
@@ -263,10 +255,8 @@ class Distance:
     """The distance between two batches.
 
     Attributes:
-        sources: The input that is read again, by source.
-        span_ms: Processing time between the planning of the two batches.
-        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if its entry does not
-            contain it.
+        span_ms: Time between the planning of the two.
+        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if unknown.
     """
 
     sources: tuple[SourceDistance, ...]
@@ -275,20 +265,9 @@ class Distance:
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
-    """The distance between two planned batches of a live directory.
+    """The distance between two planned batches of a live directory; None if an entry is missing or unreadable.
 
-    Args:
-        live: The live directory; its query may be running.
-        earlier: The offset log entry of the earlier batch, from a snapshot; None reads that of the
-            directory.
-        from_batch: The later batch.
-        to_batch: The earlier batch.
-
-    Returns:
-        None if one of the two entries is missing or cannot be parsed.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
+    `earlier` is the earlier batch's offset log entry from a snapshot; None reads the directory's.
     """
     unreadable = f"{live.url} does not record what is between batch {to_batch} and batch {from_batch}"
     try:

@@ -39,11 +39,7 @@ class CommittedState:
     """The state of a query after a committed batch, as described by the logs.
 
     Attributes:
-        folder: The live directory.
-        query_id: Id of the query.
-        operators: The stateful operators.
         offsets: Offsets of the batch; its settings name provider and partitions.
-        commit: Its commit.
         rewrite_id: Id of the rewrite that wrote the state, if one did.
     """
 
@@ -56,12 +52,7 @@ class CommittedState:
 
 
 class StorePlace(NamedTuple):
-    """One state store of a query.
-
-    Attributes:
-        path: Its directory in the live directory.
-        unique_id: Id of its newest version, in checkpoint format v2.
-    """
+    """One state store of a query."""
 
     path: str
     unique_id: str | None
@@ -72,7 +63,6 @@ class StateFiles:
     """Files of one version of a query's state.
 
     Attributes:
-        files: The files.
         chain: Number of changes that Spark replays onto the oldest snapshot among them.
     """
 
@@ -81,15 +71,7 @@ class StateFiles:
 
 
 def state_files(state: CommittedState) -> StateFiles:
-    """Every state file that a resume after a committed batch needs, and no file of a later version.
-
-    Args:
-        state: The state.
-
-    Raises:
-        IncompleteCutError: A file is missing.
-        LiveDirectoryError: The state cannot be interpreted.
-    """
+    """Every state file that a resume after a committed batch needs, and no file of a later version."""
     version = state.commit.batch_id + 1
     of_version = _version_files(state.offsets)
 
@@ -111,12 +93,7 @@ def state_files(state: CommittedState) -> StateFiles:
 
 
 def store_places(state: CommittedState) -> list[StorePlace]:
-    """Every state store of a query.
-
-    Raises:
-        IncompleteCutError: The commit does not name them.
-        LiveDirectoryError: Their number is not recorded anywhere.
-    """
+    """Every state store of a query."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     places: list[StorePlace] = []
     for operator in state.operators:
@@ -158,11 +135,7 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
 
 
 def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
-    """Unique ids of an operator's state in checkpoint format v2, by partition, then by store.
-
-    Raises:
-        IncompleteCutError: The commit does not name them.
-    """
+    """Unique ids of an operator's state in checkpoint format v2, by partition, then by store."""
     ids = (commit.state_ids or {}).get(operator.number)
     if not ids or any(len(stores) != len(operator.stores) for stores in ids):
         raise IncompleteCutError(
@@ -173,11 +146,7 @@ def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple
 
 
 def partitions_of(folder: FileIO, offsets: OffsetEntry, operator: Operator) -> int:
-    """Number of an operator's state partitions.
-
-    Raises:
-        LiveDirectoryError: It is not recorded anywhere.
-    """
+    """Number of an operator's state partitions."""
     if operator.single_partition:
         return 1
     if offsets.partitions is None:

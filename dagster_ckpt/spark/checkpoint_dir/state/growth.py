@@ -41,7 +41,6 @@ class _Look:
     """Inspects new state files and reads the small ones.
 
     Attributes:
-        folder: The live directory.
         at_most: Size of the largest file to read, in bytes.
     """
 
@@ -73,15 +72,7 @@ def rewrite_of(properties: Mapping[str, Any]) -> str | None:
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:
-    """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined.
-
-    Args:
-        base: The snapshot, which can be extended.
-        state: The state.
-
-    Raises:
-        LiveDirectoryError: A changelog cannot be read.
-    """
+    """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     header = base.manifest.header
     chain = header.properties.get(CHAIN)
@@ -168,9 +159,6 @@ def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> 
     A lineage goes back to the state snapshot that was uploaded last when its changelog was written;
     earlier versions are unknown. A base that was taken before that upload contains an older state
     snapshot and the changes since.
-
-    Raises:
-        FileNotFoundError: The base contains none of its state snapshots.
     """
     if 1 in lineage:
         return

@@ -55,13 +55,7 @@ class _Snapshot(BaseModel):
 
 
 def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store.
-
-    Raises:
-        IncompleteCutError: A file is missing, or its size differs from the recorded one.
-        UnknownLayoutError: A snapshot or changelog has an unsupported version.
-        LiveDirectoryError: The snapshot's zip cannot be read.
-    """
+    """Files that make up a version of a store."""
     base = store.newest(".zip", version)
     files = snapshot_files(store, f"{base}.zip") if base else []
     since = f"{base}.zip" if base else "the empty database"
@@ -80,10 +74,6 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
 
     The zip is read before the files are looked up: Spark deletes an old snapshot's SSTs before its
     zip.
-
-    Raises:
-        IncompleteCutError: A file is missing, or its size differs from the recorded one.
-        LiveDirectoryError: The zip cannot be read.
     """
     zip_file = store.need(name, "it is the snapshot of the database")
     files = [zip_file]
@@ -130,17 +120,7 @@ _CHECKSUM = ".crc"
 
 
 def format_v2_files(store: StoreDirectory, version: int, unique_id: str) -> list[NeededFile]:
-    """Files that make up a version of a store.
-
-    Args:
-        store: The store.
-        version: The version.
-        unique_id: Its unique id, from the commit log.
-
-    Raises:
-        IncompleteCutError: A file is missing.
-        LiveDirectoryError: A changelog or zip cannot be read.
-    """
+    """Files that make up a version of a store."""
     newest = f"{version}_{unique_id}"
     if f"{newest}.zip" in store.names:
         return _snapshot(store, newest)
@@ -188,11 +168,7 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
 
 
 def heap_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store.
-
-    Raises:
-        IncompleteCutError: A file is missing.
-    """
+    """Files that make up a version of a store."""
     base = store.newest(".snapshot", version)
     files = [store.need(f"{base}.snapshot", "it holds the state")] if base else []
     since = f"{base}.snapshot" if base else "the empty state"
@@ -232,11 +208,7 @@ class StoreDirectory:
         return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
-        """A file that must exist.
-
-        Raises:
-            IncompleteCutError: It does not exist.
-        """
+        """A file that must exist."""
         try:
             size, token = self._listing.version(name)
         except FileNotFoundError as error:
@@ -248,11 +220,7 @@ class StoreDirectory:
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
-        """A small file that must exist, with its content.
-
-        Raises:
-            IncompleteCutError: It does not exist.
-        """
+        """A small file that must exist, with its content."""
         if name not in self.names:
             raise self.incomplete(name, why)
         file = read_needed(self.folder, f"{self.path}/{name}")
@@ -285,16 +253,7 @@ _HARMLESS_FLAGS = 0x0808
 
 
 def read_member(archive: bytes, name: str) -> bytes:
-    """Content of a member of a ZIP, verified with its checksum.
-
-    Args:
-        archive: The whole ZIP.
-        name: Name of the member.
-
-    Raises:
-        KeyError: It has no member of that name.
-        zipfile.BadZipFile: It is not a ZIP, or is damaged.
-    """
+    """Content of a member of a ZIP, verified with its checksum."""
     try:
         content = _read_plain(archive, name.encode())
     except (struct.error, zlib.error, EOFError, ValueError):
@@ -352,13 +311,7 @@ _LINEAGE = TypeAdapter(list[_Item])
 
 
 def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
-    """Parse the mapping of version to unique id in the head of a changelog of checkpoint format v2.
-
-    Raises:
-        UnknownLayoutError: It has an unsupported version.
-        LiveDirectoryError: It is not such a changelog, or is compressed with a codec other than
-            LZ4.
-    """
+    """Parse the mapping of version to unique id in the head of a changelog of checkpoint format v2."""
     with reading(
         lambda why: LiveDirectoryError(
             f"{where} has no readable lineage: {why}. Set spark.sql.streaming.stateStore.compression.codec "
@@ -375,11 +328,7 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
 
 
 def check_version(stream: BinaryIO, where: str) -> None:
-    """Reject a changelog of checkpoint format v1 with an unsupported version; nothing else of it is needed.
-
-    Raises:
-        UnknownLayoutError: It has an unsupported version.
-    """
+    """Reject a changelog of checkpoint format v1 with an unsupported version; nothing else of it is needed."""
     try:
         version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
     except (ValueError, EOFError):

@@ -1,7 +1,6 @@
 """What a snapshot carries of the sinks of a query: the protocol that a cut asks, and the files of a sink's log.
 
-A cut only knows this protocol. The sinks themselves, and the rules that bring one back to an earlier
-batch, are in `dagster_ckpt/sinks/`.
+The sinks themselves, and the rules that roll one back, are in `dagster_ckpt/sinks/`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.values.untrusted import number_in
 
 SINKS_FOLDER = "sinks"
-# Entered around each change of something that a successor would use; raises if this process is no
-# longer the writer.
+# Entered around each change that a successor would see; raises if this process is not the writer.
 StillMine = Callable[[], AbstractContextManager[object]]
 
 
@@ -30,9 +28,8 @@ class CapturedSink:
     """What one sink has remembered of its batches, up to that of a snapshot.
 
     Attributes:
-        last_batch: Newest batch in it, up to the snapshot's; None if it has none yet.
-        newest: Newest batch in it, even if it is later than the snapshot's; None if it has none
-            yet.
+        last_batch: Newest batch in it, up to the snapshot's.
+        newest: Newest batch in it, even if later.
     """
 
     place: str
@@ -55,7 +52,7 @@ class SinkEntry:
 
 
 class SinkLogFile(NeededFile):
-    """An entry of a log that enters a snapshot: a restore writes it back as it is."""
+    """An entry of a sink's log, which a restore writes back as it is."""
 
     def check(self) -> ContentCheck:
         """See `Source.check`."""
@@ -80,7 +77,7 @@ class SinkToCapture(Protocol):
     """A sink, as a cut sees it."""
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it to bring it back to a batch; None for a sink without such files."""
+        """What a snapshot needs to roll the sink back to a batch; None for a sink without such files."""
 
 
 def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]:
@@ -104,11 +101,7 @@ def sink_entry(path: str) -> tuple[int, str]:
 
 
 def logs_of_sinks(properties: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, list[SinkEntry]]:
-    """The log of each captured sink by its place, from the files of a snapshot below `SINKS_FOLDER`.
-
-    Args:
-        files: Content of its files by path; others than those of sinks are ignored.
-    """
+    """The log of each captured sink by its place, from the files of a snapshot."""
     described = properties.get("sinks")
     places = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
     logs: dict[str, list[SinkEntry]] = {place: [] for place in places}

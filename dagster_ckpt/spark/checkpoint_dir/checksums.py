@@ -1,9 +1,9 @@
 """Verify files with the checksums that they carry, or that Hadoop wrote beside them.
 
-Blocks of state files (LZ4), zips, and the blocks of RocksDB's tables (SST files). Format of the latter:
-https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format, format versions 2 to 5 (Spark writes 5), with
-a binary index. A block is followed by a byte for its compression and by four bytes of checksum. Of another version or
-index only the end of the file is verified.
+These are blocks of state files (LZ4), zips, and blocks of RocksDB's tables. Format of tables, with a binary
+index: https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format, versions 2 to 5 (Spark writes
+5). A block is followed by a byte for its compression and by its checksum. Of another version or index only
+the end is verified.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _FRAMED = (".delta", ".snapshot", ".changelog")
 
 
 def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> ContentCheck | None:
-    """The check of a file that carries checksums; None for any other file.
-
-    Args:
-        open_file: Opens it, if the check must know its end first.
-    """
+    """The check of a file that carries checksums, given its path in a live directory; None for any other file."""
     if path.endswith(".sst"):
         return SstCheck(size, open_file)
     if path.startswith("state/") and path.endswith(_FRAMED):
@@ -51,11 +47,7 @@ def content_trouble(path: str, data: bytes) -> str | None:
 
 
 def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
-    """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec.
-
-    Args:
-        checksums: Also decompress each block, and compare it with its checksum.
-    """
+    """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec."""
     check = Lz4Check(checksums=checksums)
     check.update(data)
     return check.trouble()
@@ -67,12 +59,9 @@ def is_lz4(data: bytes) -> bool:
 
 
 class Lz4Check:
-    """Verifies a stream of blocks that lz4-java wrote (`LZ4BlockOutputStream`), piece by piece.
+    """Verifies the blocks of lz4-java, piece by piece; output of another codec is not examined.
 
-    A file that begins like the output of another codec is not examined.
-
-    Args:
-        checksums: Also decompress each block, and compare it with its checksum.
+    Without `checksums`, only the headers are verified.
     """
 
     def __init__(self, *, checksums: bool = True) -> None:
@@ -134,7 +123,7 @@ class Lz4Check:
 
 
 def _is_nearly_magic(data: bytes | bytearray) -> bool:
-    """Whether a file begins as no codec's output does: with zeros, or with most of the magic bytes of this one."""
+    """Whether a file begins as no codec's output does: with zeros, or with most of the magic bytes."""
     begin = data[: len(MAGIC)]
     alike = sum(one == other for one, other in zip(begin, MAGIC, strict=False))
     return not any(begin) or alike > len(MAGIC) // 2
@@ -205,7 +194,7 @@ def fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
     )
 
 
-# The last bytes of a table (`kBlockBasedTableMagicNumber`), little-endian.
+# End of a table (`kBlockBasedTableMagicNumber`), little-endian.
 SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
 NO_END = "It has the right size but not the end of a RocksDB table: its last blocks never reached the disk"
 DAMAGED = "It is damaged: a block of the table does not have the checksum it was written with"
@@ -213,7 +202,7 @@ DAMAGED = "It is damaged: a block of the table does not have the checksum it was
 _FOOTER = 53
 _TRAILER = 5
 _VERSIONS = range(2, 6)
-# From this version on, the values of an index have no length.
+# Since this version, values of an index have no length.
 _WITHOUT_LENGTHS = 4
 _NO_COMPRESSION, _LZ4 = 0, (4, 5)
 _CRC32C, _XXHASH, _XXHASH64, _XXH3 = 1, 2, 3, 4
@@ -224,11 +213,7 @@ _Handle = tuple[int, int]
 
 
 class SstCheck:
-    """Verifies a table while it is read from its beginning.
-
-    Args:
-        open_file: Opens it another time: its end says where its blocks are.
-    """
+    """Verifies a table while it is read. `open_file` opens it once more: its end says where the blocks are."""
 
     def __init__(self, size: int, open_file: Callable[[], BinaryIO]) -> None:
         self._at = 0
@@ -241,7 +226,6 @@ class SstCheck:
                 self._read_end(file, size)
         except LiveDirectoryError:
             self._trouble = DAMAGED
-        # In descending order: the next one is at the end.
         self._blocks.sort(reverse=True)
 
     def update(self, chunk: bytes) -> None:
@@ -282,7 +266,7 @@ class SstCheck:
         self._checksum = footer[0]
         meta, at = _handle(footer, 1)
         index, _ = _handle(footer, at)
-        # The whole end of the file in one request: the index is behind the data.
+        # One request for the whole end: the index is behind the data.
         first = min(meta[0], index[0])
         file.seek(first)
         tail = file.read(size - first)
@@ -299,11 +283,11 @@ class SstCheck:
 
 
 def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
-    """Handles of the data blocks, from the entries of the index; each is complete, because Spark shares no prefixes."""
+    """Handles of the data blocks from the index, whose entries are complete: Spark shares no prefixes."""
     if not index:
         return
     end = len(index) - 4
-    # The highest bit says that a hash of the keys follows the entries.
+    # The highest bit: a hash of the keys follows.
     restarts = struct.unpack_from("<I", index, end)[0] & 0x7FFFFFFF
     for number in range(restarts):
         (at,) = struct.unpack_from("<I", index, end - 4 * (restarts - number))
@@ -350,7 +334,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _plain(raw: memoryview) -> bytes | None:
-    """The content of a block whose checksum is right; None if it is compressed with another codec than Spark's."""
+    """The content of a verified block; None if it is compressed with another codec than Spark's."""
     kind, content = raw[-_TRAILER], bytes(raw[:-_TRAILER])
     if kind == _NO_COMPRESSION:
         return content
@@ -364,11 +348,11 @@ def _plain(raw: memoryview) -> bytes | None:
 
 
 def _is_summed(raw: memoryview, checksum: int) -> bool:
-    """Whether a block with its trailer has its checksum; an unknown kind of checksum is not compared."""
+    """Whether a block with its trailer has its checksum; unknown kinds of checksum are not compared."""
     (noted,) = struct.unpack_from("<I", raw, len(raw) - 4)
     summed = raw[:-4]
     if checksum == _XXH3:
-        # The byte of the compression is mixed in at the end (`ModifyChecksumForLastByte`).
+        # The compression byte is mixed in (`ModifyChecksumForLastByte`).
         low = xxhash.xxh3_64_intdigest(summed[:-1]) & _BITS
         return bool(noted == low ^ (summed[-1] * 0x6B9083D9 & _BITS))
     if checksum == _CRC32C:

@@ -1,7 +1,7 @@
 """File sources: the entries of their log that a resume needs, and the input files that they have read.
 
-A file source logs the files that it has seen (`FileStreamSourceLog`): one entry per planned batch, and every tenth
-a `.compact` entry with all of them. Other sources write a few small files once.
+The log (`FileStreamSourceLog`) has one entry per planned batch, and every tenth is a `.compact` entry with
+all files so far. Other sources write a few small files once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPACT = ".compact"
 
 
 def log_offset(offset: str | None) -> int | None:
-    """The log position in a file source's offset; None for the offset of another kind of source."""
+    """The log position in a file source's offset; None for another kind of source."""
     if offset is None:
         return None
     try:
@@ -49,18 +49,13 @@ def log_offset(offset: str | None) -> int | None:
 
 
 def entry_id(name: str) -> int | None:
-    """Id of a log entry from its file name (`12`, `19.compact`), None for any other file."""
+    """Id of a log entry from its file name (`12`, `19.compact`); None for any other file."""
     return number_in(name.removesuffix(COMPACT))
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that a source has found.
-
-    Attributes:
-        position: The position of the log at which it was found.
-        modified_at_ms: Its modification time then; None if the log does not have it.
-    """
+    """A file that a source has found, at a position of its log."""
 
     path: str
     position: int
@@ -71,7 +66,6 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
     """The files that a file source has found after a position of its log; empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
     names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
-    # A compact entry lists the files of all entries before.
     newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
     needed = [
         name
@@ -83,11 +77,7 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
 
 
 def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
-    """The files that entries of the log of a file source name, each once.
-
-    Args:
-        entries: Content by path. Those of another kind of source are passed over.
-    """
+    """The files that log entries (content by path) name, each once; entries of other sources are skipped."""
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
         if entry_id(path.rpartition("/")[2]) is None:
@@ -123,12 +113,9 @@ def source_files(
 ) -> list[NeededFile]:
     """Files of one source that a resume after `committed` needs.
 
-    Entries beyond the committed offset are left out unless the batch in flight is included: without
-    its planned offsets, Spark would merge such an entry into the next batch.
-
-    Args:
-        before: Offsets of the previous batch, which Spark reads again when it starts.
-        in_flight: Offsets of the batch in flight if it is included, else None.
+    Later entries are left out unless the batch in flight is included: without its offsets, Spark would merge
+    such an entry into the next batch. Spark reads `before`, the previous batch's offsets, again when it
+    starts.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -138,8 +125,7 @@ def source_files(
         return [read_needed(folder, path) for path, _entry in folder.find(directory)]
     last = max(-1 if position is None else position, -1 if carried is None else carried)
     earlier = log_offset(before.sources.get(source)) if before else None
-    # Spark asks for the files of the committed batch again, so its first entry must not be hidden
-    # in a compact one.
+    # Spark asks for the committed batch's files again: its first entry must not be inside a compact one.
     base_limit = min(-1 if position is None else position, -1 if earlier is None else earlier + 1)
     if before is None or earlier is None:
         base_limit = -1 if position is None else position
@@ -174,7 +160,7 @@ def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list
 
 
 def _is_file_source_log(folder: FileIO, directory: str) -> bool:
-    """Tell a file source without data up to the commit from another kind of source, by the files that it wrote."""
+    """Tell a file source without committed data from other sources by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:
         if entry_id(name) is None:
@@ -188,7 +174,7 @@ def _is_file_source_log(folder: FileIO, directory: str) -> bool:
     return False
 
 
-# From so many files of one folder on, the folder is listed.
+# From this number of files in a folder on, list it.
 _LISTED_FROM = 20
 # One file in the text of a listing.
 _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re.DOTALL)
@@ -197,15 +183,12 @@ _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re
 def existing_files(
     uris: Sequence[str], session: SparkSession | None = None, *, reachable_scheme: str = "file"
 ) -> dict[str, int | None] | None:
-    """Those of some files that exist, with their modification times in ms since the epoch; None if that is unknown.
+    """Which of some files exist, with modification times in ms since the epoch; None if that cannot be determined.
 
     Args:
-        uris: URIs as the log of a file source has them.
-        session: A session with the file systems of the source; None looks with those of this process.
-        reachable_scheme: Without a session: the scheme of a place that this process can read.
-
-    Returns:
-        None if that cannot be found out.
+        uris: URIs as in the log of a file source.
+        session: Its file systems are used; None uses those of this process.
+        reachable_scheme: Without a session, a scheme whose files this process can read.
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for uri in uris:
@@ -233,7 +216,7 @@ def _found_here(folder: str, files: Iterable[str]) -> dict[str, int | None] | No
     try:
         entries = open_file_io(place).list(hidden=True)
         if path is None and not entries and not open_file_io("/".join(place.split("/")[:3])).list(hidden=True):
-            # This process asks another store of that kind, which has no such bucket.
+            # This process's store has no such bucket: it is another one.
             return None
         for each in files:
             entry = entries.get(unquote(each.rpartition("/")[2]))
@@ -267,7 +250,6 @@ def _in_hadoop(jvm: Any, session: SparkSession, folder: str, files: Sequence[str
 def _listed(jvm: Any, system: Any, place: Any) -> dict[str, int]:
     if not system.exists(place):
         return {}
-    # In one call, whatever the number of files.
     text = str(jvm.scala.runtime.ScalaRunTime.stringOf(system.listStatus(place)))
     return {path.rpartition("/")[2]: int(modified) for path, modified in _STATUS.findall(text)}
 

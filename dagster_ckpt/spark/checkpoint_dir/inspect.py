@@ -52,12 +52,10 @@ class LiveState:
     """Result of an inspection.
 
     Attributes:
-        status: MISSING: the directory does not exist. EMPTY: no batch is committed, and Spark can
-            begin there. GOOD: Spark resumes after `batch_id`. BROKEN: Spark could not start there,
-            or would compute wrong results.
-        in_flight: The batch that is planned but not committed and that Spark will replay, or None.
-        fenced_at: The batch that a fence prevents from being planned there, so that a successor
-            continues elsewhere; or None.
+        status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`.
+            BROKEN: Spark could not start, or would compute wrong results.
+        in_flight: The planned batch that Spark will replay.
+        fenced_at: The batch that a fence prevents from being planned.
     """
 
     status: LiveStatus
@@ -75,11 +73,11 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
     try:
         if positions.commit is None:
             return replace(_before_the_first_commit(live, positions), fenced_at=live.fenced_at())
-        # A running query may commit concurrently; the cut is then at a newer batch.
+        # The cut may be at a newer batch.
         whole = cut(live, carry_in_flight=True, known=known)
         _check_in_flight(live, whole, known)
     except UnknownLayoutError:
-        # Not broken: a newer Spark may resume there, and an older snapshot must not replace it.
+        # Not broken: a newer Spark may resume, and no older snapshot must replace it.
         raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
@@ -89,12 +87,9 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
-    """Committed batches to which the logs of a live directory can be rewound, ascending.
-
-    Only a cut shows whether the state of a batch is complete too.
-    """
+    """Committed batches to which the logs can be rewound, ascending; only a cut shows whether their state is there."""
     offsets = set(batch_ids(live.folder, OFFSETS))
-    # To start after batch N, Spark needs the offsets of N and of the batch before it.
+    # Spark also needs the offsets of the batch before.
     return [
         batch for batch in batch_ids(live.folder, COMMITS) if batch in offsets and (batch == 0 or batch - 1 in offsets)
     ]
@@ -117,19 +112,19 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """Return the backend and settings of the query in a live directory; empty before its first planned batch."""
+    """The backend and settings of the query in a live directory; empty before its first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
     path = f"{OFFSETS}/{positions.offset}"
     entry = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}")
-    # Spark pins a provider for every query, even if it never opens a store.
+    # Spark pins a provider even for a stateless query.
     keeps_no_state = positions.commit is not None and not live.folder.list(STATE)
     return PinnedState(None if keeps_no_state else entry.provider_class, entry.conf)
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """Check that the newest two entries of the offset log name the same provider, which Spark never changes."""
+    """Check that the newest two entries of the offset log name one provider, which Spark never changes."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
     for number in (newest, newest - 1 if newest is not None else None):
@@ -145,18 +140,14 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
-    """Return the number of state partitions of the query in a live directory; None if it keeps no state."""
+    """The number of state partitions of the query in a live directory; None if it keeps no state."""
     settings = pinned_state(live).settings
     number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
     return int(number) if number else None
 
 
 def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
-    """Refuse to start a Spark in a directory whose logs or state are of formats that only a later one has.
-
-    Args:
-        live: The directory. Damage is not reported: the start has its own checks.
-    """
+    """Refuse to start a Spark in a directory whose formats only a later one reads. Damage is not reported."""
     with suppress(LiveDirectoryError, FileNotFoundError):
         for feature in features_in_use(live):
             release.require(feature, f"Resuming the query of {live.url}")
@@ -185,11 +176,7 @@ def features_in_use(live: LiveDirectory) -> list[Feature]:
 
 
 def hole_before(offset: int, offsets: Sequence[int], commits: Sequence[int], known: KnownQuery) -> int | None:
-    """The batch before a planned one, if Spark needs its offsets and they are missing.
-
-    Args:
-        offset: The newest planned batch, which is above the newest commit.
-    """
+    """The batch before an uncommitted planned one, if Spark needs its offsets and they are missing."""
     return offset - 1 if offset - 1 not in offsets and not known.is_asynchronous(offsets, commits) else None
 
 
@@ -243,9 +230,7 @@ class CheckpointDescription:
     """What a checkpoint directory says of its query.
 
     Attributes:
-        in_flight: The batch that is planned and not committed, or None.
-        state_store: Class name of the state store provider; None if it keeps no state.
-        named_sinks: Names of its sinks, if its code names them (Spark 4.2 and later).
+        named_sinks: Sinks that its code names (Spark 4.2 and later).
     """
 
     url: str

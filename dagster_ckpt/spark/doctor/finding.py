@@ -21,8 +21,8 @@ from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 class Severity(StrEnum):
     """Severity of a finding.
 
-    NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later.
-        ERROR: Spark would refuse to start, fail in its first batch, or compute wrong results.
+    NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later. ERROR: Spark
+    would refuse to start, fail in its first batch, or compute wrong results.
     """
 
     NOTE = "NOTE"
@@ -159,12 +159,7 @@ ADVICE: dict[Code, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding.
-
-    Attributes:
-        path: Its location relative to the live directory, or the URL of a sink.
-        explanation: What was found and what it means, as text for people.
-    """
+    """One finding: its location is relative to the live directory, or the URL of a sink."""
 
     code: Code
     severity: Severity
@@ -217,8 +212,10 @@ class Subject:
     """A live directory at one moment.
 
     Attributes:
-        expected_query_id: The query id that `metadata` must contain, or None if unknown.
-        looks_back: Whether to read log entries too that no start reads: those of older batches.
+        commits: Batches in the commit log; likewise `offsets`.
+        expected_query_id: What `metadata` must contain, if known.
+        deep: Read the content of state files too.
+        looks_back: Read log entries of older batches too.
     """
 
     live: LiveDirectory
@@ -247,7 +244,7 @@ class Subject:
         return Subject(live, commits, offsets, sinks, expected_query_id, deep, known, looks_back)
 
     def concerns(self, log: str, batch_id: int) -> bool:
-        """Whether a start reads an entry: the newest commit, the offsets before it and of what is planned."""
+        """Whether a start reads an entry: the newest commit, and the offsets from the batch before it on."""
         return batch_id >= (self.commit or 0) - (1 if log == OFFSETS else 0)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
@@ -278,7 +275,7 @@ class Subject:
         return self._listed[directory]
 
     def offset_entry(self, batch_id: int) -> OffsetEntry | None:
-        """An entry of the offset log; None if it is missing or cannot be parsed."""
+        """An entry of the offset log; None if missing or unreadable."""
         if batch_id not in self.offsets:
             return None
         path = f"{OFFSETS}/{batch_id}"
@@ -291,7 +288,7 @@ class Subject:
 
     @cached_property
     def commit_entry(self) -> CommitEntry | None:
-        """The newest entry of the commit log; None if it cannot be parsed."""
+        """The newest entry of the commit log; None if unreadable."""
         path = f"{COMMITS}/{self.commit}"
         try:
             return parse_commit_entry(self.folder.read(path), f"{self.live.url}/{path}")
@@ -300,7 +297,7 @@ class Subject:
 
     @cached_property
     def operators(self) -> list[Operator] | None:
-        """The stateful operators; None if Spark's metadata of them cannot be parsed."""
+        """The stateful operators; None if Spark's metadata of them is unreadable."""
         try:
             return read_operators(self.folder, self.commit or 0)
         except (FileNotFoundError, LiveDirectoryError):

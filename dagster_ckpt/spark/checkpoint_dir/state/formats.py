@@ -21,8 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
     rocksdb_files,
 )
 
-# Names that Spark's own providers use in the directory of a store; named stores are below that of
-# their partition.
+# Names in a store's directory; named stores lie below that of their partition.
 _SPARKS_OWN = re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[0-9a-f-]+)?\.(delta|snapshot|zip|changelog)(\.crc)?")
 
 VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
@@ -36,10 +35,9 @@ _CHANGES = (".delta", ".changelog")
 
 @dataclass(frozen=True)
 class CommittedState:
-    """The state of a query after a committed batch, as described by the logs.
+    """The state of a query after a committed batch, as its logs describe it.
 
     Attributes:
-        offsets: Offsets of the batch; its settings name provider and partitions.
         rewrite_id: Id of the rewrite that wrote the state, if one did.
     """
 
@@ -85,7 +83,7 @@ def state_files(state: CommittedState) -> StateFiles:
     stores = in_threads(state.folder.width, store_places(state), files_of)
     chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
     files: list[NeededFile] = []
-    # One list shrinks as the other grows: there may be a hundred thousand.
+    # One list shrinks as the other grows.
     stores.reverse()
     while stores:
         files += stores.pop()
@@ -98,8 +96,7 @@ def store_places(state: CommittedState) -> list[StorePlace]:
     places: list[StorePlace] = []
     for operator in state.operators:
         ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
-        # An offline repartition leaves old partition directories behind, so the log counts, not the
-        # listing.
+        # The log counts: an offline repartition leaves old directories behind.
         partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
         for partition in range(partitions):
             for index, name in enumerate(operator.stores):
@@ -114,7 +111,7 @@ def _version_files(offsets: OffsetEntry) -> VersionFiles:
 
 
 def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files of a third-party provider: those that extend one of Spark's write the same files."""
+    """Files of a third-party provider: those that extend Spark's write the same files."""
     odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
     if odd:
         raise UnknownLayoutError(

@@ -1,7 +1,7 @@
-"""The blocks of lz4-java (`LZ4BlockOutputStream`), in which Spark writes state files. This is not the LZ4 frame format.
+"""The blocks of lz4-java (`LZ4BlockOutputStream`) in which Spark writes state; this is not the LZ4 frame format.
 
-A block has a header (magic, method and size class, packed length, plain length, checksum of the plain content)
-and its content. An empty block ends a stream.
+A block has a header (magic, method and size class, packed length, plain length, checksum of the plain
+content) and its content. An empty block ends a stream.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LARGEST_BLOCK = 1 << 25
 
 _HEADER = struct.Struct("<8sBiiI")
 _STORED, _PACKED = 0x10, 0x20
-# The low half of the token: block size as a power of two above 2 ** 10.
+# The token's low half: block size above 2 ** 10.
 _SMALLEST_LEVEL = 10
 _OUR_LEVEL = 6
-# Seed and mask of lz4-java's checksums: 28 bits of xxHash32.
+# lz4-java's checksum: 28 bits of xxHash32.
 _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
 
 
@@ -88,9 +88,10 @@ class Pieces:
 
 
 def read_blocks(stream: BinaryIO, *, verify: bool = True) -> Iterator[bytes]:
-    """The plain content of each block, without the empty ones: concatenated streams are read as one, as in Spark.
+    """The plain content of each non-empty block; as in Spark, concatenated streams are one.
 
-    Raises ValueError or EOFError if lz4-java did not write them so. Without `verify`, checksums are not compared.
+    Raises ValueError or EOFError for bytes that lz4-java did not write. Without `verify`, checksums are not
+    compared.
     """
     while head := stream.read(HEADER_BYTES):
         header = BlockHeader.parse(head)

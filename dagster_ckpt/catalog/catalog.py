@@ -1,8 +1,7 @@
 """`Catalog`: the entry point to the catalog, with a store for each kind of record, its schema and its home.
 
-A copy of a catalog has separate leases for its streams: two processes would be "the only writer" of a stream. The
-catalog therefore records where its database is, and a copy is refused when it is opened. A catalog that was moved,
-or restored in its place, is not.
+A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore
+records where its database is, and a copy is refused; a moved or restored catalog is not.
 """
 
 from __future__ import annotations
@@ -39,17 +38,15 @@ if TYPE_CHECKING:
 class Catalog:
     """The record of streams, executions, leases, snapshots, holds, requests, events and desired states.
 
-    Opening it creates or migrates its tables. It is safe to use from several threads and processes,
-    and pickles as its URL.
+    Opening it creates or migrates its tables. It is safe to use from several threads and processes, and
+    pickles as its URL.
 
     Args:
-        url: SQLAlchemy URL, such as `sqlite:////var/lib/catalog.db` or
-            `postgresql+psycopg://user@host/database`.
+        url: SQLAlchemy URL: `sqlite:////var/lib/catalog.db` or `postgresql+psycopg://user@host/database`.
         clock: Returns the time in ms since the epoch; None uses the database's clock.
 
     Raises:
-        CatalogError: The database cannot be used, has a newer schema version, or is a copy of another
-            catalog.
+        CatalogError: The database cannot be used, is newer, or is a copy of another catalog.
 
     Example:
         >>> catalog = Catalog("sqlite:////var/lib/catalog.db")
@@ -80,14 +77,7 @@ class Catalog:
 
     @staticmethod
     def accept(url: str) -> None:
-        """Use a copy of a catalog from now on. Nothing may use the original any more.
-
-        Args:
-            url: SQLAlchemy URL of the copy.
-
-        Raises:
-            CatalogError: The database cannot be used.
-        """
+        """Use a copy of a catalog from now on. Nothing may use the original any more."""
         database = Database(url)
         upgrade(database)
         accept_home(database)
@@ -95,21 +85,15 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Id of the deployment that this catalog belongs to: created with the catalog, stored in each snapshot."""
-        # Queried each time: another process may have made this catalog replace a lost one.
+        """Id of the deployment that this catalog belongs to, which each of its snapshots carries."""
+        # Another process may change it (`take_over_deployment`).
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
     def take_over_deployment(self, deployment_id: str, *, only_if_unused: bool = False) -> None:
-        """Replace the lost catalog of a deployment, so that the deployment's snapshots belong to this catalog.
+        """Replace the lost catalog of a deployment, so that its snapshots belong to this one.
 
-        Args:
-            deployment_id: Id of the deployment, as stored in its snapshots.
-            only_if_unused: Also refuse if a stream was started under this catalog's current id.
-
-        Raises:
-            CatalogError: A snapshot was completed under this catalog's current id, or a stream was
-                started.
+        Refuses if a snapshot was completed here; with `only_if_unused`, also if a stream was started.
         """
         with self.database.writing() as connection:
             before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
@@ -132,10 +116,7 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """The current time by the catalog's clock, ms since the epoch.
-
-        Compare recorded times only with this clock: that of a machine may differ by hours.
-        """
+        """The current time by the catalog's clock, ms since the epoch: the one to compare recorded times with."""
         with self.database.reading() as connection:
             return self.database.now_ms(connection)
 
@@ -151,13 +132,13 @@ def _open(url: str, clock: Clock | None) -> Catalog:
     return Catalog(url, clock=clock)
 
 
-# An arbitrary number that other users of the PostgreSQL server are unlikely to lock.
+# Arbitrary, unlike other locks on the server.
 _ADVISORY_LOCK = 7_246_019_381
 
 
 def alembic_config() -> Config:
     """Alembic's configuration, without a file: the migrations are part of the package."""
-    # Alembic is slow to import, and only a process that opens a catalog needs it.
+    # Slow to import.
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
@@ -165,8 +146,7 @@ def alembic_config() -> Config:
     return config
 
 
-# The newest schema revision. A constant, because alembic takes a tenth of a second to import, and a
-# process that opens a current catalog does not need it. A test compares it with the migrations.
+# A constant, because alembic is slow to import. A test compares it with the migrations.
 NEWEST_REVISION = "0001"
 
 
@@ -214,9 +194,8 @@ class CatalogHome:
     """Where the database of a catalog is.
 
     Attributes:
-        identity: What stays if it is moved or reached by another name, and differs for a copy: the inode of a file,
-            the PostgreSQL cluster and the oid of the database.
-        place: Its name: host and path of a file, host and database name of PostgreSQL.
+        identity: Survives a move, differs for a copy: inode of a file, cluster and oid in PostgreSQL.
+        place: Host and path of a file, or host and database name.
         host: The machine or cluster on which another identity can be looked up.
     """
 
@@ -226,7 +205,7 @@ class CatalogHome:
 
 
 def check_home(database: Database) -> None:
-    """Record where a catalog is, or refuse it if it is a copy of one that may still be used."""
+    """Record where a catalog is, or refuse a copy of one that may still be used."""
     here = _home_of(database)
     if here is None:
         return
@@ -259,7 +238,7 @@ def _parsed(recorded: object) -> CatalogHome | None:
 
 
 def _home_of(database: Database) -> CatalogHome | None:
-    """None if this cannot be determined: the database is not a plain file, or hides its cluster from this user."""
+    """None if this cannot be determined: not a plain file, or a cluster that hides from this user."""
     if database.url.get_backend_name() == "sqlite":
         path = database.url.database or ""
         if path.startswith("file:"):
@@ -269,7 +248,7 @@ def _home_of(database: Database) -> CatalogHome | None:
         try:
             return CatalogHome(str(found.stat().st_ino), f"{host}:{found}", host)
         except OSError:
-            # Deleted or moved this moment: the next call to the database says so.
+            # Deleted or moved: the next call to the database reports it.
             return None
     with database.reading() as connection:
         if not connection.execute(text("SELECT has_function_privilege('pg_control_system()', 'execute')")).scalar():
@@ -280,7 +259,7 @@ def _home_of(database: Database) -> CatalogHome | None:
 
 
 def _is_gone(database: Database, known: CatalogHome, here: CatalogHome) -> bool:
-    """Whether the database that was recorded no longer exists, so that this one was moved and not copied."""
+    """Whether the recorded database no longer exists: this one was moved, not copied."""
     if known.host != here.host:
         return False
     if database.url.get_backend_name() == "sqlite":

@@ -58,7 +58,7 @@ class ExecutionQueries:
             return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Runs with unsettled executions that have sent a heartbeat since a time, ms since the epoch."""
+        """Runs with unsettled executions that sent a heartbeat since a time (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         with self._database.reading() as connection:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
@@ -70,11 +70,7 @@ class ExecutionQueries:
             return {row.run_id: row.stream_id for row in connection.execute(query)}
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
-        """Unsettled or running executions, oldest first.
-
-        Args:
-            run_ids: Only those of these runs; None for all.
-        """
+        """Unsettled or running executions, oldest first; of these runs, or of all."""
         if run_ids is not None and not run_ids:
             return []
         query = select(executions).where(executions.c.settled.is_(False))
@@ -83,7 +79,7 @@ class ExecutionQueries:
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, stream_id: str) -> list[int]:
-        """Times of the failures since a user last started the stream, in ms since the epoch, oldest first."""
+        """Times (ms since the epoch) of the failures since a user last started the stream, oldest first."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
@@ -97,11 +93,7 @@ class ExecutionQueries:
         return failed[::-1]
 
     def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
-        """The executions of these streams that failed after a moment, oldest first, in one query.
-
-        Args:
-            since_ms: That moment, ms since the epoch.
-        """
+        """The executions of these streams that failed since a time (ms since the epoch), oldest first."""
         query = (
             select(executions.c.stream_id, executions.c.ended_at_ms, executions.c.reason)
             .where(executions.c.stream_id.in_(stream_ids), executions.c.ended_at_ms > since_ms)
@@ -117,7 +109,7 @@ class ExecutionQueries:
         return failed
 
     def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
-        """When each of these streams was started for the first time, in ms since the epoch, in one query."""
+        """When each of these streams was first started, in ms since the epoch, in one query."""
         query = (
             select(executions.c.stream_id, func.min(executions.c.started_at_ms))
             .where(executions.c.stream_id.in_(stream_ids))
@@ -127,7 +119,7 @@ class ExecutionQueries:
             return {stream_id: int(first_ms) for stream_id, first_ms in connection.execute(query)}
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
-        """The newest batch in a live directory that an execution reported as committed, or None."""
+        """The newest batch in a live directory that an execution reported as committed."""
         for execution in self.of_stream(stream_id):
             if execution.live_directory != live_directory:
                 continue
@@ -137,7 +129,7 @@ class ExecutionQueries:
         return None
 
     def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
-        """The recorded sources of the newest execution in a live directory that recorded them, or None."""
+        """The sources that the newest execution in a live directory recorded."""
         query = newest_first(stream_id).where(
             executions.c.live_directory == live_directory,
             executions.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True),
@@ -189,7 +181,7 @@ def newest_first(stream_id: str) -> Select[Any]:
 
 def _newest_of(stream_ids: Sequence[str]) -> Select[Any]:
     others = executions.alias("others")
-    # Driven by the streams: one index lookup for each, however many restarts it has.
+    # Driven by the streams: one index lookup for each.
     newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
     is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
     return (
@@ -212,7 +204,7 @@ def _record(row: Row[Any]) -> ExecutionRecord:
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
 
-# The fields of a recovery that an event reports: what it started from and what that costs.
+# What an event reports of a recovery.
 _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
 
 
@@ -232,11 +224,7 @@ class ExecutionRecords(ExecutionQueries):
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the start of an execution of the stream whose lease this is.
-
-        This also settles earlier executions that were not settled, because this one continues from
-        what they left.
-        """
+        """Record the start of an execution of the stream whose lease this is; earlier ones are ended and settled."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
@@ -284,7 +272,7 @@ class ExecutionRecords(ExecutionQueries):
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query was started, what it started from, and the Spark application in which it runs."""
+        """Record that the query was started, what it started from, and its Spark application."""
         with self._database.writing_under(lease) as connection:
             stream_id = connection.execute(
                 executions.update()
@@ -323,13 +311,10 @@ class ExecutionRecords(ExecutionQueries):
         settled: bool = False,
         request_id: str | None = None,
     ) -> bool:
-        """Record the end of an execution, as the stream's writer; an execution that has already ended is unchanged.
+        """Record the end of an execution, as the stream's writer; an ended one is unchanged.
 
-        Args:
-            request_id: The request that asked for this end; it is completed in the same transaction.
-
-        Returns:
-            False if the request was withdrawn: nothing was changed.
+        With `request_id`, the request for this end is completed in the same transaction; False if it was
+        withdrawn: nothing was changed.
         """
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -349,9 +334,7 @@ class ExecutionRecords(ExecutionQueries):
     ) -> bool:
         """Record that an execution that failed, or whose process died, was stopped before its restart.
 
-        Returns:
-            False if there was nothing to stop (it was settled already, or had ended normally), or if the
-            request was withdrawn.
+        False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
         """
         to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
         open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
@@ -374,13 +357,8 @@ class ExecutionRecords(ExecutionQueries):
     ) -> None:
         """Record the end of an execution whose process does not (or no longer) hold the lease.
 
-        For observers that find it ended, and for a run that has lost its lease. This cannot
-        contradict a successor: when an execution begins, all earlier ones are ended, and an ended
-        execution is unchanged.
-
-        Args:
-            seen: The lease that it held when it was found dead. If it has renewed that lease since, it lives, and
-                nothing is recorded.
+        This cannot contradict a successor, whose start ends all earlier executions. If `seen`, the lease that
+        it held when found dead, was renewed since, it lives and nothing is recorded.
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):
@@ -410,15 +388,15 @@ class ExecutionRecords(ExecutionQueries):
         return True
 
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
-        """Record once, as an event, that the stream is not restarted any more after this execution.
+        """Record once, as an event, that the stream is not restarted after this execution.
 
-        If an earlier execution already failed terminally, and each one since was a restart whose query never
-        started, no event is written.
+        Not again if an earlier execution failed terminally and only restarts whose query never started
+        followed.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)
         with self._database.writing() as connection:
-            # Two processes may settle it at once: the second one waits here, and then finds the event.
+            # Of two processes that settle it, the second waits and finds the event.
             connection.execute(select(streams.c.stream_id).where(streams.c.stream_id == stream_id).with_for_update())
             alike = _refused_alike(connection, stream_id, execution_id)
             if connection.execute(select(events.c.sequence).where(recorded, events.c.execution_id.in_(alike))).first():
@@ -440,7 +418,7 @@ class ExecutionRecords(ExecutionQueries):
 
 
 def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
-    """An execution and its direct predecessors, up to the last one that ran or that a user started."""
+    """An execution and its direct predecessors, up to the last that ran or that a user started."""
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(newest_first(stream_id).with_only_columns(*columns)):

@@ -1,7 +1,7 @@
 """The history of streams: snapshots page by page, timelines, and figures of many streams in one query.
 
-The cost of a query grows with the number of streams, not with the length of their histories: each starts from the
-streams and uses an index from there.
+Each query starts from the streams and uses an index, so its cost does not grow with the length of their
+histories.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 @dataclass(frozen=True)
 class SnapshotTally:
-    """Totals over several checkpoints.
-
-    Attributes:
-        incremental_bytes: Number of bytes written for them.
-    """
+    """Totals over several checkpoints; bytes are those written for them."""
 
     count: int
     rows: int
@@ -37,9 +33,11 @@ class SnapshotHistory:
     """Health indicators of a stream from its snapshots.
 
     Attributes:
-        verified: The snapshot that was verified last; it may have been deleted since.
+        newest: The newest restorable snapshot.
+        verified: The last verified one; may have been deleted since.
+        failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
-        slowest_ms: Longest duration among the last completed checkpoints, or None.
+        slowest_ms: Longest duration among the last completed checkpoints.
     """
 
     newest: SnapshotRecord | None = None
@@ -65,7 +63,7 @@ _sized = snapshots.alias("sized")
 _timed = snapshots.alias("timed")
 
 
-# The last attempts up to the newest snapshot: enough to see a slow one, few enough for every look.
+# Attempts to look at for a slow one.
 _TIMED = 10
 
 
@@ -78,7 +76,7 @@ def _newest_restorable(wanted: Any) -> Any:
         select(wanted)
         .where(_restorable.c.stream_id == streams.c.stream_id, _restorable.c.status == SnapshotStatus.COMPLETED.value)
         .where(
-            # A savepoint with edited state is not used unless a start has named it.
+            # Edited state is used only if a start named it.
             ((_restorable.c.timeline == streams.c.timeline) & (_restorable.c.trigger != SnapshotTrigger.EDIT.value))
             | (_restorable.c.snapshot_id == streams.c.restored_snapshot_id)
         )
@@ -92,8 +90,7 @@ def _newest_restorable(wanted: Any) -> Any:
 def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     """The ancestors of a timeline, each with the last batch that belongs to its history.
 
-    Args:
-        begins: For each timeline, its parent and the batch after which it branched off.
+    `begins` has the parent of each timeline and the batch after which it branched off.
     """
     past: dict[int, int] = {}
     to_batch: int | None = None
@@ -116,18 +113,16 @@ def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
 
 
 def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
-    """Health indicators of each of these streams.
+    """Health indicators of each of these streams, in columns named as in `SnapshotHistory`.
 
-    Columns: stream_id; newest and verified, which are ids of snapshots; failures and last_failure,
-    since the newest one; bytes_before, of the first snapshot since `since_ms`; and slowest_ms, the
-    longest duration among the last completed checkpoints.
+    `newest` and `verified` are ids; the window of `bytes_before` begins at `since_ms`.
     """
     newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
     failed_since = and_(
         _failed.c.stream_id == streams.c.stream_id,
         _failed.c.status == SnapshotStatus.FAILED.value,
         _failed.c.number > newest_number,
-        # A renewal completes the newest one once more, under its old number.
+        # A renewal completes the newest one again, under its old number.
         _failed.c.created_at_ms >= func.coalesce(_newest_restorable(_restorable.c.completed_at_ms), 0),
     )
     verified = (
@@ -166,15 +161,12 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
 
 
 def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
-    """Totals over the checkpoints that were completed in given spans of events.
+    """Totals over the checkpoints completed in spans of events (stream, sequence before the first, and the last).
 
-    Args:
-        spans: Stream, the sequence before the first event, and that of the last.
-    Columns: place, the index of the span in the list; taken; rows; incremental_bytes. Spans without
-    checkpoints are omitted.
+    Columns: place, the index of the span; taken; rows; incremental_bytes. Spans without checkpoints are
+    omitted.
     """
-    # Literal rows: compiling a `values()` of hundreds of rows in each call takes longer than the
-    # query itself.
+    # Literal rows: compiling a `values()` of hundreds takes longer than the query.
     rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
     query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {rows}) {_TALLY}")
     return query.bindparams(**{f"stream_{place}": stream_id for place, (stream_id, _, _) in enumerate(spans)})
@@ -192,11 +184,7 @@ GROUP BY span.place
 
 @dataclass(frozen=True)
 class HistoryCursor:
-    """Where the next page of a history begins.
-
-    Attributes:
-        snapshot_id: Its id, for snapshots that were begun in the same millisecond.
-    """
+    """Where the next page of a history begins: after the last snapshot of the page."""
 
     created_at_ms: int
     snapshot_id: str
@@ -208,17 +196,12 @@ class HistoryCursor:
     def parse(text: str) -> HistoryCursor:
         """Read the text form."""
         at_ms, _, snapshot_id = text.partition("-")
-        # A larger number is no time, and databases refuse it.
         return HistoryCursor(min(int(at_ms), LARGEST_LONG), snapshot_id)
 
 
 @dataclass(frozen=True)
 class HistoryPage:
-    """One page of a history.
-
-    Attributes:
-        older: Where the next page begins; None on the last one.
-    """
+    """One page of a history, newest first; `older` is where the next one begins."""
 
     snapshots: tuple[SnapshotRecord, ...]
     older: HistoryCursor | None
@@ -226,11 +209,10 @@ class HistoryPage:
 
 @dataclass(frozen=True)
 class SnapshotFigures:
-    """The figures of a completed snapshot, which may have been deleted since; see `SnapshotRecord` for the others.
+    """The figures of a completed or since deleted snapshot; see `SnapshotRecord`.
 
     Attributes:
-        records_behind: Records that waited in the Kafka sources; None if they reported none.
-        watermark_delay_ms: Time between the watermark and the completion; None without a watermark.
+        watermark_delay_ms: Between the watermark and the completion; None without a watermark.
     """
 
     snapshot_id: str
@@ -249,12 +231,7 @@ class SnapshotFigures:
 
 @dataclass(frozen=True)
 class ExecutionHistory:
-    """The snapshots of one execution.
-
-    Attributes:
-        completed: Number of snapshots that were completed, including those deleted since.
-        new_bytes: Number of bytes written for the completed ones.
-    """
+    """The snapshots of one execution; completed ones include those deleted since."""
 
     completed: int
     failed: int
@@ -289,12 +266,7 @@ class HistoryRecords:
         status: SnapshotStatus | None = None,
         older_than: HistoryCursor | None = None,
     ) -> HistoryPage:
-        """Snapshots of a stream, newest attempt first, including failed and deleted ones.
-
-        Args:
-            kind: None for both.
-            older_than: Where the page begins; None for the first page.
-        """
+        """Snapshots of a stream, newest attempt first, including failed and deleted ones."""
         query = select(snapshots).where(snapshots.c.stream_id == stream_id)
         if kind is not None:
             query = query.where(snapshots.c.kind == kind.value)
@@ -304,7 +276,7 @@ class HistoryRecords:
             same_time = (snapshots.c.created_at_ms == older_than.created_at_ms) & (
                 snapshots.c.snapshot_id < older_than.snapshot_id
             )
-            # The first condition alone is what the index can use.
+            # The index can use only the first condition.
             query = query.where(
                 snapshots.c.created_at_ms <= older_than.created_at_ms,
                 or_(snapshots.c.created_at_ms < older_than.created_at_ms, same_time),

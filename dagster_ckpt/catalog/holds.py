@@ -1,8 +1,7 @@
 """Holds protect snapshots from deletion while they are in use.
 
-A hold and the mark that a snapshot is being deleted are both set while the snapshot's row is
-locked, so one of them always comes first: a reader with a hold never loses a byte, and a late
-reader gets an error before it reads.
+A hold and a deletion both lock the snapshot's row, so one comes first: a reader with a hold never loses a
+byte, and a late reader gets an error before it reads.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ class HoldRecords:
         self._database = database
 
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold snapshots while they are read; the holds expire unless they are renewed.
+        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal.
 
-        Args:
-            wanted: The snapshots. One that the catalog does not list at its location is skipped,
-                because nothing deletes it.
+        One that the catalog does not list at its location is skipped, because nothing deletes it.
         """
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
@@ -76,11 +73,7 @@ class HoldRecords:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released. With a label you can start from it by that name.
-
-        Args:
-            lease: The lease of the stream, if its run does this.
-        """
+        """Keep a snapshot until its tag is released. With a label you can start from it by that name."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -116,7 +109,7 @@ class HoldRecords:
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold a snapshot, in the transaction that creates a request, until the request is answered."""
+    """Hold a snapshot until a request is answered, in the transaction that creates the request."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
@@ -124,7 +117,7 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """Everything that holds a snapshot, within a transaction: recorded holds, and references in other tables."""
+    """Everything that holds a snapshot: recorded holds, and references in other tables."""
     is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(_OPEN))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,

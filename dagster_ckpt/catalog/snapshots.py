@@ -31,7 +31,7 @@ from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Savepoints that an operator takes without a lease; a run's snapshots carry its execution.
+# Savepoints that an operator takes; a run's snapshots carry its execution.
 _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
@@ -79,9 +79,8 @@ class SnapshotRecords:
     ) -> SnapshotRecord:
         """Record that a snapshot of an execution is complete in storage.
 
-        Args:
-            after_batch: Whether the execution has committed a batch. Only then do earlier failures of
-                recoveries no longer count: before it, nothing has loaded the state.
+        With `after_batch`, the execution has committed a batch: something has loaded the state, so earlier
+        failures of recoveries no longer count.
         """
         with self._database.writing_under(lease) as connection:
             completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
@@ -93,8 +92,7 @@ class SnapshotRecords:
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
         """Record that an attempt found the position of an existing checkpoint unchanged.
 
-        The checkpoint counts as completed now, and the attempt is forgotten. This is no event: nothing
-        was taken.
+        The checkpoint counts as completed now, and the attempt is forgotten, without an event.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
@@ -120,8 +118,7 @@ class SnapshotRecords:
     def proven(self, lease: LeaseRecord, batch_id: int) -> None:
         """Record that a query loaded the state after a batch from storage, and committed a batch after it.
 
-        This proves every snapshot of that state: those of the current timeline, and the one that it
-        began with. See `SnapshotRecord.is_proven`.
+        This proves every restorable snapshot of that state; see `SnapshotRecord.is_proven`.
         """
         loaded = [
             snapshot
@@ -140,8 +137,7 @@ class SnapshotRecords:
     def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
         """Record that a snapshot of an execution failed; a completed one is unchanged.
 
-        Args:
-            streak: For the log: consecutive failures including this one, and how many are tolerated.
+        `streak`, for the log: consecutive failures including this one, and how many are tolerated.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_under(lease) as connection:
@@ -158,7 +154,7 @@ class SnapshotRecords:
         label: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is being taken. This needs no lease."""
+        """Record that a savepoint of a stopped stream is being taken, without a lease."""
         with self._database.writing() as connection:
             started = self._start(
                 connection,
@@ -187,12 +183,9 @@ class SnapshotRecords:
             self._fail(connection, snapshot_id, _OF_STOPPED, reason, {})
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record that a snapshot was verified.
+        """Record that a snapshot was verified, and why it cannot be restored; unknown ones are ignored.
 
-        Args:
-            snapshot_id: The snapshot; one that the catalog does not know is ignored.
-            problem: Why it cannot be restored, or None.
-            state_was_read: Whether Spark read its state from a restored copy, which proves it.
+        `state_was_read`: Spark read its state from a restored copy, which proves it.
         """
         with self._database.writing() as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -206,7 +199,7 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
-        """Record that the stream now owns a savepoint and deletes it like a checkpoint."""
+        """Record that the stream owns a savepoint and deletes it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(claimed=True))
@@ -214,8 +207,8 @@ class SnapshotRecords:
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
-        Args:
-            lease: The lease of the run or retention that deletes it; None if an operator does.
+        `lease` is None if an operator deletes it. Raises SnapshotHeldError, with nothing changed, if a hold
+        protects it and it is not already being deleted.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -229,7 +222,7 @@ class SnapshotRecords:
             )
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot were deleted, and why. Repeated deletion passes write only one event."""
+        """Record that the bytes of a snapshot were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
@@ -264,12 +257,11 @@ class SnapshotRecords:
             query = query.where(snapshots.c.kind == kind.value)
         if status is not None:
             query = query.where(snapshots.c.status == status.value)
-        # A row with this status in which something else cannot be read is BROKEN and does not
-        # count.
+        # BROKEN rows do not count.
         return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The snapshot of a stream that is or was at a location, in any state; the newest if there are several."""
+        """The newest snapshot of a stream that is or was at a location, in any state."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
@@ -291,11 +283,7 @@ class SnapshotRecords:
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """Totals over the checkpoints of streams that were completed in spans of events, in one query.
-
-        Args:
-            spans: Stream, the sequence before the first event, and that of the last.
-        """
+        """Totals over the checkpoints completed in spans of events; see `history.tallies`."""
         if not spans:
             return []
         with self._database.reading() as connection:
@@ -317,9 +305,8 @@ class SnapshotRecords:
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
         """Health indicators of streams from their snapshots, in two queries if the windows are equal.
 
-        Args:
-            windows: For each stream, the start of the window for comparing snapshot sizes, ms since
-                the epoch. A stream that never started has an empty history.
+        The windows begin at these times (ms since the epoch). A stream that never started has an empty
+        history.
         """
         listed: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -342,11 +329,9 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        These are the snapshots of the stream's current timeline, the one that this timeline began
-        with, and those of its ancestors, up to the batch where each ancestor was left. All of them
-        contain the edits that the stream's state contains: a snapshot without one would undo it, and
-        one with a further edit has state that the query has not had. Only a start that names such a
-        snapshot uses it.
+        These are of the current timeline, its ancestors up to the branch, and the one that it began with.
+        They contain exactly the edits of the stream's state: one without an edit would undo it, and one with
+        more has state that the query has not had.
         """
         with self._database.reading() as connection:
             stream = connection.execute(

@@ -56,7 +56,7 @@ class StreamRecords:
             return self.get(writers[0].stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """All streams, by id; one whose row cannot be read is included with `broken` set."""
+        """All streams, by id; one whose row cannot be read has `broken` set."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
@@ -75,7 +75,7 @@ class StreamRecords:
     def forget_adoption(self, lease: LeaseRecord) -> None:
         """Record that the stream has no state: no start has taken its adopted directory over.
 
-        Its next timeline has no past, so that no recovery goes back to a snapshot of that directory.
+        Its next timeline has no past, so no recovery goes back to a snapshot of that directory.
         """
         with self._database.writing_under(lease) as connection:
             connection.execute(
@@ -100,16 +100,12 @@ class StreamRecords:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record which savepoint `preferred-savepoint` resolves to: a user's choice, which needs no lease."""
+        """Record a user's choice of what `preferred-savepoint` resolves to, without a lease."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Allow another plan to continue from a stream's state, once, after a user accepted the differences.
-
-        Args:
-            lease: The lease of the stream, if a run records an option of its start.
-        """
+        """Allow another plan to continue from a stream's state, once, after a user accepted the differences."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
@@ -119,7 +115,7 @@ class StreamRecords:
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """Allocate the next number of the stream's counter, for a snapshot outside of a coordinator."""
+        """The next number of the stream's counter, for a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -142,16 +138,17 @@ class StreamRecords:
     ) -> StreamRecord:
         """Switch the stream to another live directory; its generation increases.
 
+        Refuses while an unfenced previous holder may write: its directory would be forgotten.
+
         Args:
-            origin: Where the state in it came from; None if unknown.
-            restored_snapshot_id: The snapshot that it was made from: a new timeline begins with it.
-            pending_restore: What remains to be done before the query may start. If set without a
-                snapshot, a new timeline begins with empty state.
-            claims: The stream takes ownership of that snapshot, even if it is a savepoint.
-            plan: The plan that the state in the new directory belongs to, empty if unknown; None
-                means the same as before.
-            state_edits: Ids of the edits that the state in the new directory contains; None means the
-                same as before.
+            live_directory: Ready for use.
+            restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.
+            pending_restore: What remains before the query may start; without a snapshot, a new timeline
+                begins with empty state.
+            claims: The stream takes ownership of that snapshot.
+            plan: The plan that the state belongs to, empty if unknown; None as before.
+            state_edits: Ids of the edits in the state; None as before.
+            duration_ms: How long it took to build.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -212,7 +209,7 @@ class StreamRecords:
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """Raise a stream's counter to a number, in a transaction of its writer; a higher counter is unchanged."""
+    """Raise a stream's counter, in a transaction of its writer; a higher counter is unchanged."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
@@ -233,7 +230,7 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
 
 
 def _source(connection: Connection, origin: StateOrigin, pending_restore: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where the state in a new live directory came from, for the event that reports it."""
+    """Where the state in a new live directory came from, for its event."""
     full_bytes = select(snapshots.c.full_bytes).where(snapshots.c.snapshot_id == origin.snapshot_id)
     return {
         "origin": origin.kind.value,
@@ -260,7 +257,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
     cells(row, streams, unreadable)
     read_state_edits(row.state_edits, unreadable)
     if unreadable:
-        # Without its directory or timeline, a stream would look as if it had never run; without its edits, a recovery
+        # Without its directory, a stream would look as if it had never run; without its edits, a recovery
         # could undo them.
         raise CatalogError(
             f"The row of stream {stream_id!r} in the catalog cannot be read: {'; '.join(unreadable)}. Restore the "
@@ -268,8 +265,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
         )
     stream = _record(row)
     if stream.pending_restore is None and row.pending_restore is not None:
-        # Treated as "nothing is pending", it would start the query on sinks that are not rolled
-        # back.
+        # Treated as "nothing is pending", a query would start on sinks that are not rolled back.
         raise CatalogError(
             f"Stream {stream_id!r} has an unfinished restore whose row in the catalog cannot be read: "
             f"{stream.broken}. Restore the catalog from a backup; or roll back its sinks by hand, then set "
@@ -319,9 +315,8 @@ class RebuiltStream:
     """What to register for a stream that the catalog does not know.
 
     Attributes:
-        live_directory: The live directory of its query, or None.
-        begins: For each timeline, its parent timeline and the batch at which it branched off.
-        state_edits: Ids of the edits that its state contains, oldest first.
+        next_number: Greater than all numbers in use.
+        begins: For each timeline, its parent and the batch at which it branched off.
     """
 
     snapshots: Sequence[SnapshotRecord]
@@ -351,8 +346,7 @@ class RebuildRecords:
     def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
         """Register a stream's snapshots, live directory and timelines.
 
-        The previous holder of the stream's lease is unknown, so its query is fenced before the next
-        start.
+        The previous holder of its lease is unknown, so its query is fenced before the next start.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:

@@ -1,9 +1,8 @@
 """Log each transition of a stream once, in Flink's words.
 
-Every event that the catalog records is logged by the process that recorded it, after its
-transaction was committed: a write that changed nothing, or was rolled back, logs nothing.
-Transitions of a lease and of a restart, which are not events, are logged here too. All lines go to
-one logger, `dagster_ckpt.transitions`, and carry `stream_id` and `event` as attributes.
+The process that recorded an event logs it after the commit; what was rolled back logs nothing. Transitions of
+a lease or restart are not events but logged here too. All lines go to the logger `dagster_ckpt.transitions`
+and carry `stream_id` and `event` as attributes.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms
@@ -26,11 +25,7 @@ _LOG = logging.getLogger(f"{PACKAGE_LOGGER}.transitions")
 def log_transition(
     stream_id: str, message: str, *, level: int = logging.INFO, event: EventType | None = None, **facts: object
 ) -> None:
-    """Log one transition.
-
-    Args:
-        event: The event in the catalog that the line reports, if any.
-    """
+    """Log one transition without secrets; `facts` become attributes of the record, prefixed with `ckpt_`."""
     if _LOG.isEnabledFor(level):
         named = {f"ckpt_{name}": value for name, value in facts.items()}
         extra = {"stream_id": stream_id, "event": event.value if event is not None else None, **named}
@@ -43,14 +38,14 @@ def log_message(stream_id: str, message: str) -> None:
 
 
 def log_triggered(snapshot: SnapshotRecord) -> None:
-    """Log that an attempt was recorded, which is not an event: its end is."""
+    """Log that an attempt was recorded, whose end is an event."""
     what = f"{snapshot.kind.lower()} {snapshot.number}"
     message = f"Triggering {what} (type={snapshot.trigger.value}) of stream {snapshot.stream_id}"
     log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)
 
 
 def log_renewed(checkpoint: SnapshotRecord) -> None:
-    """Log that the newest checkpoint still has the stream's position, which is not an event: none was taken."""
+    """Log that the newest checkpoint still has the stream's position, so that none was taken."""
     message = (
         f"Renewed checkpoint {checkpoint.number} of stream {checkpoint.stream_id}: no batch since batch "
         f"{checkpoint.batch_id}"
@@ -99,7 +94,7 @@ def _failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> st
 
 
 def failure_streak(failures: int | None, tolerable: int | None) -> str:
-    """How many failures in a row there are, of how many that are tolerated; empty if the failure does not count."""
+    """Failures in a row, of how many that are tolerated; empty if the failure does not count."""
     if failures is None or tolerable is None:
         return ""
     if failures <= tolerable:

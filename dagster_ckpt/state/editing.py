@@ -1,4 +1,4 @@
-"""Edits of state: rows to forget, and rows to write instead, as changes that a rewrite of state applies."""
+"""Edits of state: rows to forget, and rows to write instead, which a rewrite of state applies."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ _VALUE_BYTES = "value_bytes"
 _FAMILY = "column_family_name"
 _DEFAULT = "default"
 _LIMIT = "globalLimit"
-# Names of the errors that Spark has for a column, or a field of one, that is not there.
+# Spark's errors for a missing column or field.
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
 _ENCODING = PINNED_SINCE_OPERATOR_METADATA
 
 
 @dataclass(frozen=True)
 class StateEdit:
-    """A change of the rows of state. Rows are forgotten first, then replaced. Of several edits, the last decides.
+    """A change of the rows of state. Rows are forgotten first, then replaced; of several edits, the last decides.
 
     Attributes:
-        operator: Number or name of the operator; None for every operator whose key has the columns of
-            `forget`.
-        forget: Which keys to forget: a condition on the fields of the key, as a column or in SQL.
-        replace: Rows to write, with the columns `key` and `value` as `StreamState.rows` returns them. A
-            row replaces the one with the same key.
+        operator: Number or name; None for every operator whose key has the columns of `forget`.
+        forget: Keys to forget: a condition on the fields of the key, as a column or in SQL.
+        replace: Rows with the columns `key` and `value` as `StreamState.rows` returns them; each replaces the
+            row with its key.
 
     Example:
         >>> StateEdit(forget="user_id = 7")
@@ -51,12 +50,7 @@ class StateEdit:
     replace: DataFrame | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an edit that does nothing, and rows of no operator.
-
-        Raises:
-            StateRewriteError: The edit names neither rows to forget nor rows to write, or rows to write
-                without an operator.
-        """
+        """Refuse an edit that does nothing, and rows without an operator."""
         if self.forget is None and self.replace is None:
             raise StateRewriteError("The edit changes nothing. Name the keys to forget, or the rows to write.")
         if self.replace is not None and self.operator is None:
@@ -68,7 +62,7 @@ class PlannedEdit:
     """An edit that was checked against the state that it changes.
 
     Attributes:
-        skipped: States of other operators, whose keys do not have the columns of `forget`.
+        skipped: States whose keys do not have the columns of `forget`.
     """
 
     edit: StateEdit
@@ -130,7 +124,6 @@ def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, af
     unasked, name = difference.rows, difference.name
     left = after.frame(name).rows
     later: list[StateEdit] = []
-    # The last edit of a key decides about it.
     for edit in (each for each in reversed(planned) if name in each.states):
         if edit.edit.forget is not None:
             is_removed = F.col(CHANGE) == Change.REMOVED.value
@@ -191,8 +184,7 @@ def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
         raise StateRewriteError(
             f"The condition does not fit the key of {frame.name}: {cause_in(error)} Nothing was changed."
         ) from error
-    # Spark takes a name that is no column for a function, if it has one: `user` is the current user, the
-    # same for every key.
+    # Spark may take an unknown name for a function: `user` is the current user.
     names_a_column = not left._jdf.queryExecution().analyzed().condition().references().isEmpty()
     return None if names_a_column or _is_true(condition) else other
 
@@ -203,7 +195,7 @@ def _is_true(condition: Column | str) -> bool:
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
-    """The rows whose key does not meet a condition; one that is null is not met."""
+    """The rows whose key does not meet a condition (null counts as not met)."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     left = _unmet(_with_fields(rows, key), condition)
@@ -216,7 +208,7 @@ def _with_fields(rows: DataFrame, key: str) -> DataFrame:
 
     fields = rows.select(f"{key}.*").columns
     assert not set(fields) & {f"__{name}" for name in rows.columns}
-    # Without an alias, a condition would find the columns below, such as `value`, too.
+    # Without an alias, a condition would find columns below, such as `value`.
     return rows.select(*(F.col(name).alias(f"__{name}") for name in rows.columns), F.col(f"{key}.*")).alias("__rows")
 
 
@@ -263,7 +255,7 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
 
 
 def _partition_key(rows: DataFrame) -> Column:
-    """The columns of the key that decide about the partition, as the rows of a store have them."""
+    """The key columns that decide the partition, as the rows of a store have them."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]

@@ -1,10 +1,9 @@
 """Heap state (`HDFSBackedStateStoreProvider`) as rows of bytes: read and written by Spark's executors.
 
-Spark has no reader of the bytes and no way to write them, so tasks read and write the files
-themselves. A file is a compressed stream of records: length of the key, key, length of the value,
-value, with -1 for the value of a deleted key and -1 instead of a key at the end
-(`HDFSBackedStateStoreProvider.writeUpdateToDeltaFile`). Keys and values are the bytes of an
-`UnsafeRow`, as in RocksDB. Executors need this package, as they do to copy snapshots.
+Spark cannot read or write these bytes, so tasks do it themselves; executors need this package. A file is a
+compressed stream of records: length of the key, key, length of the value, value, with -1 for the value of a
+deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are bytes of an
+`UnsafeRow`, as in RocksDB.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# What heap state is written with: the only codec of which Spark writes checksums.
+# The only codec of which Spark writes checksums.
 HEAP_CODEC = "lz4"
-# Every row is a whole number of words.
 _WORD = 8
 _LENGTH = struct.Struct(">i")
-# Header of snappy-java: its magic, its version, and the oldest version that reads it.
+# snappy-java: magic, version, oldest compatible version.
 _SNAPPY_HEADER = 16
 _CHUNK = 1 << 20
 _ROWS_A_BATCH = 4_096
@@ -42,11 +40,7 @@ _END = _LENGTH.pack(-1)
 
 @dataclass(frozen=True)
 class HeapStore:
-    """One store of one operator; a task gets it with its partition.
-
-    Attributes:
-        codec: Name of the codec that its files are compressed with.
-    """
+    """One store of one operator, at a version, with the codec of its files; tasks receive it."""
 
     folder: FileIO
     operator: int
@@ -55,19 +49,12 @@ class HeapStore:
     codec: str = HEAP_CODEC
 
     def rows(self, session: SparkSession, partitions: int) -> DataFrame:
-        """The rows as bytes, each in its partition of the state, with the columns `key_bytes` and `value_bytes`."""
+        """The rows as columns `key_bytes` and `value_bytes`, each in its partition of the state."""
         numbers = session.range(0, partitions, 1, partitions)
         return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
 
     def write(self, rows: DataFrame) -> int:
-        """Write one snapshot of each partition.
-
-        Args:
-            rows: With the columns `key_bytes` and `value_bytes`, each in its partition of the state.
-
-        Returns:
-            The number of rows.
-        """
+        """Write one snapshot of each partition from rows like those of `rows`; returns their number."""
         written = rows.select("key_bytes", "value_bytes").mapInArrow(partial(_write_partition, self), "rows long")
         return sum(row.rows for row in written.collect())
 
@@ -79,7 +66,7 @@ class HeapStore:
             refuse = partial(_refuse, f"{self.folder.url}/{file.source}")
             with reading(refuse):
                 data = self.folder.read(file.source)
-                # Only blocks of LZ4 have checksums of their own.
+                # Only LZ4 has checksums of its own.
                 if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
                     raise ValueError("it does not have the checksum that Hadoop wrote beside it")
                 for key, value in _records(Pieces(_plain(BytesIO(data), self.codec))):
@@ -130,13 +117,13 @@ def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
                 yield key.as_py(), value.as_py()
 
     path = f"{store_directory(store.operator, context.partitionId(), store.store)}/{store.version}.snapshot"
-    # A second attempt of a task writes the same rows.
+    # A second attempt writes the same.
     store.folder.write(path, write_blocks(heap_snapshot(rows())))
     yield pa.RecordBatch.from_arrays([pa.array([count], pa.int64())], names=["rows"])
 
 
 class _Opened:
-    """A stream with what pyarrow asks of a file; the caller, who opened it, closes it."""
+    """A stream with what pyarrow asks of a file; the opener closes it."""
 
     closed = False
 

@@ -1,10 +1,10 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
-The batch keeps its number, so neither sinks nor sources nor watermarks notice. (Spark's own `repartition` adds a
-batch that no sink hears of, and moves the row of an aggregation without a key to a partition where Spark does not
-look for it.) Spark's `StateRewriter` writes RocksDB, tasks of this package write heap state. The source is never
-changed. Before `rewrite_state` returns, it compares the new directory with the source, row by row: the number and
-the hash of the rows of each store and partition, since a row in the wrong partition is lost to the query.
+The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a
+batch, and moves the row of an aggregation without a key to a partition where Spark does not look for it.)
+Spark's `StateRewriter` writes RocksDB, tasks of this package write heap state. Finally the new directory is
+compared with the source: count and hash of the rows of each store and partition, since a row in the wrong
+partition is lost to the query.
 """
 
 from __future__ import annotations
@@ -55,11 +55,7 @@ class StoreDigest:
 
 
 def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
-    """Count and hash the rows of a store in each partition that has any. Runs a Spark job.
-
-    Args:
-        rows: With the columns `key_bytes`, `value_bytes` and `column_family_name`.
-    """
+    """Count and hash the rows of a store (as bytes, with `column_family_name`) by partition, in a Spark job."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     hashed = F.xxhash64("column_family_name", "key_bytes", "value_bytes").cast("decimal(38,0)")
@@ -70,12 +66,7 @@ def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """The rows that a store is to have.
-
-    Attributes:
-        rows: The rows, as bytes.
-        partition: The partition in which the query will look for a row.
-    """
+    """The rows that a store is to have, and the partition in which the query looks for each."""
 
     rows: DataFrame
     partition: Column
@@ -86,11 +77,7 @@ def compare_rows(
     wanted: Callable[[Operator, StateStoreName], PlacedRows],
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
-    """Compare the rows of each store with those that it is to have, partition by partition. Runs Spark jobs.
-
-    Returns:
-        The content of each store.
-    """
+    """Compare the rows of each store with those wanted, by partition, in Spark jobs; returns the content."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     found = {}
@@ -121,10 +108,7 @@ def _total(partitions: Mapping[int, StoreDigest]) -> StoreDigest:
 
 
 def check_directories(rewritten: StoppedState, partitions: int) -> None:
-    """Check that the new state has a directory for each partition, and no other one.
-
-    That each has every file that a resume needs was checked by the cut.
-    """
+    """Check that the new state has exactly one directory for each partition."""
     for operator in rewritten.operators:
         names = rewritten.live.folder.list(f"{STATE}/{operator.number}")
         found = {number for name in names if (number := number_in(name)) is not None}
@@ -139,9 +123,8 @@ def check_directories(rewritten: StoppedState, partitions: int) -> None:
 
 PARTITION_KEY = "partition_key"
 _CUTS = 3
-# Receives a store and its rows, with the columns `partition_key` (a struct of the columns that decide
-# about the partition), `key_bytes` and `value_bytes` (as Spark encodes them) and
-# `column_family_name`. Returns the rows to write, with the same columns.
+# Gets a store and its rows (`partition_key`: the columns that decide the partition; `key_bytes` and
+# `value_bytes` as Spark encodes them; `column_family_name`) and returns the rows to write.
 RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
 Report = Callable[[str], None]
 
@@ -154,10 +137,8 @@ class Rewritten:
     """A directory whose state was rewritten; it is marked as not in use.
 
     Attributes:
-        batch_id: The batch after which it resumes, the same as before.
-        rewrite_id: Id of this rewrite. No snapshot of the directory shares state with one from before.
-        stores: Rows of each store that was written and compared; a copied one is left out.
-        took_ms: How long it took, in milliseconds.
+        rewrite_id: No snapshot of the directory shares state with one from before.
+        stores: Rows of each store that was written and compared, without copied ones.
     """
 
     live: LiveDirectory
@@ -178,7 +159,7 @@ class Rewritten:
 
 
 def shape_in(live: LiveDirectory) -> StateShape | None:
-    """How the state in a directory is stored, from its newest log entries; None without state. A query may run there."""
+    """How the state in a directory is stored, from its newest log entries; None without state."""
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
@@ -190,7 +171,6 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
 def stored_state(live: LiveDirectory) -> StoredState | None:
     """How the state in a directory is stored; None for a stateless query. A query may run there."""
     for _ in range(_CUTS):
-        # A running query may purge what is listed.
         with suppress(IncompleteCutError):
             return StoppedState.read(live).stored
     return StoppedState.read(live).stored
@@ -206,23 +186,21 @@ def rewrite_state(
     watch: Watch = unwatched,
     report: Report = _silent,
 ) -> Rewritten:
-    """Rewrite the state after the newest batch of a directory into a new directory. Executors do the work.
+    """Rewrite the state after the newest batch of a directory into a new directory, on executors.
 
-    The batch in flight stays planned, and a start in the new directory replays exactly that batch.
-    On any error, the new directory is deleted.
+    The batch in flight stays planned, and is replayed. On any error, the new directory is deleted.
 
     Args:
         spark: A session of the application; its settings of the state store apply.
-        source: A directory in which no query runs, with the state as the query left it.
-        target: The directory to create; executors must reach both by these URLs.
-        shape: How to store the state; None stores it as before.
-        change_rows: Which rows to write; None writes those that were read. Not called for a limit, whose
-            only row is its counter.
+        source: No query runs in it.
+        target: To be created; executors must reach both by these URLs.
+        shape: How to store the state; None as before.
+        change_rows: Which rows to write; not called for a limit, whose only row is its counter.
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
     """
     require_rewriter(spark)
-    # Before anything is built there: on an error, what was built is deleted.
+    # Before anything is built, which an error would delete.
     refuse_existing(target)
     state = StoppedState.read(source)
     if state.stored is None:
@@ -234,8 +212,8 @@ def rewrite_state(
     progress = JobProgress(report)
     rewrite = _Rewrite(spark, state, target, shape, change_rows, progress)
     if before.provider == HEAP and rewrite.written and (moves or shape.provider == HEAP):
-        # Files of heap state hold bytes only. Spark's reader of RocksDB decodes the keys, which
-        # decide about the partition.
+        # Heap files hold only bytes; Spark's reader of RocksDB decodes the keys, which decide the
+        # partition.
         staged = target.sibling(".staged")
         staged.delete()
         try:
@@ -298,19 +276,19 @@ class _Rewrite:
         self.progress.step = f"{what} {store}, store {stores.index(store) + 1} of {len(stores)}"
 
     def partition_of(self, operator: Operator) -> Column:
-        """The partition in which the query will look for a row of an operator."""
+        """The partition in which the query looks for a row of an operator."""
         from pyspark.sql import functions as F  # noqa: PLC0415
 
         if operator.single_partition:
             return F.lit(0)
         if self.change_rows is None and self.shape.partitions == self.before.partitions:
-            # Heap state can be converted without a look into its keys.
+            # Converts heap state without decoding its keys.
             return F.spark_partition_id()
-        # Spark's own rule for the partition of a key.
+        # Spark's rule.
         return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
-        """The rows to write, each in the partition that Spark will look for it in."""
+        """The rows to write, partitioned as Spark looks for them."""
         rows = rows_of(session, self.source, operator, store)
         if self.change_rows is not None:
             rows = self.change_rows(store, rows)
@@ -357,7 +335,7 @@ def _write_to_heap(rewrite: _Rewrite) -> StateIds:
 
 
 def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
-    """Check the new directory, and compare its rows with those of before, or with those that were to be written."""
+    """Check the new directory, and compare its rows with those wanted."""
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
     if not rewrite.written:

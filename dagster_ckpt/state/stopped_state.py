@@ -105,15 +105,12 @@ def write_skeleton(
     is_edit: bool = False,
     left_out: Sequence[Operator] = (),
 ) -> None:
-    """Create a directory that has everything of a stopped query but its state.
-
-    It is marked as not in use from the first file to the last, so no stream takes it for its own if
-    this process dies.
+    """Create a directory that has everything of a stopped query but its state, marked as not in use throughout.
 
     Args:
         watch: Called for every file; if it raises, the directory is incomplete.
-        is_edit: Whether other rows are written, which the directory and its snapshots remember.
-        left_out: Operators without a file in it, so that Spark's rewriter does not see them.
+        is_edit: Other rows are written, which the directory remembers.
+        left_out: Operators that Spark's rewriter must not see.
     """
     folder = target.folder
     folder.make()
@@ -148,7 +145,7 @@ def _files(
             yield path, with_state_ids(file.read(), where, {} if shape.checkpoint_format == 2 else None)
         elif is_operator_metadata(path):
             operator = number_of[int(path.split("/")[1])]
-            # Spark records one partition for a limit, but the usual number for a total without a key.
+            # Spark records one partition for a limit, the usual number for other totals.
             partitions = None if operator.name == LIMIT else shape.partitions
             yield path, rewrite_schema_paths(file.read(), where, target.spark_location, partitions=partitions)
         elif path in kept or not path.startswith(f"{STATE}/"):
@@ -160,14 +157,14 @@ def _settings(offsets: OffsetEntry, shape: StateShape, *, is_rewritten: bool) ->
     settings = {partitions: str(shape.partitions)}
     if shape.provider != offsets.provider_class:
         settings[PROVIDER_CLASS] = shape.provider
-    # Heap state is written whole or copied whole (`check_rewrite`), and a copy keeps its codec.
+    # Heap state is written or copied as a whole; a copy keeps its codec.
     if shape.provider == HEAP and is_rewritten:
         settings[COMPRESSION_CODEC] = HEAP_CODEC
     return settings
 
 
 def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -> None:
-    """Name the state files of checkpoint format v2 in the commit of a directory that a rewrite has filled."""
+    """Name the state files of checkpoint format v2 in the commit of a rewritten directory."""
     path = f"{COMMITS}/{batch_id}"
     target.folder.write(path, [with_state_ids(target.folder.read(path), f"{target.url}/{path}", state_ids)])
 
@@ -175,11 +172,7 @@ def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -
 def copy_operators(
     source: StoppedState, target: LiveDirectory, shape: StateShape, operators: Sequence[Operator], watch: Watch
 ) -> StateIds:
-    """Copy operators that the skeleton has left out, with their state as it is.
-
-    Returns:
-        The unique ids of their state, in checkpoint format v2.
-    """
+    """Copy the operators left out by the skeleton, with their state; returns its unique ids (format v2)."""
     if operators:
         described = [
             each for each in _files(source, target, shape, "", (), is_rewritten=False) if _is_of(each[0], operators)
@@ -217,14 +210,10 @@ def stores_of(operators: Sequence[Operator]) -> list[StateStoreName]:
 
 
 def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
-    """A session that reads or writes state of this shape.
-
-    It is like another one (`session_like`), but adaptive execution, which might merge partitions, is
-    off.
-    """
+    """A session (`session_like`) for state of this shape, without adaptive execution, which might merge partitions."""
     session = session_like(spark, str(shape.checkpoint_format))
     session.conf.set("spark.sql.adaptive.enabled", "false")
-    # Starts the coordinator that state stores report to, as in `require_state_reader`.
+    # See `require_state_reader`.
     _ = session.streams.active
     return session
 
@@ -246,7 +235,7 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
     jvm: Any = session.sparkContext._jvm
     options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
     reader = session.read.format("statestore").option("batchId", state.batch_id).option("operatorId", operator.number)
-    # Its name may change between releases, and an unknown option would be ignored.
+    # Its name may change; an unknown option would be ignored.
     reader = reader.option(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES(), "true")
     rows = reader.option("storeName", store.store).load(state.live.spark_location)
     found = rows._jdf.queryExecution().toRdd().getNumPartitions()

@@ -1,4 +1,4 @@
-"""Durations in PyFlink's notation, moments as text, and moments in a time zone."""
+"""Durations in PyFlink's notation, moments and sizes as text, and moments in a time zone."""
 
 from __future__ import annotations
 
@@ -143,3 +143,16 @@ def local_time(at_ms: int, timezone: str) -> pendulum.DateTime:
     import pendulum  # noqa: PLC0415
 
     return pendulum.from_timestamp(at_ms / 1000, tz=timezone)
+
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: int | None) -> str:
+    """A number of bytes with its unit, such as 12.3 MB."""
+    if count is None:
+        return "unknown size"
+    value, unit = float(count), 0
+    while value >= 999.95 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"

@@ -46,8 +46,8 @@ class CheckpointConfig:
     """PyFlink's `CheckpointConfig`: keywords, getters and setters over one `CheckpointOptions`.
 
     The keywords are the options of `CheckpointOptions`; `docs/options.md` has each with default, range and effect.
-    Each setter validates its value and returns the object. If validation fails, the object is
-    unchanged. `validate`, which `options` calls, finds options that contradict each other.
+    A setter validates its value and returns the object; an invalid value leaves the object unchanged.
+    `options` also refuses options that contradict each other.
 
     Raises:
         OptionError: A value is out of range.
@@ -81,11 +81,7 @@ class CheckpointConfig:
 
     @property
     def options(self) -> CheckpointOptions:
-        """The options in effect, frozen.
-
-        Raises:
-            OptionError: Two options contradict each other.
-        """
+        """The options in effect, frozen."""
         return self._asked.in_effect()
 
     def validate(self) -> None:
@@ -115,7 +111,7 @@ class CheckpointConfig:
         return self._with(mode=MODE.member(checkpointing_mode))
 
     def get_checkpoint_interval(self) -> int:
-        """Return the time between periodic checkpoints in ms, or -1 if they are off."""
+        """Return the interval in ms, or -1 if periodic checkpoints are off."""
         return -1 if self._asked.interval is None else self._asked.interval
 
     def set_checkpoint_interval(self, checkpoint_interval: int | timedelta) -> Self:
@@ -151,11 +147,9 @@ class CheckpointConfig:
         return self._asked.tolerable_failures == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
-        """Tolerate no failed checkpoint (True) or any number of them (False).
+        """Tolerate no failed checkpoint (True) or any number (False).
 
-        The older spelling of `set_tolerable_checkpoint_failure_number`. As in Flink since 1.19, the
-        call has no effect once a tolerable number is set, by either method: only
-        `set_tolerable_checkpoint_failure_number` replaces it.
+        As in Flink since 1.19, it has no effect once a tolerable number is set, by either method.
         """
         fails = _FAIL_ON_ERRORS.checked(fail_on_checkpointing_errors)
         if self._is_tolerance_set:
@@ -175,7 +169,7 @@ class CheckpointConfig:
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the stream; the older name of `set_externalized_checkpoint_cleanup`."""
+        """Older name of `set_externalized_checkpoint_cleanup`."""
         return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
     def set_externalized_checkpoint_cleanup(
@@ -199,11 +193,11 @@ class CheckpointConfig:
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """Return which checkpoints outlive the stream, as the enum of Flink 1.20."""
+        """Return the same, as the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are turned on. They have no effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on. They have no effect under AT_LEAST_ONCE."""
         return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:

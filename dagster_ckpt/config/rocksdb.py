@@ -51,15 +51,9 @@ class PredefinedOptions(Enum):
 
 @dataclass(frozen=True)
 class RocksDBOption:
-    """One call that predefined options make on RocksDB in Flink.
+    """One call that predefined options make on RocksDB in Flink, in Flink's notation, and what becomes of it.
 
-    Attributes:
-        call: The call, as Flink's documentation writes it.
-        effect: MAPPED to a setting, REAL if RocksDB under Spark does so anyway, NONE if Spark
-            cannot do it.
-        reason: Why, as a sentence.
-        setting: Spark's setting, by full name, or None.
-        value: The value of that setting.
+    MAPPED has a Spark `setting` and its `value`, REAL happens under Spark anyway, NONE is impossible there.
     """
 
     call: str
@@ -156,10 +150,6 @@ class RocksDBOptions:
             own choice for its uploads.
         ttl_compaction_filter: Flink's filter of expired state.
         settings: Additional Spark settings, by full name, applied last.
-
-    Raises:
-        OptionError: A value is out of range, or the factory cannot be used.
-        OptionTypeError: A value has the wrong type.
     """
 
     incremental: bool | None = None
@@ -186,12 +176,7 @@ class RocksDBOptions:
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the Spark session settings for the query.
-
-        Raises:
-            OptionError: The factory returned a setting that Spark does not accept.
-            OptionTypeError: The factory returned a setting of the wrong type.
-        """
+        """Return the session settings for the query; those of the factory are validated."""
         predefined = spark_settings_of(self.predefined)
         own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
         if self.transfer_threads is not None:
@@ -248,20 +233,13 @@ class RocksDBOptions:
 
 
 def _upload_threads(number: int) -> dict[str, str]:
-    # Spark splits its maintenance threads between uploads and clean-up by a ratio; one thread is
-    # left for clean-up.
+    # Spark splits its maintenance threads by a ratio; one is left for clean-up.
     total = min(number + 1, INT_MAX)
     return {MAINTENANCE_THREADS: str(total), SNAPSHOT_SHARE: repr((total - 1) / total)}
 
 
 def local_directory(path: object) -> str:
-    """Return a local directory as PyFlink's getter returns it: a normalised absolute path.
-
-    Raises:
-        OptionTypeError: It is not a string.
-        OptionError: It is None, relative, on another file system, or contains the separator of the
-            list.
-    """
+    """Return a local directory as PyFlink's getter does: a normalised absolute path."""
     if path is None:
         raise OptionError(
             f"db storage path is None, but must be {_PATH_ALLOWED}; set none to use the deployment's directories."
@@ -289,8 +267,7 @@ _ALLOWED = "the import path of a RocksDBOptionsFactory, for example 'package.mod
 class RocksDBOptionsFactory(ABC):
     """Creates Spark settings for the RocksDB state store, where Flink's interface of this name creates RocksDB options.
 
-    A factory has a constructor without arguments. It is imported and called in the process that
-    starts the query.
+    It has a constructor without arguments, and is called in the process that starts the query.
 
     Example:
         >>> class SmallCaches(RocksDBOptionsFactory):
@@ -300,11 +277,7 @@ class RocksDBOptionsFactory(ABC):
 
     @abstractmethod
     def create_settings(self, current: Mapping[str, str]) -> Mapping[str, SettingValue]:
-        """Return settings to apply on top of the current ones.
-
-        Args:
-            current: The settings of the predefined options, by full name.
-        """
+        """Return settings on top of the current ones, which are those of the predefined options, by full name."""
 
 
 def options_factory(name: object) -> type[RocksDBOptionsFactory]:
@@ -323,14 +296,7 @@ _DEPRECATED = {"enable_ttl_compaction_filter", "disable_ttl_compaction_filter", 
 
 
 class RocksDBBackend(StateBackend):
-    """PyFlink's setters over one `RocksDBOptions`, shared by both RocksDB backends.
-
-    Each setter validates its value; if validation fails, the object is unchanged. As in PyFlink,
-    setters return None.
-
-    Args:
-        options: The options.
-    """
+    """PyFlink's setters over one `RocksDBOptions`. As in PyFlink, setters return None."""
 
     # Backends are mutable and compared by value, so they are not hashable.
     __hash__ = None  # type: ignore[assignment]
@@ -345,7 +311,7 @@ class RocksDBBackend(StateBackend):
 
     @property
     def transfer_threads(self) -> int:
-        """Number of threads of this package that copy files while a snapshot is taken or restored."""
+        """Number of threads of this package that copy snapshots."""
         return self._options.transfer_threads or DEFAULT_TRANSFER_THREADS
 
     def spark_settings(self) -> dict[str, str]:
@@ -403,10 +369,6 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
             (changelog checkpointing) and the whole database in the background. None is False, as in
             Flink.
         settings: Additional Spark settings, by full name, except those that the other options set.
-
-    Raises:
-        OptionError: A setting is not Spark's, or is one that this backend sets itself.
-        OptionTypeError: A value has the wrong type.
     """
 
     def __init__(
@@ -418,11 +380,11 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
         super().__init__(RocksDBOptions(incremental=enable_incremental_checkpointing, settings=settings or {}))
 
     def get_number_of_transfer_threads(self) -> int:
-        """Return the number of threads that copy files while a snapshot is taken or restored."""
+        """Return the number of threads that copy snapshots."""
         return self.transfer_threads
 
     def set_number_of_transfer_threads(self, number_of_transfering_threads: int) -> None:
-        """Set the number of threads that copy files while a snapshot is taken or restored, from 1."""
+        """Set the number of threads that copy snapshots, from 1."""
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
 
@@ -435,10 +397,6 @@ class RocksDBStateBackend(RocksDBBackend):
         checkpoint_stream_backend: A backend that names a directory (Memory, Fs, RocksDB), instead
             of the URL.
         settings: Additional Spark settings, by full name, except those that the other options set.
-
-    Raises:
-        OptionError: The backend names no directory, or a value is out of range.
-        OptionTypeError: Neither URL nor backend is given, or a value has the wrong type.
     """
 
     def __init__(
@@ -461,11 +419,11 @@ class RocksDBStateBackend(RocksDBBackend):
         return self._checkpoint_backend.checkpoint_storage()
 
     def get_number_of_transfering_threads(self) -> int:
-        """Return the number of threads that copy files while a snapshot is taken or restored."""
+        """Return the number of threads that copy snapshots."""
         return self.transfer_threads
 
     def set_number_of_transfering_threads(self, number_of_transfering_threads: int) -> None:
-        """Set the number of threads that copy files while a snapshot is taken or restored, from 1."""
+        """Set the number of threads that copy snapshots, from 1."""
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
     def is_ttl_compaction_filter_enabled(self) -> bool:
@@ -473,11 +431,11 @@ class RocksDBStateBackend(RocksDBBackend):
         return self._options.ttl_compaction_filter
 
     def enable_ttl_compaction_filter(self) -> None:
-        """Turn on Flink's filter of expired state, which Spark does not have. Deprecated since Flink 1.10."""
+        """Turn on Flink's filter of expired state, which Spark lacks."""
         self._set(ttl_compaction_filter=True)
 
     def disable_ttl_compaction_filter(self) -> None:
-        """Turn off Flink's filter of expired state, which Spark does not have. Deprecated since Flink 1.10."""
+        """Turn off Flink's filter of expired state, which Spark lacks."""
         self._set(ttl_compaction_filter=False)
 
     def describe(self) -> list[OptionDescription]:

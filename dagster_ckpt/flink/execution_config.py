@@ -41,38 +41,22 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w*([.$][A-Za-z_]\w*)*")
 
 @dataclass(frozen=True)
 class KryoRegistrations:
-    """Classes to register with Spark's Kryo serializer when the application starts.
+    """Classes to register with Spark's Kryo serializer when the application starts, by full name.
 
-    Spark does not accept a pair of type and serializer names. It takes serializers only from a user
-    class that implements its `KryoRegistrator`, so name such a class here where Flink takes a
-    serializer.
-
-    Attributes:
-        types: Full names of Java classes to register.
-        registrators: Full names of classes that implement
-            `org.apache.spark.serializer.KryoRegistrator`.
+    Spark does not pair types with serializers: where Flink takes a serializer, name a class that implements
+    `org.apache.spark.serializer.KryoRegistrator`.
     """
 
     types: tuple[str, ...] = ()
     registrators: tuple[str, ...] = ()
 
     def with_type(self, type_class_name: object) -> KryoRegistrations:
-        """Return a copy with one more type.
-
-        Raises:
-            OptionError: The value is not a valid name of a Java class.
-            OptionTypeError: The value is not a string.
-        """
+        """Return a copy with one more type."""
         name = _class_name("type class name", type_class_name)
         return replace(self, types=tuple(dict.fromkeys([*self.types, name])))
 
     def with_registrator(self, type_class_name: object, serializer_class_name: object) -> KryoRegistrations:
-        """Return a copy with one more type and one more registrator.
-
-        Raises:
-            OptionError: A value is not a valid name of a Java class.
-            OptionTypeError: A value is not a string.
-        """
+        """Return a copy with one more type and one more registrator."""
         both = self.with_type(type_class_name)
         name = _class_name("serializer class name", serializer_class_name)
         return replace(both, registrators=tuple(dict.fromkeys([*self.registrators, name])))
@@ -85,11 +69,7 @@ class KryoRegistrations:
         return settings | ({KRYO_REGISTRATORS: ",".join(self.registrators)} if self.registrators else {})
 
     def missing_in(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Return the required settings that a running application lacks.
-
-        Args:
-            application: Its settings, by full name.
-        """
+        """Return the required settings that a running application lacks."""
         return {
             name: value
             for name, value in self.spark_settings().items()
@@ -130,14 +110,13 @@ class ExecutionConfig:
     """Execution options of the queries of one environment, with Flink's defaults and ranges.
 
     Attributes:
-        parallelism: Number of tasks that read and shuffle, from 1; -1 uses the session's.
-        max_parallelism: Number of state partitions, 1 to 32768; -1 uses the parallelism.
+        parallelism: Number of tasks that read and shuffle; -1 uses the session's.
+        max_parallelism: Number of state partitions; -1 uses the parallelism.
         buffer_timeout_ms: Trigger interval of writers that set no trigger; 0 and -1 start the next
             batch at once.
         operator_chaining: Whether operators are compiled into one function per stage.
         time_characteristic: Which time `assign_timestamps_and_watermarks` uses.
-        changelog_state_backend: Whether RocksDB uploads changelogs; None means the state backend
-            decides.
+        changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
         kryo: Types and registrators of Spark's Kryo serializer.
     """
 
@@ -175,11 +154,7 @@ class ExecutionConfig:
         return max(0, self.buffer_timeout_ms)
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the Spark session settings for these options, without those that the session decides.
-
-        Raises:
-            OptionError: The parallelism is above the max parallelism.
-        """
+        """Return the Spark session settings for these options, without those that the session decides."""
         settings = {}
         if self.parallelism > self.max_parallelism != PARALLELISM_DEFAULT:
             raise OptionError(
@@ -255,7 +230,7 @@ _TIMES = {
 
 
 class ConfiguredProgram:
-    """The settings of one program. Every setter validates its value; on an error nothing is changed."""
+    """The settings of one program. Every setter validates its value; an invalid value changes nothing."""
 
     def __init__(self) -> None:
         self._config = ExecutionConfig()
@@ -268,14 +243,10 @@ class ConfiguredProgram:
         self._savepoints: tuple[str, str] | None = None
 
     def set_max_parallelism(self, max_parallelism: int, *, allow_state_rewrite: bool = False) -> Self:
-        """Set the number of state partitions, 1 to 32768.
+        """Set the number of state partitions, 1 to 32768, which Spark fixes at the first batch.
 
-        Spark fixes the number at the first batch.
-
-        Args:
-            max_parallelism: The number.
-            allow_state_rewrite: Let `execute` rewrite state of another number before the query starts; it
-                refuses to start otherwise. Needs Spark 4.2 or later.
+        With `allow_state_rewrite`, `execute` rewrites state of another number before the query starts (Spark
+        4.2 or later); otherwise it refuses to start.
         """
         number = MAX_PARALLELISM.checked(max_parallelism)
         may_rewrite = STATE_REWRITE.checked(allow_state_rewrite)
@@ -290,9 +261,8 @@ class ConfiguredProgram:
     def set_buffer_timeout(self, timeout_millis: int | timedelta) -> Self:
         """Set the trigger interval of writers without their own trigger, in ms; 0 and -1: as fast as batches allow.
 
-        Flink's 0 (lowest latency) and -1 (highest throughput) are the same for micro-batches.
-        Real-time mode is chosen on the writer, `trigger(realTime=...)`, because only some sources,
-        sinks and operators support it.
+        Real-time mode is chosen on the writer, `trigger(realTime=...)`: only some sources, sinks and
+        operators support it.
         """
         self._config = replace(self._config, buffer_timeout_ms=BUFFER_TIMEOUT.checked(timeout_millis))
         return self
@@ -320,12 +290,7 @@ class ConfiguredProgram:
         return self._config.time_characteristic
 
     def enable_checkpointing(self, interval: int | timedelta, mode: CheckpointingMode | None = None) -> Self:
-        """Take checkpoints periodically.
-
-        Args:
-            interval: Time between them, ms or timedelta, from 10 ms.
-            mode: The guarantee after a restore; None leaves it unchanged.
-        """
+        """Take checkpoints at an interval, ms or timedelta, from 10 ms; mode None leaves the guarantee unchanged."""
         if mode is not None:
             MODE.member(mode)
         self._checkpoint_config.set_checkpoint_interval(interval)
@@ -360,10 +325,8 @@ class ConfiguredProgram:
     def set_state_backend(self, state_backend: StateBackend, *, allow_state_rewrite: bool = False) -> Self:
         """Set how queries keep their state. The backend's settings apply while queries are started.
 
-        Args:
-            state_backend: The backend.
-            allow_state_rewrite: Let `execute` convert state of another backend before the query starts; it
-                refuses to start otherwise. Needs Spark 4.2 or later.
+        With `allow_state_rewrite`, `execute` converts state of another backend before the query starts (Spark
+        4.2 or later); otherwise it refuses to start.
         """
         may_rewrite = STATE_REWRITE.checked(allow_state_rewrite)
         if not isinstance(state_backend, StateBackend):

@@ -27,32 +27,32 @@ class Duration(timedelta):
 
     @classmethod
     def of_days(cls, days: int) -> Duration:
-        """Return a duration of the given number of days."""
+        """Return a duration of days."""
         return cls._of(days=days)
 
     @classmethod
     def of_hours(cls, hours: int) -> Duration:
-        """Return a duration of the given number of hours."""
+        """Return a duration of hours."""
         return cls._of(hours=hours)
 
     @classmethod
     def of_minutes(cls, minutes: int) -> Duration:
-        """Return a duration of the given number of minutes."""
+        """Return a duration of minutes."""
         return cls._of(minutes=minutes)
 
     @classmethod
     def of_seconds(cls, seconds: int) -> Duration:
-        """Return a duration of the given number of seconds."""
+        """Return a duration of seconds."""
         return cls._of(seconds=seconds)
 
     @classmethod
     def of_millis(cls, millis: int) -> Duration:
-        """Return a duration of the given number of milliseconds."""
+        """Return a duration of milliseconds."""
         return cls._of(milliseconds=millis)
 
     @classmethod
     def of_nanos(cls, nanos: int) -> Duration:
-        """Return a duration of the given number of nanoseconds; fractions of a microsecond are dropped."""
+        """Return a duration of nanoseconds; fractions of a microsecond are dropped."""
         return cls._of(microseconds=nanos // 1_000)
 
     @classmethod
@@ -118,15 +118,7 @@ def rounded_duration(duration_ms: int) -> str:
 
 
 def checked_timezone(option: str, timezone: str) -> str:
-    """Validate the name of a time zone and return it.
-
-    Args:
-        option: What it is the value of, in messages.
-        timezone: The name.
-
-    Raises:
-        OptionError: There is no such time zone.
-    """
+    """Validate the name of a time zone and return it."""
     # Slow to import; only policies that follow a calendar need it.
     import pendulum  # noqa: PLC0415
     from pendulum.tz.exceptions import InvalidTimezone  # noqa: PLC0415

@@ -1,12 +1,9 @@
 """Dagster integration: streaming assets, resources, operator jobs, sensors and schedules.
 
-The only package that imports Dagster. Ops are a few lines that call `operations/`, and sensors
-delegate their decisions to pure functions there. Start with `assets/streaming_asset.py` and
-`definitions.py`.
-
-`assets` defines streams, `resources` configures storage, state and catalog, `runs` executes a stream
-inside a Dagster run, `jobs` has the operator jobs and schedules, `sensors` reports snapshots and
-supervises streams, `checks` evaluates their health, and `component` declares streams in YAML.
+The only package that imports Dagster; the work is done by the client. `assets` defines streams, `resources` configures
+storage, state and catalog, `runs` executes a stream inside a Dagster run, `jobs` has the operator jobs and schedules,
+`sensors` reports snapshots and supervises streams, `checks` evaluates their health, and `component` declares streams in
+YAML.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry

@@ -56,10 +56,6 @@ def stream_definitions(
         checkpoint_page: Address of the checkpoint page that `dagster-ckpt ui` serves, such as
             `http://localhost:3080`: each asset and each of its reports link to it.
 
-    Raises:
-        OptionError: Two streams share a stream id or the name of their start job, they have different
-            translators, or a schedule names an unknown stream id.
-
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
     """

@@ -33,22 +33,18 @@ from dagster_ckpt.values.validation import (
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """The failures of a stream since a user last started it, including the one to decide on.
+    """The failures of a stream since a user last started it, including the one to decide on; at least one.
 
     Attributes:
-        failed_at_ms: When each failure happened, in ms since the epoch. Sorted by time.
-        healthy_since_ms: When the execution that failed last became healthy. If None, it is assumed
-            to have been healthy since its planned start.
-
-    Raises:
-        OptionError: The history contains no failure, so there is nothing to decide.
+        failed_at_ms: When each failure happened, in ms since the epoch; sorted.
+        healthy_since_ms: When the execution that failed last became healthy. None: since its planned start.
     """
 
     failed_at_ms: tuple[int, ...]
     healthy_since_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Sort the failures, which may have been recorded by machines with different clocks."""
+        """Sort the failures, which machines with different clocks may have recorded."""
         if not self.failed_at_ms:
             raise OptionError(
                 "failed_at_ms is empty, but must hold one failure or more: a restart strategy decides only after a "
@@ -73,12 +69,7 @@ class FailureHistory:
 
 @dataclass(frozen=True)
 class RestartAt:
-    """Decision to restart the stream.
-
-    Attributes:
-        at_ms: When, in ms since the epoch; never in the past.
-        reason: Why, for logs and pages.
-    """
+    """Decision to restart the stream at a time, in ms since the epoch and never in the past; `reason` is for people."""
 
     at_ms: int
     reason: str
@@ -86,11 +77,7 @@ class RestartAt:
 
 @dataclass(frozen=True)
 class NoRestart:
-    """Decision not to restart: the stream stays failed until a user starts it.
-
-    Attributes:
-        reason: Why, for logs and pages.
-    """
+    """Decision not to restart: the stream stays failed until a user starts it; `reason` is for people."""
 
     reason: str
 
@@ -114,8 +101,7 @@ class RestartPolicy(Protocol):
         Args:
             failures: The failures since a user last started the stream.
             now_ms: The time by the catalog's clock, which also dated the failures.
-            random: Source of jitter. It is seeded with the execution's id, so that each evaluation of
-                one failure returns the same decision.
+            random: Source of jitter, seeded with the execution's id: each evaluation of one failure decides the same.
         """
 
 
@@ -126,15 +112,7 @@ def restart_description(policy: object) -> str:
 
 
 def checked_restart(option: str, policy: object) -> RestartPolicy:
-    """Return a value if it is a restart policy.
-
-    Args:
-        option: Name of the option, for the message.
-        policy: The value.
-
-    Raises:
-        OptionTypeError: It has no method `decide`.
-    """
+    """Return a value if it is a restart policy."""
     if not isinstance(policy, RestartPolicy) or isinstance(policy, type):
         allowed = (
             "a value made by RestartStrategies, or an object of your own with a method decide(failures, now_ms, random)"
@@ -199,18 +177,10 @@ class DecidingRestartStrategy(_Rule, RestartStrategyConfiguration):
 
     @abstractmethod
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Decide what to do after the last failure, see `RestartPolicy`.
-
-        Raises:
-            OptionError: A value of the strategy is invalid, see `validate`.
-        """
+        """Decide what to do after the last failure, see `RestartPolicy`."""
 
     def validate(self) -> None:
-        """Validate the values that PyFlink accepts on construction but rejects when the stream starts.
-
-        Raises:
-            OptionError: A value is out of range.
-        """
+        """Validate the values that PyFlink accepts on construction but rejects when the stream starts."""
 
 
 ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
@@ -230,7 +200,7 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Never restart."""
-        del failures, now_ms, random  # no input changes the decision
+        del failures, now_ms, random
         return NoRestart("No restart strategy is set, so the first failure ends the stream.")
 
 
@@ -238,13 +208,11 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
 class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
     """A limited number of restarts, each after the same delay.
 
+    A negative value is refused by `validate`, as PyFlink refuses it when the stream starts.
+
     Args:
         restart_attempts: Number of restarts; one more failure ends the stream.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
-
-    Raises:
-        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
-            PyFlink refuses it when the stream starts.
     """
 
     restart_attempts: int
@@ -282,7 +250,7 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Restart until the attempts are used up."""
-        del random  # a fixed delay has no jitter
+        del random
         self.validate()
         if failures.count > self.restart_attempts:
             return NoRestart(f"All {self.restart_attempts} restart attempts are used up.")
@@ -294,14 +262,12 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
     """Restarts until the failure rate exceeds a limit.
 
+    A value out of range is refused by `validate`, as PyFlink refuses it when the stream starts.
+
     Args:
         max_failure_rate: Maximum number of failures per interval; one more ends the stream.
         failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
-
-    Raises:
-        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as
-            PyFlink refuses it when the stream starts.
     """
 
     failure_rate: int
@@ -355,7 +321,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
 
         As in Flink, a failure exactly one interval ago still counts.
         """
-        del random  # a fixed delay has no jitter
+        del random
         self.validate()
         window_start_ms = failures.last_ms - self.failure_interval_ms
         recent = sum(at_ms >= window_start_ms for at_ms in failures.failed_at_ms)
@@ -401,10 +367,6 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
             at once.
         attempts_before_reset_backoff: Number of restarts without such a healthy time; one more
             failure ends the stream.
-
-    Raises:
-        OptionError: A value is out of range.
-        OptionTypeError: A value has the wrong type.
     """
 
     initial_backoff_ms: int = 1_000
@@ -538,24 +500,14 @@ class RestartStrategies:
 
     @staticmethod
     def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | timedelta) -> DecidingRestartStrategy:
-        """Restart a limited number of times, each after the same delay.
-
-        Raises:
-            OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
-                PyFlink refuses it when the stream starts.
-        """
+        """Restart a limited number of times, each after the same delay."""
         return FixedDelayRestartStrategyConfiguration(restart_attempts, delay_between_attempts)
 
     @staticmethod
     def failure_rate_restart(
         failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
     ) -> DecidingRestartStrategy:
-        """Restart unless an interval contains more failures than the rate allows.
-
-        Raises:
-            OptionTypeError: A value has the wrong type. One out of range is refused by `validate`,
-                as PyFlink refuses it when the stream starts.
-        """
+        """Restart unless an interval contains more failures than the rate allows."""
         return FailureRateRestartStrategyConfiguration(failure_rate, failure_interval, delay_interval)
 
     @staticmethod
@@ -568,12 +520,7 @@ class RestartStrategies:
         *,
         attempts_before_reset_backoff: int = INT_MAX,
     ) -> DecidingRestartStrategy:
-        """Restart with exponential back-off; the defaults are those of Flink since 1.19.
-
-        Raises:
-            OptionError: A value is out of range.
-            OptionTypeError: A value has the wrong type.
-        """
+        """Restart with exponential back-off; the defaults are those of Flink since 1.19."""
         return ExponentialDelayRestartStrategyConfiguration(
             INITIAL_BACKOFF.checked(initial_backoff),
             MAX_BACKOFF.checked(max_backoff),
@@ -592,17 +539,8 @@ def effective_restart_strategy(
 ) -> RestartPolicy:
     """Return the effective strategy: the stream's, else the deployment's, else Flink's default.
 
-    The default is exponential delay if periodic checkpointing is on. If it is off, the default is
-    no restart, because there may be nothing to restart from.
-
-    Args:
-        configured: The stream's; None or a fallback means the deployment's.
-        deployment: The deployment's; None or a fallback means the default.
-        checkpointing_enabled: Whether the stream takes periodic checkpoints.
-
-    Raises:
-        OptionError: A value of the strategy is out of range.
-        OptionTypeError: It is not a restart strategy.
+    None or a fallback passes on. The default is exponential delay with periodic checkpoints, and no restart
+    without them, because there may be nothing to restart from.
     """
     for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):
         if strategy is None or isinstance(strategy, FallbackRestartStrategyConfiguration):

@@ -30,28 +30,18 @@ class UpgradeMode(StrEnum):
 class UpgradePolicy:
     """What to do when the code version of a managed stream differs from the one that it was started with.
 
-    `stop_timeout_ms` applies to every stop of a managed stream, including suspending and canceling
-    it.
-
     Attributes:
         mode: What the new code starts from.
-        max_checkpoint_age_ms: With LAST_STATE, the maximum age of the newest snapshot. If a stream
-            has been running for longer than this and its newest snapshot is older, it is stopped
-            with a savepoint instead. None means no limit. Source and name:
-            `kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`.
-        rollback_after_ms: Time from its start within which the new code must commit a batch or
-            complete a checkpoint. Otherwise it is stopped, and the stream is rolled back to where
-            the old code stopped. None leaves failures to the restart strategy. Off by default, like
+        max_checkpoint_age_ms: With LAST_STATE: a stream that has been running for longer than this, and whose newest
+            snapshot is older, is stopped with a savepoint instead. None means no limit
+            (`kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`).
+        rollback_after_ms: Time within which the new code must commit a batch or complete a checkpoint. Otherwise the
+            stream is rolled back to where the old code stopped. None leaves failures to the restart strategy, like
             `kubernetes.operator.deployment.rollback.enabled`.
         preflight: Before the stream is stopped, run the new code for one batch on a copy of its
             state, without output.
-        stop_timeout_ms: Maximum time for a stream to answer a stop request and to end, half an hour
-            by default. After that, an upgrade is aborted and the stream is left unchanged; in every
-            case a message says what was found and what to do. A savepoint has to fit into this
-            time, so make it longer than the checkpoint timeout. None means no limit.
-
-    Raises:
-        OptionError: A duration is not positive.
+        stop_timeout_ms: Maximum time for a stream to answer any stop, suspend or cancel request and to end. After that
+            an upgrade is aborted, and a message says what to do. A savepoint has to fit into it. None means no limit.
 
     Example:
         >>> UpgradePolicy(UpgradeMode.LAST_STATE, max_checkpoint_age_ms=600_000).preflight

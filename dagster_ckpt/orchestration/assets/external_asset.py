@@ -1,8 +1,7 @@
 """Streaming assets whose query runs outside Dagster, in an external program or a driver that a run launches.
 
-The driver calls `run_stream` with the asset's stream id, catalog and storage. The catalog sensor,
-operator jobs, preview, fork and doctor work as for any other stream, because they only need the
-catalog and the files.
+The driver calls `run_stream` with the asset's stream id, catalog and storage. Everything else works as for any other
+stream, because it only needs the catalog and the files.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,9 +36,6 @@ def external_streaming_asset(
         options: As in `streaming_asset`. `checkpointing` is that of the program, whose storage locates the
             snapshots; `restart_strategy` decides how the supervisor sensor relaunches a driver that died.
 
-    Raises:
-        OptionError: An option or the stream id is not valid.
-
     Example:
         >>> orders = external_streaming_asset(
         ...     "orders",
@@ -61,8 +57,7 @@ def external_streaming_asset(
         required_resource_keys=names.keys_of(OPERATOR_RESOURCES),
         config_schema=DriverRunConfig.to_config_schema().as_field(),
         op_tags=STREAM_TAGS,
-        # The catalog sensor reports each checkpoint; the end of a run is not another
-        # materialization.
+        # The catalog sensor reports each checkpoint; the end of a run is no materialization.
         output_required=False,
     )
 

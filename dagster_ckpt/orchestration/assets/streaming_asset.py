@@ -68,17 +68,7 @@ class StreamingAssetOptions(StreamOptions, AssetOptions):
 def parts_of(
     function: str, options: Mapping[str, Any], spec: Mapping[str, Any]
 ) -> tuple[Callable[[str], StreamSpec], Callable[[str], dg.AssetSpec]]:
-    """Makers of the stream and of the asset from the keywords that describe both.
-
-    Args:
-        function: Name of the function that took the keywords, for messages.
-        options: The keywords.
-        spec: Further arguments of the asset's spec.
-
-    Raises:
-        OptionError: An option of the stream is not valid.
-        TypeError: There is no such keyword.
-    """
+    """Makers of the stream and of the asset's spec from a function's keywords; `spec` has more of the latter."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
@@ -124,9 +114,6 @@ def streaming_asset(
             (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it) and
             `owners` as in `dagster.asset`.
 
-    Raises:
-        OptionError: An option or the stream id is not valid, or the function has no parameters.
-
     Example:
         >>> @streaming_asset(checkpointing=CheckpointConfig(interval=60_000))
         ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
@@ -145,8 +132,7 @@ def streaming_asset(
             **arguments_of(translated),
             freshness_policy=translated.freshness_policy or default_freshness(spec.options),
             pool=pool,
-            # The catalog sensor reports each checkpoint; the end of a run is not another
-            # materialization.
+            # The catalog sensor reports each checkpoint; the end of a run is no materialization.
             output_required=False,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
@@ -182,10 +168,6 @@ def streaming_multi_asset(
         pool: As in `dagster.multi_asset`.
         translator: As in `streaming_asset`; it chooses each of the specs.
         options: How the stream runs, see `StreamOptions`.
-
-    Raises:
-        OptionError: An option or the stream id is not valid, there are no specs, one has partitions or
-            an automation condition, their code versions differ, or the function has no parameters.
 
     Example:
         >>> @streaming_multi_asset(specs=[dg.AssetSpec("good_orders"), dg.AssetSpec("bad_orders")])
@@ -239,8 +221,6 @@ def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: s
                 "cannot have: the supervisor sensor launches its only run, which does not end. Remove it."
             )
     return asset.replace_attributes(
-        # The catalog sensor reports each checkpoint; the end of a run is not another
-        # materialization.
         skippable=True,
         kinds=asset.kinds or set(KINDS),
         freshness_policy=asset.freshness_policy or default_freshness(stream.options),
@@ -295,9 +275,8 @@ _INTERVALS_TO_FAIL = 6
 def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
     """Freshness by checkpoints: warn after three intervals without one, fail after six.
 
-    An interval counts as at least one minute: Dagster judges by materializations, and the catalog
-    sensor reports at most one a minute. Without periodic checkpoints there is no policy, because
-    the next one has no due time.
+    An interval counts as at least a minute, because the catalog sensor reports at most one checkpoint a minute. Without
+    periodic checkpoints there is no policy.
 
     Example:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window

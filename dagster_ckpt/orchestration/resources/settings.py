@@ -25,14 +25,6 @@ from dagster_ckpt.values.modes import RecoveryClaimMode
 from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_of
 
 
-class UpgradeModeKind(Enum):
-    """The upgrade modes. Dagster's config uses member names, other YAML uses values: they are the same."""
-
-    STATELESS = "STATELESS"
-    LAST_STATE = "LAST_STATE"
-    SAVEPOINT = "SAVEPOINT"
-
-
 class UpgradeSettings(dg.Config):
     """Every option of `UpgradePolicy`; durations are milliseconds.
 
@@ -41,8 +33,8 @@ class UpgradeSettings(dg.Config):
         True
     """
 
-    mode: UpgradeModeKind = Field(
-        default=UpgradeModeKind.SAVEPOINT,
+    mode: UpgradeMode = Field(
+        default=UpgradeMode.SAVEPOINT,
         description="STATELESS: discard all state. LAST_STATE: continue where the old code stopped. SAVEPOINT: the "
         "same, after stopping with a savepoint.",
     )
@@ -68,13 +60,9 @@ class UpgradeSettings(dg.Config):
     )
 
     def upgrade_policy(self) -> UpgradePolicy:
-        """The policy.
-
-        Raises:
-            OptionError: A duration is not positive.
-        """
+        """The policy."""
         return UpgradePolicy(
-            UpgradeMode(self.mode.value),
+            self.mode,
             self.max_checkpoint_age_ms,
             self.rollback_after_ms,
             self.preflight,
@@ -117,11 +105,7 @@ class CheckpointSettings(_Fields):
     """
 
     def checkpoint_config(self) -> CheckpointConfig:
-        """The options as a `CheckpointConfig`.
-
-        Raises:
-            OptionError: A value is out of range.
-        """
+        """The options as a `CheckpointConfig`."""
         options: dict[str, Any] = dict(self)
         if options["trigger"] is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
@@ -190,12 +174,7 @@ class RestartSettings(dg.Config):
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
-        """The strategy.
-
-        Raises:
-            OptionError: A value is out of range, or `own` cannot be imported or is given for another kind.
-            OptionTypeError: What `own` names is no restart policy.
-        """
+        """The strategy."""
         if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
             raise OptionError(
                 f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
@@ -277,11 +256,7 @@ class StartConfig(dg.Config):
     state_partitions: int | None = Field(default=None, description=STATE_PARTITIONS)
 
     def parsed(self) -> StartFrom:
-        """The starting point.
-
-        Raises:
-            OptionError: It is not valid, or its options contradict each other.
-        """
+        """The starting point."""
         return StartFrom.parse(**{name: getattr(self, name) for name in StartConfig.model_fields})
 
 

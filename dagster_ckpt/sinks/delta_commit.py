@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.sinks.table import VersionTakenError
 from dagster_ckpt.spark.query.session import active_in_thread
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ def app_id_of(query_id: str, write: str = "") -> str:
 def query_of(app_id: str) -> str:
     """The query whose batches a table remembers under an id."""
     return app_id.partition(_NAME_FOLLOWS)[0]
-
-
-class VersionTakenError(Exception):
-    """Another commit has the version that this one was to have; the table is unchanged."""
 
 
 class UnknownDeltaError(SinkRollbackError):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
@@ -61,7 +62,7 @@ class IcebergSnapshot(BaseModel):
 
 
 @dataclass(frozen=True)
-class TableRollBack:
+class IcebergPlan:
     """What a roll-back to a batch would do to a table.
 
     Attributes:
@@ -164,37 +165,31 @@ class IcebergHistory:
                 is_certain &= each.parent is None or self._parent(each) is not None
         return max(newest, default=None), is_certain
 
-    def batch_after(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> int | None:
+    def batch_after(self, to: RollBack) -> int | None:
         """The newest batch that is shown after a roll-back to a batch; None if that is not known."""
-        own = {*query_ids, *([query_id] if query_id is not None else [])}
-        found = self.plan_roll_back(query_ids, query_id, batch_id)
+        own = to.own_ids
+        found = self.plan(to)
         if not found.reaches_back or not found.moves:
             return None
         target = self._snapshots.get(found.snapshot_id) if found.snapshot_id is not None else None
         batches = (each.batch_of(own) for each in self._from(target))
         return next((batch for batch in batches if batch is not None), None)
 
-    def plan_roll_back(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> TableRollBack:
-        """Determine what a roll-back to a batch would do.
-
-        Args:
-            query_ids: The ids that the stream's query has had.
-            query_id: The id under which the batch was committed; None if unknown.
-            batch_id: The last batch that stays; -1 keeps none.
-        """
-        own = {*query_ids, *([query_id] if query_id is not None else [])}
+    def plan(self, to: RollBack) -> IcebergPlan:
+        """Determine what a roll-back would do."""
+        own = to.own_ids
         branch, newest = self._branch_of(own)
         if branch is not None and not self._is_in_reach_of_log(newest):
-            return TableRollBack(snapshot_id=self._branches[branch], reaches_back=False, branch=branch)
+            return IcebergPlan(snapshot_id=self._branches[branch], reaches_back=False, branch=branch)
         if branch is not None:
             on_branch = IcebergHistory(self._branches[branch], self._snapshots.values())
-            return replace(on_branch.plan_roll_back(query_ids, query_id, batch_id), branch=branch)
-        wanted = self._holding(own, query_id, batch_id)
+            return replace(on_branch.plan(to), branch=branch)
+        wanted = self._holding(own, to.query_id, to.batch_id)
         if wanted is None or wanted.id in {each.id for each in self._from(self._current)}:
-            return self._back(wanted, own, batch_id)
-        if wanted.batch_of(own) != batch_id:
+            return self._back(wanted, own, to.batch_id)
+        if wanted.batch_of(own) != to.batch_id:
             # A tag keeps an older batch, and the snapshot of this one has expired.
-            return TableRollBack(reaches_back=False)
+            return IcebergPlan(reaches_back=False)
         return self._to_another_timeline(wanted, own)
 
     def _branch_of(self, own: Collection[str]) -> tuple[str | None, int]:
@@ -233,7 +228,7 @@ class IcebergHistory:
                 return each
         return None
 
-    def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> TableRollBack:
+    def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> IcebergPlan:
         """Undo what the stream has written after a snapshot; only the batches above one, if there is none."""
         oldest: IcebergSnapshot | None = None
         foreign: list[int] = []
@@ -254,12 +249,12 @@ class IcebergHistory:
                 foreign.append(each.id)
         if last is not None and last.parent is not None and self._parent(last) is None:
             # Older snapshots have expired.
-            return TableRollBack(reaches_back=False)
+            return IcebergPlan(reaches_back=False)
         if oldest is None:
-            return TableRollBack()
-        return TableRollBack(True, oldest.parent, tuple(sorted(others)))
+            return IcebergPlan()
+        return IcebergPlan(True, oldest.parent, tuple(sorted(others)))
 
-    def _to_another_timeline(self, wanted: IcebergSnapshot, own: Collection[str]) -> TableRollBack:
+    def _to_another_timeline(self, wanted: IcebergSnapshot, own: Collection[str]) -> IcebergPlan:
         ahead = {each.id for each in self._from(wanted)}
         others: list[int] = []
         for each in self._from(self._current):
@@ -269,8 +264,8 @@ class IcebergHistory:
                 others.append(each.id)
             if each.parent is not None and each.parent not in ahead and self._parent(each) is None:
                 # Expired snapshots, which a tag does not keep, may hold rows of others.
-                return TableRollBack(reaches_back=False)
-        return TableRollBack(True, wanted.id, tuple(sorted(others)))
+                return IcebergPlan(reaches_back=False)
+        return IcebergPlan(True, wanted.id, tuple(sorted(others)))
 
     def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
         """A snapshot and its ancestors, newest first."""

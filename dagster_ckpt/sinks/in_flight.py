@@ -20,6 +20,7 @@ from enum import StrEnum
 from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, RollBack, Sink, SinkEffect, SinkForecast, newest_batch, roll_back
+from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
@@ -248,7 +249,7 @@ def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: boo
         if not sink.knows_queries and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
             found.append((sink, at.batch_id, InFlight.FOREIGN))
             continue
-        can_go_back = sink.rolls_back and (roll_back_tables or not sink.is_table)
+        can_go_back = sink.rolls_back and (roll_back_tables or not isinstance(sink, TableSink))
         facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
         found.append((sink, at.batch_id, decide_in_flight(facts)))
     return found

@@ -1,19 +1,152 @@
-"""Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own."""
+"""Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own.
+
+The kinds that need no module of their own are here: Spark's sinks that remember no batch, and tables that are known by
+their names only. Spark calls every `foreachBatch` query `ForeachBatchSink`. If the writer has the option `path` or
+`table`, the package adds it: `ForeachBatchSink[sqlite:/data/totals.db]`. A kind of sink of your own is recognized by
+that name.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Self
 
 from dagster_ckpt.errors import OptionTypeError
-from dagster_ckpt.sinks.builtin import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
-from dagster_ckpt.sinks.delta import DeltaTable
-from dagster_ckpt.sinks.delta_merge import DeltaMerge
+from dagster_ckpt.sinks.delta import DeltaMerge, DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
-from dagster_ckpt.sinks.sink import Replay, Sink, SinkForecast
-from dagster_ckpt.sinks.tables import HudiOrPaimonTable, NamedTable
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.spark.query.description import FOREACH_BATCH, NamedOutput, foreach_batch_name
+
+_FOREACH_BATCH = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
+_FOREACH = re.compile(r"Foreach.*")
+_NAMED = re.compile(r"[\w`-]+(?:\.[\w`-]+)+")
+_HUDI_OR_PAIMON = re.compile(r"(?i).*(hoodie|hudi|paimon).*")
+_CONSOLE = re.compile(r".*Console(Table|Sink).*")
+_MEMORY = re.compile(r"MemorySink.*|.*MemoryTable.*")
+# Spark's own noop sink, and no other sink with such a word in its name.
+_NOOP = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
+
+
+class ConsoleSink(Sink):
+    """It prints each batch."""
+
+    on_repeat = OnRepeat.REPEATS
+    effect = SinkEffect.DUPLICATE
+    reason = "The rewound batches are printed again."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _CONSOLE.fullmatch(name) else None
+
+
+class NoopSink(Sink):
+    """It discards all rows."""
+
+    effect = SinkEffect.EXACT
+    reason = "It keeps nothing."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _NOOP.fullmatch(name) else None
+
+
+class MemorySink(Sink):
+    """A table in the session."""
+
+    reason = "Its table lives in the session: after a restart it contains only later rows."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _MEMORY.fullmatch(name) else None
+
+
+class ForeachBatchSink(Sink):
+    """A function that is called with each batch."""
+
+    # Nothing is known, so nothing speaks against a second stream.
+    knows_queries = True
+
+    reason = (
+        "The function is called again for batch numbers that it has seen, with other rows: the effect depends on the "
+        "function."
+    )
+    advice = (
+        "A function that keeps its own record of batch numbers, such as Delta's txnVersion, must forget these. "
+        "Describe such a sink with register_sink."
+    )
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        match = _FOREACH_BATCH.fullmatch(name)
+        return cls(name, match["place"]) if match else None
+
+    @classmethod
+    def name_of(cls, output_format: str, place: str) -> str | None:
+        """See `Sink.name_of`."""
+        return foreach_batch_name(place) if output_format == FOREACH_BATCH else None
+
+
+class ForeachSink(Sink):
+    """A writer that is called with each row."""
+
+    reason = "The writer receives the rewound rows again: the effect depends on the writer."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _FOREACH.fullmatch(name) else None
+
+
+class NamedTable(Sink):
+    """A table known by its name in a catalog only: its forecast is the worst of the possible table formats."""
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name, name) if _NAMED.fullmatch(name) else None
+
+    def forecast(self, replay: Replay) -> SinkForecast:
+        """See `Sink.forecast`."""
+        if not replay.keeps_query_id:
+            return SinkForecast(
+                self.name,
+                SinkEffect.DUPLICATE,
+                "A table known by name only. Under another query id, Paimon accepts the rewound batches again.",
+                "Roll the table back first.",
+            )
+        return SinkForecast(
+            self.name,
+            SinkEffect.LOSE,
+            "A table known by name only. Tables that record batch numbers skip the batches that they have of a query, "
+            "and a batch with other boundaries then loses rows.",
+            "Roll the table back to the time of the batch.",
+        )
+
+
+class HudiOrPaimonTable(Sink):
+    """A Hudi or Paimon table, which is not inspected."""
+
+    on_repeat = OnRepeat.RUNS
+    is_proven = False
+    effect = SinkEffect.LOSE
+    reason = (
+        "Hudi and Paimon record batch numbers in their commits and skip the batches that they have, under an "
+        "identifier that a new query id does not change."
+    )
+    advice = "Roll the table back to the batch (Hudi: a savepoint, or another checkpoint identifier), then start."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _HUDI_OR_PAIMON.fullmatch(name) else None
+
 
 # In this order: class names are matched before the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (

@@ -111,6 +111,17 @@ class Replay:
     query_ids: Collection[str] = ()
     roll_back_tables: bool = True
 
+    @property
+    def back(self) -> RollBack:
+        """The point to which a sink without a log in a snapshot is rolled back."""
+        return RollBack(
+            self.to_batch,
+            query_id=self.query_id,
+            query_ids=self.query_ids,
+            may_repeat=not self.keeps_query_id and self.to_batch >= 0,
+            roll_back_tables=self.roll_back_tables,
+        )
+
 
 @dataclass(frozen=True)
 class RollBack:
@@ -132,6 +143,11 @@ class RollBack:
     query_ids: Collection[str] = ()
     may_repeat: bool = False
     roll_back_tables: bool = True
+
+    @property
+    def own_ids(self) -> frozenset[str]:
+        """The ids of all queries whose batches are the stream's."""
+        return frozenset((*self.query_ids, *(() if self.query_id is None else (self.query_id,))))
 
 
 @dataclass(frozen=True)
@@ -161,7 +177,6 @@ class Sink:
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream
             must not write there.
-        is_table: Whether the option `roll_back_tables` decides if it is rolled back.
         has_parts: Whether it may know a batch of which it does not have all rows, because a batch is more than one
             write.
         remembers_undone: Whether it still skips an undone batch of the same query id, so that the query
@@ -177,7 +192,6 @@ class Sink:
     is_proven: ClassVar[bool] = True
     rolls_back: ClassVar[bool] = False
     knows_queries: ClassVar[bool] = False
-    is_table: ClassVar[bool] = False
     has_parts: ClassVar[bool] = False
     remembers_undone: ClassVar[bool] = False
     effect: ClassVar[SinkEffect] = SinkEffect.UNKNOWN
@@ -346,11 +360,7 @@ def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
         StorageAccessError: It cannot be read.
     """
     try:
-        if sink.is_table and not to.roll_back_tables:
-            # A person has done it already, or it is refused.
-            sink.check_roll_back(to)
-        else:
-            sink.roll_back(to, still_mine)
+        sink.roll_back(to, still_mine)
     except CkptError:
         raise
     except Exception as error:  # a user's sink raises what its own library raises

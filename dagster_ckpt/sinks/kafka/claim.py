@@ -1,15 +1,19 @@
-"""The driver's part of the protocol: before its first batch, a start becomes the owner of every marker."""
+"""The driver's part of the protocol: before its first batch, a start becomes the owner of every marker.
+
+`past_of` reads from the catalog where the stream wrote before: those markers are claimed too.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.errors import RowsAtRiskError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, earlier_queries, refuse_others
-from dagster_ckpt.sinks.kafka.past import Past
 from dagster_ckpt.sinks.kafka.session import (
     Session,
     await_topic,
@@ -18,9 +22,83 @@ from dagster_ckpt.sinks.kafka.session import (
     marker_at_a_glance,
     unavailable,
 )
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
 # A claim that another one has fenced is repeated: the one with the later live directory wins.
 _CLAIMS = 3
+# Kafka deletes the markers of a stream without batches after `offsets.retention.minutes`: 7 days by default, and rarely
+# less than this.
+KEPT_FOR_MS = 6 * 3_600_000
+_SINK_NAME = re.compile(r"ForeachBatchSink\[(?P<place>kafka://.+)\]")
+_DELETED = (
+    "Kafka deletes the offsets of a group that is unused for offsets.retention.minutes, and those on a topic that is "
+    "deleted."
+)
+_WRITE_AGAIN = "To write these rows a second time, start from a snapshot or batch-<n> with new_query_id."
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a claim has to know of earlier starts.
+
+    Attributes:
+        places: Other topics and prefixes with which the stream has written since its last batch at this one.
+        has_written: Whether the query has written, and its next batch may be one of those: then it has markers.
+        may_lack_markers: Whether Kafka may have deleted the markers since the last batch. Only true if the query has
+            no planned batch: that one could be in the topic.
+    """
+
+    places: tuple[tuple[str, str], ...] = ()
+    has_written: bool = False
+    may_lack_markers: bool = False
+
+
+def place_in(sink: str) -> KafkaPlace | None:
+    """The place in Spark's name for a transactional sink; None for the name of any other sink."""
+    match = _SINK_NAME.fullmatch(sink)
+    return KafkaPlace.parse(match["place"]) if match else None
+
+
+def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
+    """What the executions of a stream say of a query that is about to start in a live directory.
+
+    Args:
+        place: Where it will write.
+        executions: The executions of its stream, the newest first.
+        live: The live directory.
+        now_ms: The time, in milliseconds of the Unix epoch.
+
+    Raises:
+        StorageAccessError: It cannot be read.
+        LiveDirectoryError: Likewise.
+    """
+    query_id = live_query_id(live)
+    here = (place.topic, place.prefix)
+    places: list[tuple[str, str]] = []
+    has_moved_here = False
+    wrote, wrote_from_here, wrote_at_ms = False, False, 0
+    for execution in executions:
+        progress = execution.progress or {}
+        seen = {(each.topic, each.prefix) for name in progress.get("sinks") or () if (each := place_in(str(name)))}
+        has_batch = seen and progress.get("batch_id") is not None
+        if not has_moved_here:
+            places += [each for each in sorted(seen - {here}) if each not in places]
+        # Before its first batch here, that start has claimed the other places.
+        has_moved_here |= bool(has_batch) and here in seen
+        if has_batch and query_id is not None and progress.get("query_id") == query_id:
+            wrote = True
+            wrote_at_ms = max(wrote_at_ms, execution.heartbeat_at_ms)
+            wrote_from_here |= execution.live_directory == live.url
+    positions = live.positions()
+    # A batch that this start plans in the directory in which the query stopped is in no topic. One that was planned
+    # before may be, and so may one after a snapshot that was restored.
+    is_new = wrote_from_here and positions.offset == positions.commit
+    is_long_ago = now_ms - wrote_at_ms > KEPT_FOR_MS
+    return Past(tuple(places), wrote and not is_new, may_lack_markers=wrote and is_new and is_long_ago)
+
+
 _NO_PAST = Past()
 
 
@@ -171,10 +249,3 @@ def _position(
             else f"{_DELETED} Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
         )
     )
-
-
-_DELETED = (
-    "Kafka deletes the offsets of a group that is unused for offsets.retention.minutes, and those on a topic that is "
-    "deleted."
-)
-_WRITE_AGAIN = "To write these rows a second time, start from a snapshot or batch-<n> with new_query_id."

@@ -5,6 +5,7 @@ Needs `confluent-kafka`, which is imported when it is used.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,50 @@ PATIENCE_S = 30.0
 _CALL_S = 10.0
 _ABORT_S = 5.0
 _POLL_EVERY = 2000
+
+# Names of the Java client, which Spark's users know, that librdkafka has under another one.
+_RENAMED = {
+    "max.request.size": "message.max.bytes",
+    "reconnect.backoff.ms": "reconnect.backoff.ms",
+    "ssl.keystore.password": "ssl.keystore.password",
+}
+# Of the Java client only, and without effect on what is written.
+_DROPPED = frozenset(
+    {"key.serializer", "value.serializer", "max.block.ms", "buffer.memory", "client.dns.lookup", "metadata.max.idle.ms"}
+)
+_LOGIN = re.compile(r"""(?P<name>username|password)\s*=\s*(?P<quote>["'])(?P<value>.*?)(?P=quote)""")
+_JAVA_ONLY = {
+    "ssl.truststore.location": "ssl.ca.location (a PEM file)",
+    "ssl.truststore.password": "ssl.ca.location (a PEM file needs no password)",
+    "ssl.truststore.type": "ssl.ca.location (a PEM file)",
+    "sasl.client.callback.handler.class": "sasl.oauthbearer.config",
+    "sasl.login.callback.handler.class": "sasl.oauthbearer.config",
+}
+# Properties that librdkafka would report as of no use to a consumer.
+PRODUCER_ONLY = frozenset(
+    {
+        "acks",
+        "batch.num.messages",
+        "batch.size",
+        "compression.codec",
+        "compression.level",
+        "compression.type",
+        "delivery.timeout.ms",
+        "enable.idempotence",
+        "linger.ms",
+        "max.in.flight.requests.per.connection",
+        "message.timeout.ms",
+        "partitioner",
+        "queue.buffering.max.kbytes",
+        "queue.buffering.max.messages",
+        "queue.buffering.max.ms",
+        "request.required.acks",
+        "request.timeout.ms",
+        "retries",
+        "sticky.partitioning.linger.ms",
+        "transaction.timeout.ms",
+    }
+)
 
 Header = tuple[str, bytes | None]
 
@@ -288,33 +333,6 @@ def _producer(target: Transactions, transactional_id: str) -> Producer:
     return _created(lambda: KafkaProducer({**defaults, **target.client, "transactional.id": transactional_id}))
 
 
-# Properties that librdkafka would report as of no use to a consumer.
-PRODUCER_ONLY = frozenset(
-    {
-        "acks",
-        "batch.num.messages",
-        "batch.size",
-        "compression.codec",
-        "compression.level",
-        "compression.type",
-        "delivery.timeout.ms",
-        "enable.idempotence",
-        "linger.ms",
-        "max.in.flight.requests.per.connection",
-        "message.timeout.ms",
-        "partitioner",
-        "queue.buffering.max.kbytes",
-        "queue.buffering.max.messages",
-        "queue.buffering.max.ms",
-        "request.required.acks",
-        "request.timeout.ms",
-        "retries",
-        "sticky.partitioning.linger.ms",
-        "transaction.timeout.ms",
-    }
-)
-
-
 def _created(create: Callable[[], _T]) -> _T:
     try:
         return create()
@@ -411,3 +429,36 @@ def kafka_errors() -> type[Exception]:
     from confluent_kafka import KafkaException  # noqa: PLC0415 - an extra
 
     return KafkaException
+
+
+def client_properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Properties of librdkafka for the options of a writer, whose names may be those of the Java client.
+
+    Args:
+        options: Options below `kafka.`, without that word.
+
+    Raises:
+        OptionError: One has no counterpart.
+    """
+    properties: dict[str, str] = {}
+    for name, value in options.items():
+        if name in _JAVA_ONLY:
+            raise OptionError(
+                f"kafka.{name} is an option of the Java client, and the transactional sink uses librdkafka. Give "
+                f"kafka.{_JAVA_ONLY[name]} instead."
+            )
+        if name == "sasl.jaas.config":
+            properties |= _login(value)
+        elif name not in _DROPPED:
+            properties[_RENAMED.get(name, name)] = value
+    return properties
+
+
+def _login(jaas: str) -> dict[str, str]:
+    found = {match["name"]: match["value"] for match in _LOGIN.finditer(jaas)}
+    if set(found) != {"username", "password"}:
+        raise OptionError(
+            "kafka.sasl.jaas.config names no username and password. Give the transactional sink kafka.sasl.username "
+            "and kafka.sasl.password, or the properties of librdkafka for your mechanism."
+        )
+    return {f"sasl.{name}": value for name, value in found.items()}

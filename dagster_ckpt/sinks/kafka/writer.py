@@ -1,8 +1,10 @@
-"""Starts a query that writes to Kafka in transactions: Spark's sink is replaced by `foreachBatch`.
+"""Writes the batches of a query to Kafka in transactions: Spark's sink is replaced by `foreachBatch`.
 
-Why `foreachBatch`: every supported version of Spark has it, and it gets the number of the batch. A
-streaming writer of Spark 4's Python data sources is not given that number before its tasks have
-finished, so its tasks could not commit it.
+Why `foreachBatch`: every supported version of Spark has it, and it gets the number of the batch. A streaming writer of
+Spark 4's Python data sources is not given that number before its tasks have finished, so its tasks could not commit it.
+
+`BatchJob` plans Spark's job once for a started query, because to plan it takes 25 ms of processor time, as much as the
+transaction of 10,000 rows. `Division` divides the rows among the writers.
 """
 
 from __future__ import annotations
@@ -13,15 +15,14 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
-from dagster_ckpt.sinks.kafka.batch_job import BatchJob, refuse_shared_threads
-from dagster_ckpt.sinks.kafka.claim import claim
-from dagster_ckpt.sinks.kafka.client import client_properties
+from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, past_of
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.past import KEPT_FOR_MS, Past, past_of
-from dagster_ckpt.sinks.kafka.session import await_topic
+from dagster_ckpt.sinks.kafka.session import await_topic, client_properties
+from dagster_ckpt.sinks.kafka.share import END, PLACE, batch_property, share_writer
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.planned import read_plan_digest
@@ -35,13 +36,26 @@ from dagster_ckpt.spark.query.description import (
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from dagster_ckpt.catalog.records import ExecutionRecord
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 _INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
+_ADAPTIVE = "spark.sql.adaptive.enabled"
+# Nothing reads this variable of a Python worker.
+_STREAM_OF_WORKER = "DAGSTER_CKPT_KAFKA_STREAM"
+_environment = Lock()
+# The columns of a row that goes to Kafka, as Spark's own sink names them. There, too, option `topic` overrides a column
+# of that name.
+_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "headers": "array<struct<key:string,value:binary>>",
+    "partition": "int",
+}
+_HASH = "__hash"
 
 
 @dataclass(frozen=True)
@@ -169,3 +183,211 @@ def _interrupted_in_brief() -> Iterator[None]:
         if not _INTERRUPTED.search(said):
             raise
         raise RuntimeError(f"{Py4JJavaError.__module__}.{Py4JJavaError.__name__}: {said}") from None
+
+
+class BatchJob:
+    """Writes the batches of one started query, whose columns stay as they are.
+
+    The physical plan is kept. Each batch gets a copy of it, with its own rows at the bottom. What else differs, its
+    number and the digest of its plan, goes to the tasks as a property of the job.
+
+    Args:
+        batch: Any of them.
+        target: The sink and the run.
+
+    Raises:
+        OptionError: A column has another type or name than Spark's own Kafka sink takes.
+    """
+
+    def __init__(self, batch: DataFrame, target: Transactions) -> None:
+        from pyspark.sql.types import StructType  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+        self._owner = target.owner
+        session, rows = batch.sparkSession, _without_rows(batch)
+        with _planned_once(session), _workers_of_their_own(session, target):
+            shares = division_of(rows, target.writers).of(rows)
+            written = shares.mapInArrow(share_writer(target), StructType().add("none", "integer"))
+            node: Any = written._jdf.queryExecution().executedPlan()
+        # From top to bottom; the rows are the first child, if there are several.
+        self._above: list[tuple[Any, Any]] = []
+        while (children := node.children().toList()).size():
+            self._above.append((node, children.tail()))
+            node = children.head()
+        self._scan = node
+        self._output, _, *self._others = [node.productElement(number) for number in range(node.productArity())]
+
+    def run(self, batch: DataFrame, batch_id: int, entry: str) -> None:
+        """Write one batch, or those of its shares that are not written yet.
+
+        Args:
+            batch: The batch.
+            batch_id: Its number.
+            entry: Digest of its plan.
+        """
+        node = self._scan.copy(self._output, _rows_of(batch), *self._others)
+        for parent, siblings in reversed(self._above):
+            # Scala's name of `::`.
+            node = parent.withNewChildren(getattr(siblings, "$colon$colon")(node))
+        batch.sparkSession.sparkContext.setLocalProperty(*batch_property(self._owner, batch_id, entry))
+        # `collect()` would be an SQL execution within that of the batch, with a description of its plan.
+        node.execute().count()
+
+
+def refuse_shared_threads(session: SparkSession) -> None:
+    """Refuse a driver in which a property that a batch sets may become that of another thread's job.
+
+    Raises:
+        OptionError: PYSPARK_PIN_THREAD is false.
+    """
+    from py4j.clientserver import ClientServer  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+    if not isinstance(session.sparkContext._gateway, ClientServer):
+        raise OptionError(
+            "PYSPARK_PIN_THREAD is false, so Python threads share threads of the JVM, and the number of a batch could "
+            "reach another batch's tasks. Kafka's transactions need it: remove the variable, or set it "
+            "to true, and start the driver again."
+        )
+
+
+def _without_rows(batch: DataFrame) -> DataFrame:
+    """The columns of a batch, with nulls wherever another may have some.
+
+    The rows are left out because Spark keeps the files of their shuffles for as long as something refers to them.
+    """
+    from pyspark.sql import DataFrame  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+    jvm_session: Any = batch.sparkSession._jsparkSession
+    no_rows = jvm_session.emptyDataFrame().queryExecution().toRdd()
+    columns = batch._jdf.schema().asNullable()
+    return DataFrame(jvm_session.internalCreateDataFrame(no_rows, columns, False), batch.sparkSession)
+
+
+def _rows_of(batch: DataFrame) -> Any:
+    """The rows of a batch. The batches of `foreachBatch` are nothing but rows, which need not be planned as a scan."""
+    execution: Any = batch._jdf.queryExecution()
+    plan = execution.analyzed()
+    return plan.rdd() if plan.nodeName() == "LogicalRDD" else execution.toRdd()
+
+
+@contextmanager
+def _planned_once(session: SparkSession) -> Iterator[None]:
+    """Run jobs without adaptive execution, which would plan them again after their shuffle.
+
+    Args:
+        session: That of the streaming query alone.
+    """
+    before = session.conf.get(_ADAPTIVE)
+    session.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(_ADAPTIVE, str(before))
+
+
+@contextmanager
+def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
+    """Let the functions that are mapped meanwhile run in Python workers that no other stream uses.
+
+    A producer is kept in its Python worker, and Spark gives a task the worker that has been idle for longest. With one
+    more worker than writers, whosesoever, a batch would rarely find its producer and begin another, in up to 0.5 s.
+    Spark keeps workers apart by their environment. Its value is the same after a restart, so that a session that
+    starts the stream again and again uses no more of them.
+    """
+    context = session.sparkContext
+    # Other streams of this process start their batches in threads of their own.
+    with _environment:
+        before = context.environment
+        context.environment = {**before, _STREAM_OF_WORKER: f"{target.prefix}.{target.stream}"}
+        try:
+            yield
+        finally:
+            context.environment = before
+
+
+def record_columns(batch: DataFrame) -> list[Column]:
+    """The columns of a batch that Kafka takes, of those that it has.
+
+    A column of nulls in place of one that it has not would cost: Spark asks for the size of its Arrow batch after each
+    row, which takes long with a list of structs such as `headers`.
+
+    Raises:
+        OptionError: A column has another type or name than Spark's own Kafka sink takes.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+    given = dict(batch.dtypes)
+    if "value" not in given:
+        raise OptionError(f"Kafka needs a column named value; the query has {', '.join(given)}.")
+    columns: list[Column] = []
+    for name, data_type in _TYPES.items():
+        if name not in given:
+            continue
+        is_text = data_type == "binary" and given[name] == "string"
+        if given[name] != data_type and not is_text:
+            allowed = f"{data_type} or string" if data_type == "binary" else data_type
+            raise OptionError(f"Column {name} is {given[name]}, and Kafka takes {allowed}.")
+        columns.append(F.col(name).cast(data_type).alias(name))
+    return columns
+
+
+@dataclass(frozen=True)
+class Division:
+    """Divides the batches of a query among the writers.
+
+    A record is in the same partition whenever its batch is run: records of a key share a writer, those without a key
+    are divided by their content. The rows of a partition are in the order of the query's, and at its end is a row that
+    says so.
+
+    Why the row at the end: when Spark ends a task, for example because another one has failed, the rows that its Python
+    worker reads just end. The worker would take them for all there are.
+
+    Attributes:
+        columns: The columns of a record, with its place, and with its hash if there are several writers.
+        ends: The rows at the ends.
+        writers: Number of writers.
+    """
+
+    columns: list[Column]
+    ends: DataFrame
+    writers: int
+
+    def of(self, batch: DataFrame) -> DataFrame:
+        """One partition for each writer."""
+        records = batch.select(self.columns)
+        if self.writers == 1:
+            # The end is added behind the shuffle, which saves a task before it.
+            return records.repartition(1).sortWithinPartitions(PLACE).union(self.ends).coalesce(1)
+        return records.union(self.ends).repartition(self.writers, _HASH).sortWithinPartitions(PLACE)
+
+
+def division_of(batch: DataFrame, writers: int) -> Division:
+    """Divide a query's batches as one of them.
+
+    Raises:
+        OptionError: A column has another type or name than Spark's own Kafka sink takes.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+    columns = record_columns(batch)
+    records = batch.select(columns)
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in records.schema]
+    place, end = F.monotonically_increasing_id().alias(PLACE), F.lit(END).alias(PLACE)
+    one_row = batch.sparkSession.range(0, 1, 1, 1)
+    if writers == 1:
+        return Division([*columns, place], one_row.select(*nulls, end), writers)
+    # Each cast for itself: without ANSI mode Spark 3.5 does not coalesce a string and a binary.
+    by = F.coalesce(*(F.col(name).cast("binary") for name in ("key", "value") if name in records.columns))
+    hashes = map(F.lit, hash_of_each_writer(batch.sparkSession, writers))
+    ends = one_row.select(*nulls, F.explode(F.array(*hashes)).alias(_HASH), end)
+    return Division([*columns, F.hash(by).alias(_HASH), place], ends, writers)
+
+
+def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
+    """For each writer, an integer that Spark's hash partitioning puts into the partition of that number."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+
+    # Enough integers to reach every partition, for each number of writers that is allowed.
+    candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
+    partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
+    found = {row["writer"]: row["id"] for row in partitions.collect()}
+    return [found[writer] for writer in range(writers)]

@@ -5,20 +5,30 @@ A log that another query wrote, or the same one on another way, is whole: only t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import unquote
+from enum import StrEnum
+from itertools import islice
 
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.file_sink_log import LOG, has_beginning, log_entries, needed_entries
+from dagster_ckpt.sinks.file_sink_log import LOG, bare, below, has_beginning, listed, log_entries, needed_entries
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
+from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
+from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
+from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.values.untrusted import from_json
 
 _SHOWN = 3
+# Enough for the version and the first files.
+_HEAD_BYTES = 16_384
+# A file whose name happens to be a number could make a very large gap.
+_MAX_REPORTED_GAPS = 1_000
 # Bare names of part files, which are unique, and their lengths.
 _Files = Mapping[str, object]
 
@@ -159,5 +169,135 @@ def _absent(folder: FileIO, files: _Files) -> list[str]:
 
 
 def _files(data: bytes, where: str) -> _Files:
-    lines = parse_log_lines(data, where)
-    return {unquote(str(line.get("path"))).rpartition("/")[2]: line.get("size") for line in lines}
+    return {bare(file): size for file, size in listed(data, where).items()}
+
+
+class LogTrouble(StrEnum):
+    """Why nobody can continue the log of a file sink as it is.
+
+    GAP: An entry that readers and the next compaction need is missing.
+    ELSEWHERE: It lists files that do not lie in its folder.
+    """
+
+    GAP = "GAP"
+    ELSEWHERE = "ELSEWHERE"
+
+
+def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
+    """What is wrong with the log of a file sink, from its names and the beginning of each entry.
+
+    The doctor reads the entries to their ends; a folder that was moved or copied shows in the first lines.
+
+    Args:
+        path: The folder of the sink.
+        up_to: The last batch whose entry counts; by default the newest.
+
+    Raises:
+        StorageAccessError: The log cannot be read.
+    """
+    folder = open_file_io(path)
+    names, is_below = log_entries(folder), below(path)
+    if up_to is not None:
+        names = {number: name for number, name in names.items() if number <= up_to}
+    needed = needed_entries(names)
+    if names and (not has_beginning(names) or any(number not in names for number in needed)):
+        return LogTrouble.GAP
+    for number in needed:
+        try:
+            head = folder.read(f"{LOG}/{names[number]}", _HEAD_BYTES)
+        except FileNotFoundError:
+            # Compacted since it was listed.
+            continue
+        for line in head.split(b"\n")[1:3]:
+            with suppress(ValueError, AttributeError):
+                if not is_below(str(from_json(line).get("path"))):
+                    return LogTrouble.ELSEWHERE
+    return None
+
+
+def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
+    """Compare the log of a file sink with the checkpoint."""
+    # Commits, sink, offsets: the reverse of the order in which a running query writes them, so
+    # later reads may be newer.
+    committed = max(batch_ids(subject.folder, COMMITS), default=-1)
+    names = log_entries(folder)
+    planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
+    last = max(names, default=-1)
+    where = f"{folder.url}/{LOG}"
+    if last > planned:
+        yield error(
+            Code.SINK_LOG_AHEAD,
+            where,
+            f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark silently skips "
+            f"every batch up to {last}, and rows are lost if a batch has other boundaries the second time.",
+        )
+    has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
+    # Read the commits again at the end: a running query may have committed this batch, or is about
+    # to.
+    if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
+        yield note(
+            Code.SINK_HAS_BATCH_IN_FLIGHT,
+            f"{where}/{names[last]}",
+            f"The sink has batch {last}, which is not committed, and state is in checkpoint format v2. Unless a "
+            "query runs there, Spark would skip the batch without running it and fail, at every start: assertion "
+            "failed: CheckpointInfo length: 0.",
+        )
+    if last < committed:
+        yield warning(
+            Code.SINK_LOG_BEHIND,
+            where,
+            f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or the "
+            "output folder was replaced or rolled back on its own.",
+        )
+    yield from _examine_entries(folder, names)
+
+
+def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Finding]:
+    """Examine each entry that readers of the folder and the next compaction need."""
+    where, is_below = f"{folder.url}/{LOG}", below(folder.url)
+    needed, elsewhere = needed_entries(names), 0
+    if names and not has_beginning(names):
+        yield error(
+            Code.SINK_LOG_GAP,
+            f"{where}/{needed.start - 1}{COMPACT}",
+            f"The sink's log begins with entry {needed.start}, and no compact entry has what came before: readers and "
+            "the next compaction fail, and no snapshot can be taken.",
+        )
+    missing = (number for number in needed if number not in names)
+    for number in sorted({*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if number in needed)}):
+        if number not in names:
+            yield error(
+                Code.SINK_LOG_GAP,
+                f"{where}/{number}",
+                f"The sink's log has entries up to {needed.stop - 1}, but not this one: readers and the next "
+                "compaction fail, and no snapshot can be taken.",
+            )
+            continue
+        entry = f"{LOG}/{names[number]}"
+        try:
+            data = folder.read(entry)
+            if fits_hadoop(folder, entry, data) is False:
+                yield error(
+                    Code.CHECKSUM_DIFFERS,
+                    f"{folder.url}/{entry}",
+                    f"It does not match Hadoop's checksum {checksum_file(entry)}: it was altered after it was written, "
+                    "and readers fail on it.",
+                )
+            lines = parse_log_lines(data, f"{folder.url}/{entry}")
+        except UnknownLayoutError as trouble:
+            yield error(Code.UNKNOWN_VERSION, f"{folder.url}/{entry}", str(trouble))
+        except LiveDirectoryError as trouble:
+            yield error(Code.SINK_LOG_UNREADABLE, f"{folder.url}/{entry}", str(trouble))
+        except FileNotFoundError:
+            # Compacted since it was listed.
+            continue
+        else:
+            foreign = [str(line.get("path")) for line in lines if not is_below(str(line.get("path")))]
+            if foreign and not elsewhere:
+                yield error(
+                    Code.SINK_LOG_ELSEWHERE,
+                    where,
+                    f"The sink's log lists files that do not lie in its folder, such as {foreign[0]}: the output was "
+                    "moved or copied. Readers miss these rows, or read another folder's files.",
+                )
+            elsewhere += len(foreign)

@@ -12,16 +12,17 @@ gets a log without files first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import quote, unquote
 
-from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.errors import IncompleteCutError, RestoreError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.file_sink_paths import below
+from dagster_ckpt.io.location import lies_in, open_file_io
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import (
     SINKS_FOLDER,
     CapturedSink,
@@ -33,14 +34,13 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, parse_log_lines
 from dagster_ckpt.values.storage_path import local_path
-from dagster_ckpt.values.untrusted import from_json
 
 LOG = "_spark_metadata"
 _NOTHING = b"v1"
+# Characters that Hadoop leaves unescaped in the path of a URI.
+_SAFE = "/=:@!$&'()*+,;~"
 # Longer than any version line, so that a file without line breaks is not read completely.
 _VERSION_LINE_BYTES = 100
-# Enough for the version and the first files.
-_HEAD_BYTES = 16_384
 
 
 def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSink:
@@ -88,49 +88,6 @@ def has_beginning(names: Mapping[int, str]) -> bool:
     """Whether a log that has entries has all that came before the first that readers need."""
     first = needed_entries(names).start
     return first == 0 or names[first].endswith(COMPACT)
-
-
-class LogTrouble(StrEnum):
-    """Why nobody can continue the log of a file sink as it is.
-
-    GAP: An entry that readers and the next compaction need is missing.
-    ELSEWHERE: It lists files that do not lie in its folder.
-    """
-
-    GAP = "GAP"
-    ELSEWHERE = "ELSEWHERE"
-
-
-def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
-    """What is wrong with the log of a file sink, from its names and the beginning of each entry.
-
-    The doctor reads the entries to their ends; a folder that was moved or copied shows in the first lines.
-
-    Args:
-        path: The folder of the sink.
-        up_to: The last batch whose entry counts; by default the newest.
-
-    Raises:
-        StorageAccessError: The log cannot be read.
-    """
-    folder = open_file_io(path)
-    names, is_below = log_entries(folder), below(path)
-    if up_to is not None:
-        names = {number: name for number, name in names.items() if number <= up_to}
-    needed = needed_entries(names)
-    if names and (not has_beginning(names) or any(number not in names for number in needed)):
-        return LogTrouble.GAP
-    for number in needed:
-        try:
-            head = folder.read(f"{LOG}/{names[number]}", _HEAD_BYTES)
-        except FileNotFoundError:
-            # Compacted since it was listed.
-            continue
-        for line in head.split(b"\n")[1:3]:
-            with suppress(ValueError, AttributeError):
-                if not is_below(str(from_json(line).get("path"))):
-                    return LogTrouble.ELSEWHERE
-    return None
 
 
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
@@ -372,13 +329,23 @@ def committed_files(path: str) -> list[str]:
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
-    """Files that entries of a log list.
+    """Files that entries of a log list."""
+    return frozenset(file for entry in entries for file in listed(entry.data, f"{path}/{LOG}/{entry.name}"))
 
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-    """
-    lines = [line for entry in entries for line in parse_log_lines(entry.data, f"{path}/{LOG}/{entry.name}")]
-    return frozenset(str(line.get("path")) for line in lines)
+
+def listed(data: bytes, where: str) -> dict[str, object]:
+    """The files that an entry lists, as it spells them, with their sizes."""
+    return {str(line.get("path")): line.get("size") for line in parse_log_lines(data, where)}
+
+
+def bare(where: str) -> str:
+    """The name of a listed file without its folder; Spark gives each file a unique one."""
+    return unquote(where).rpartition("/")[2]
+
+
+def entry_of(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
+    """An entry that lists some files."""
+    return SinkEntry(name, "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode())
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
@@ -416,3 +383,41 @@ def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:
         f"{folder.url}/{LOG}/{name} is missing: rolling the sink back to batch {last} needs its log up to there. Do "
         "not delete files there. Put it back, or let `dagster-ckpt rebuild-output` write it from the snapshots."
     )
+
+
+def url_of(folder: str, name: str) -> str:
+    """How Spark writes a file of a folder in its log."""
+    root = local_path(folder)
+    place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else folder.rstrip("/")
+    return f"{place}/{quote(name, safe=_SAFE)}"
+
+
+def name_below(folder: str, where: str) -> str:
+    """Path of a listed file relative to its folder.
+
+    Raises:
+        RestoreError: It lies outside of the folder.
+    """
+    root, file = local_path(folder), local_path(unquote(where))
+    if root is not None and file is not None and file.is_relative_to(root):
+        return file.relative_to(root).as_posix()
+    prefix = f"{folder.rstrip('/')}/"
+    if root is None and unquote(where).startswith(prefix):
+        return unquote(where).removeprefix(prefix)
+    raise RestoreError(
+        f"The log of {folder} lists {where}, which is outside of that folder. If the folder was moved or copied, "
+        "`dagster-ckpt relocate-output` lets its log list the files that are there."
+    )
+
+
+def below(folder: str) -> Callable[[str], bool]:
+    """Whether a listed file lies in a folder, in any spelling. Each folder of files is looked at once."""
+    known: dict[str, bool] = {}
+
+    def check(where: str) -> bool:
+        parent = where.rpartition("/")[0]
+        if parent not in known:
+            known[parent] = lies_in(unquote(parent), folder)
+        return known[parent]
+
+    return check

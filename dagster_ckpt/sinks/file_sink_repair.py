@@ -6,14 +6,11 @@ an entry that changes, and can be interrupted and repeated.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
-from urllib.parse import unquote
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.io.file_io import FileIO
@@ -21,14 +18,19 @@ from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.file_sink_log import (
     LOG,
     Past,
+    bare,
+    below,
+    entry_of,
     has_beginning,
+    listed,
     log_entries,
+    name_below,
     needed_entries,
     past_of,
     read_log_at_hand,
+    url_of,
     write_entries,
 )
-from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
@@ -81,14 +83,14 @@ def plan_relocation(folder: str) -> Relocation:
             if is_below(where):
                 lines.append(line)
                 continue
-            found = [path for path in by_name[_bare(where)] if there.size(path) == line.get("size")]
+            found = [path for path in by_name[bare(where)] if there.size(path) == line.get("size")]
             if len(found) == 1:
                 elsewhere.add(where)
                 changed = True
                 lines.append({**line, "path": url_of(folder, found[0])})
             else:
                 missing.add(where)
-        entries += [_entry(name, lines)] if changed else []
+        entries += [entry_of(name, lines)] if changed else []
     if missing:
         raise SinkRollbackError(
             f"The log of {folder} is not relocated, nothing was changed: {len(missing)} files that it lists are not "
@@ -115,13 +117,13 @@ def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
     Raises:
         StorageAccessError: The folder cannot be reached.
     """
-    noted = {_bare(path) for entry in captured for path in _listed(entry, folder)}
+    noted = {bare(path) for entry in captured for path in _listed(entry, folder)}
     last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
     try:
         at_hand = read_log_at_hand(folder, last)
     except LiveDirectoryError:
         return False
-    by_name = replace(at_hand, up_to=frozenset(map(_bare, at_hand.up_to)), later=frozenset(map(_bare, at_hand.later)))
+    by_name = replace(at_hand, up_to=frozenset(map(bare, at_hand.up_to)), later=frozenset(map(bare, at_hand.later)))
     is_unique = bool(noted) and all(_UNIQUE.search(name) for name in noted)
     return is_unique and past_of(by_name, frozenset(noted)) is Past.SAME
 
@@ -134,7 +136,7 @@ def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEnt
         LiveDirectoryError: An entry cannot be parsed.
     """
     return [
-        _entry(
+        entry_of(
             entry.name,
             [
                 {**line, "path": url_of(new, name_below(old, str(line.get("path"))))}
@@ -238,16 +240,7 @@ def _files(there: FileIO, name: str) -> dict[str, object]:
 
 
 def _listed(entry: SinkEntry, folder: str) -> dict[str, object]:
-    lines = parse_log_lines(entry.data, f"{folder}/{LOG}/{entry.name}")
-    return {str(line.get("path")): line.get("size") for line in lines}
-
-
-def _entry(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
-    return SinkEntry(name, "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode())
-
-
-def _bare(where: str) -> str:
-    return unquote(where).rpartition("/")[2]
+    return listed(entry.data, f"{folder}/{LOG}/{entry.name}")
 
 
 def _some(paths: Sequence[str]) -> str:

@@ -18,7 +18,6 @@ from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 
 if TYPE_CHECKING:
-    from dagster_ckpt.sinks.part_files import Leftovers, PartFile
     from dagster_ckpt.spark.doctor.finding import Finding
     from dagster_ckpt.spark.doctor.subject import Subject
 
@@ -319,13 +318,6 @@ class Sink:
             SinkRollbackError: The sink cannot be reached or changed.
         """
         raise NotImplementedError(f"{type(self).__name__} sets rolls_back but does not define roll_back.")
-
-    def leftovers(self) -> Leftovers | None:
-        """Files that no batch may need any more; None for a sink that leaves none."""
-        return None
-
-    def delete_leftovers(self, files: Sequence[PartFile]) -> None:
-        """Delete some of the files that `leftovers` has listed."""
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
         """Compare it with a live directory, for the doctor."""

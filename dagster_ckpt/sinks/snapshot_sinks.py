@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.part_files import names_in
+from dagster_ckpt.sinks.file_sink_log import bare, listed
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.snapshot.store import SnapshotStore, read_files
@@ -59,7 +59,7 @@ def part_files_in_snapshot(store: SnapshotStore, location: str) -> set[str]:
         StorageAccessError: It cannot be reached.
     """
     entries = _files(store, location).items()
-    return {name for path, data in entries for name in names_in(data, f"{location}/{path}")}
+    return {bare(file) for path, data in entries for file in listed(data, f"{location}/{path}")}
 
 
 def _files(store: SnapshotStore, location: str) -> dict[str, bytes]:

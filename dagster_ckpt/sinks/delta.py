@@ -118,7 +118,7 @@ class DeltaTable(TableSink):
             return found
         session = active_session()
         if session is not None:
-            # Delta skips a batch that it knows from a checkpoint as well.
+            # Delta also skips a batch that it knows from a checkpoint.
             with suppress(UnknownDeltaError):
                 return newest_transaction(session, self.folder, query_id)
         return None
@@ -131,7 +131,7 @@ class DeltaTable(TableSink):
             return None
         version = -1 if found.version is None else found.version
         quoted = "delta.`{}`".format(self.folder.replace("`", "``"))
-        # Before its first version a table does not exist: this stream created it.
+        # The stream has created the table: it has no version before.
         is_emptied = version < 0
         return TablePlan(
             moves=found.version is not None,
@@ -165,17 +165,13 @@ class DeltaTable(TableSink):
     def fence(self, plan: TablePlan) -> None:
         """See `TableSink.fence`."""
         session = active_session()
-        # Without Delta there is no roll-back of a former holder in this process's reach, and no query after it.
+        # Without Delta, no roll-back of a former holder can come from this process.
         if session is not None:
             with suppress(UnknownDeltaError):
                 record_roll_back(session, self.folder, decided_on=plan.basis.decided_on)
 
     def _files(self) -> FileIO:
-        """The table's folder.
-
-        Raises:
-            StorageAccessError: Spark and this package would look for it in different file systems.
-        """
+        """The table's folder."""
         default = default_file_system() if self.folder.startswith("/") else None
         if default is not None:
             raise StorageAccessError(
@@ -188,7 +184,6 @@ class DeltaTable(TableSink):
 class DeltaMerge(DeltaTable):
     """A Delta table that a `foreachBatch` function writes to within `delta_transaction`."""
 
-    # The function may write more than once.
     has_parts = True
 
     @classmethod
@@ -272,7 +267,7 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
     try:
         yield
     except Exception as error:
-        # Delta's own message for one without the other.
+        # Delta's message for one setting without the other.
         if _APP_ID in str(error) and _VERSION in str(error):
             raise OptionError(
                 f"Batch {batch_id} writes more than once in one delta_transaction: nothing of the second command was "

@@ -1,4 +1,4 @@
-"""The log of a Delta table: what its plain JSON commits say of a stream, and to which version it is rolled back.
+"""The log of a Delta table: what its JSON commits say of a stream, and to which version it is rolled back.
 
 The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers": appId is the query's
 id, version is the batch) and skips a batch that is not greater than the newest one without running it
@@ -24,7 +24,7 @@ from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
-# Commits that are looked at for the table's id, and for the newest batch of the stream.
+# Commits read for the table's id, and for the newest batch of the stream.
 _COMMITS_LOOKED_AT = 200
 # How Delta writes the predicate of a statement without a WHERE.
 _NO_PREDICATE = (None, "[]", '["true"]')
@@ -35,7 +35,6 @@ class DeltaCommit:
     """One version of a table.
 
     Attributes:
-        version: Its number.
         batches: Batches by the id of their query (`txn` actions).
         restored_to: The version whose files it restored, for a RESTORE.
         empties: Whether it removed all rows.
@@ -51,13 +50,13 @@ class DeltaCommit:
     changes: bool
 
     def batch_of(self, query_ids: Collection[str]) -> int | None:
-        """The batch of one of these queries that it contains, or None."""
+        """The newest batch of one of these queries."""
         return max((batch for query_id, batch in self.batches.items() if query_id in query_ids), default=None)
 
 
 @dataclass(frozen=True)
 class DeltaPlan:
-    """What a roll-back to a batch would do to a table.
+    """What a roll-back would do to a table.
 
     Attributes:
         decided_on: The newest version of the table when this was determined.
@@ -77,8 +76,6 @@ class DeltaLog:
 
     Raises:
         FileNotFoundError: The folder contains no Delta log with JSON commits.
-        LiveDirectoryError: A commit cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
     """
 
     def __init__(self, table: FileIO) -> None:
@@ -111,7 +108,7 @@ class DeltaLog:
                 return DeltaPlan(self.newest, reaches_back=False)
             commit = self.commit(at)
             if commit.restored_to is not None and commit.restored_to >= wanted:
-                # The table is as it was then: what lies between does not count.
+                # The table is as it was then.
                 at = commit.restored_to
                 continue
             if commit.empties and wanted < 0:
@@ -138,9 +135,9 @@ class DeltaLog:
         return 0 in self._versions
 
     def identity(self) -> str | None:
-        """The id of the table; None if the commits that are looked at do not have it.
+        """The id of the table, if one of the newest commits has it.
 
-        A commit has it if it changes the schema or the settings, and so has the checksum file of any version (Delta 4).
+        A commit that changes the schema or the settings has it, and the checksum file of any version (Delta 4).
         """
         for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
             found = _identity_in(self._table, version)
@@ -149,7 +146,7 @@ class DeltaLog:
         return None
 
     def newest_batch_shown(self, own: Collection[str], at: int | None = None) -> tuple[int | None, bool]:
-        """The newest batch of these queries in the rows of a version, the newest, and whether that is certain."""
+        """The newest batch of these queries in the rows of a version (default: the newest); whether it is certain."""
         at = self.newest if at is None else at
         for _ in range(_COMMITS_LOOKED_AT):
             if at < self.oldest:
@@ -173,7 +170,7 @@ class DeltaLog:
                 return at
             first_of_query = at if batch is not None else first_of_query
             first_own = at if commit.batch_of(own) is not None else first_own
-        # The query was restored under a new id, and its own first batch came later.
+        # The query got a new id after that batch.
         before = self._before(first_of_query - 1, own, batch_id) if batch_id >= 0 else None
         if before is not None:
             return before

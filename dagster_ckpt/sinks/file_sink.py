@@ -1,7 +1,6 @@
 """Spark's file sink (Parquet, JSON, CSV, ...): its log numbers the batches, and is rolled back with the query.
 
-`FileSink` implements the protocol. `examine_file_sink` compares a sink with the checkpoint for the doctor, and
-`fork_output` copies the rows to a fork. How the log itself is rolled back: `file_sink_log.py`.
+Part files that the log does not list are leftovers. `fork_output` copies the rows to a fork.
 """
 
 from __future__ import annotations
@@ -37,28 +36,18 @@ from dagster_ckpt.spark.doctor.finding import Finding
 from dagster_ckpt.spark.doctor.subject import Subject
 
 _NAME = re.compile(r"FileSink\[(?P<path>.+)\]")
-# `ManifestFileCommitProtocol`: every file name contains a uuid, so the bare name identifies the
-# file.
+# `ManifestFileCommitProtocol`: a uuid makes the bare name unique.
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
-# Left by a batch job (`FileOutputCommitter`), and by no streaming query.
+# Left by a batch job (`FileOutputCommitter`).
 _SUCCESS = "_SUCCESS"
-# Files that a message names.
 _NAMED = 5
-# Spark's built-in file formats; others with a path (Delta, Iceberg) keep their own record of
-# batches.
+# Spark's own; others with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 
 
 @dataclass(frozen=True)
 class PartFile:
-    """A data file below a file sink's folder.
-
-    Attributes:
-        path: Its path relative to the folder.
-        size: Bytes.
-        modified_at_ms: When it was written, ms since the epoch; None if the file system does not
-            report it.
-    """
+    """A data file below a sink's folder; `modified_at_ms` is None if the storage does not report it."""
 
     path: str
     size: int
@@ -66,7 +55,7 @@ class PartFile:
 
     @property
     def name(self) -> str:
-        """Its bare name, which is unique."""
+        """Its bare name."""
         return self.path.rsplit("/", 1)[-1]
 
     @property
@@ -78,12 +67,7 @@ class PartFile:
 
 @dataclass(frozen=True)
 class SinkLog:
-    """Content of a file sink's log.
-
-    Attributes:
-        names: Bare names of all files in any of its entries.
-        newest_at_ms: When its newest entry was written; None if the file system does not report it.
-    """
+    """The bare names of all files in a sink's log, and when its newest entry was written, if the storage reports it."""
 
     names: frozenset[str]
     newest_at_ms: int | None
@@ -91,11 +75,10 @@ class SinkLog:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The part files of a folder, and the logs that decide which of them are needed.
+    """The part files of a folder, and the log that decides which of them are needed.
 
     Attributes:
         files: All part files, listed before the log: a file committed in between is then in the log.
-        log: Content of the log.
         now_ms: The current time by the clock that dates the files; None if it dates none.
         has_batch_job: Whether a batch job has written there as well.
     """
@@ -107,7 +90,7 @@ class Leftovers:
 
 
 class FileSink(Sink):
-    """A folder of files with the log `_spark_metadata`, which skips known batches of any query."""
+    """A folder with the log `_spark_metadata`, which skips known batches of any query."""
 
     on_repeat = OnRepeat.SKIPS
     rolls_back = True
@@ -202,7 +185,7 @@ class FileSink(Sink):
         return SinkForecast(self.name, effect, reason, advice)
 
     def _noted(self, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
-        # The catalog may contain the folder in Spark's spelling, and the snapshot in the user's.
+        # The catalog has the folder in Spark's spelling, the snapshot perhaps in the user's.
         return next((entries for noted, entries in log_entries.items() if same_folder(noted, self.folder)), None)
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
@@ -217,45 +200,25 @@ class FileSink(Sink):
 
 
 def read_leftovers(path: str) -> Leftovers:
-    """List the part files of a folder, then read its log.
-
-    Raises:
-        SinkRollbackError: The log is missing or incomplete, so the listed files are unknown.
-        LiveDirectoryError: The log has a hole, or an entry cannot be parsed.
-        StorageAccessError: The folder cannot be read or written.
-    """
+    """List the part files of a folder, then read its log."""
     files = tuple(part_files(path))
     has_batch_job = open_file_io(path).size(_SUCCESS) is not None
     return Leftovers(files, read_sink_log(path), storage_time_ms(path), has_batch_job)
 
 
 def part_files(path: str) -> list[PartFile]:
-    """Files below a folder with a name in the form of Spark's file sink.
-
-    Raises:
-        StorageAccessError: The folder cannot be listed.
-    """
+    """Files below a folder with a name in the form of Spark's file sink."""
     return sorted((file for file in _all_files(path) if _PART.fullmatch(file.name)), key=lambda file: file.path)
 
 
 def storage_time_ms(path: str) -> int | None:
-    """The current time by the clock that dates the files of a folder, ms since the epoch; None if it dates none.
-
-    Raises:
-        StorageAccessError: The folder cannot be written.
-    """
-    # Readers of the folder pass over hidden files.
+    """The current time by the clock that dates the files of a folder; None if it dates none."""
+    # Hidden, so that readers ignore it.
     return open_file_io(path).clock_ms(f".dagster_ckpt-probe-{uuid.uuid4().hex}")
 
 
 def read_sink_log(path: str) -> SinkLog:
-    """Read the whole log of a file sink.
-
-    Raises:
-        SinkRollbackError: The log is missing or incomplete, so the listed files are unknown.
-        LiveDirectoryError: The log has a hole, or an entry cannot be parsed.
-        StorageAccessError: It cannot be read.
-    """
+    """Read the whole log of a file sink."""
     folder = open_file_io(path)
     entries = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
     if not entries:
@@ -271,11 +234,7 @@ def read_sink_log(path: str) -> SinkLog:
 
 
 def delete_part_files(path: str, files: Iterable[PartFile]) -> None:
-    """Delete files of a sink together with their Hadoop checksum files.
-
-    Raises:
-        StorageAccessError: A file could not be deleted; those before it were deleted.
-    """
+    """Delete files of a sink together with their Hadoop checksum files."""
     folder = open_file_io(path)
     for file in files:
         folder.delete(file.path)
@@ -284,7 +243,6 @@ def delete_part_files(path: str, files: Iterable[PartFile]) -> None:
 
 
 def _all_files(path: str) -> Iterator[PartFile]:
-    # What is behind a symbolic link belongs to its creator.
     for name, entry in open_file_io(path, follow_links=False).find(hidden=True):
         with suppress(FileNotFoundError):
             status = entry.status()
@@ -302,58 +260,29 @@ def fork_output(
 ) -> None:
     """Copy the rows of a folder up to a batch to another folder; can be interrupted and repeated.
 
-    Args:
-        old: FileIO of the file sink.
-        new: FileIO of the fork; created if it does not exist.
-        batch_id: The batch.
-        entries: The log of `old` up to the batch.
-        still_mine: Entered around each change of a file; raises if this process is no longer the
-            writer.
-        may_link: Hard-link files on one disk, so that they share their bytes; otherwise copy them.
-
-    Raises:
-        RestoreError: The log lists a file that is missing or outside of the folder.
-        LiveDirectoryError: An entry of the log cannot be parsed.
-        SinkRollbackError: The log of the new folder cannot be written.
-        StorageAccessError: A file cannot be read or written.
+    `entries` is the log of `old` up to the batch. With `may_link`, files on one disk share their bytes.
     """
     target = open_file_io(new)
     target.make()
     moved = []
     for entry in entries:
         with still_mine():
-            # The copied files are new or exist already, so nothing of a successor is overwritten.
+            # Once per entry is enough: copies overwrite nothing of a successor.
             pass
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
         moved.append(entry_of(entry.name, [_moved(old, new, dict(line), may_link=may_link) for line in lines]))
-    # Make the files durable first: a log that lists them may be read at once.
+    # Before the log that lists them.
     target.flush_all()
     roll_back(new, batch_id, moved, still_mine=still_mine)
 
 
 def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
-    """The files that the log of a folder lists after it got the rows of another one.
-
-    Raises:
-        RestoreError: The log lists a file outside of the folder.
-        LiveDirectoryError: An entry of the log cannot be parsed.
-    """
+    """The files that the log of a folder lists after it got the rows of another one."""
     return frozenset(url_of(new, name_below(old, where)) for where in files_of(entries, old))
 
 
 def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
-    """A file in a folder that `fork_output` would not have created, or None if there is none.
-
-    Args:
-        new: The folder.
-        old: FileIO of the file sink whose rows it gets.
-        entries: The log of `old` up to the copied rows; if empty, the folder must be empty.
-
-    Raises:
-        RestoreError: The log lists a file outside of the folder.
-        LiveDirectoryError: An entry of the log cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """A file in a folder that `fork_output` would not have created, or None."""
     known = {name_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
     return next((path for path, _ in open_file_io(new).find() if path not in known), None)
 
@@ -372,7 +301,7 @@ def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[
 
 def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:
     source, target = open_file_io(old), open_file_io(new)
-    # A file that an interrupted fork brought is whole, and its name is unique.
+    # What an interrupted fork brought is whole.
     if may_link and (target.size(name) is not None or target.adopt(name, source, name)):
         return
     with source.open(name) as stream:

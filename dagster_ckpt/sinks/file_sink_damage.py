@@ -1,6 +1,6 @@
-"""Whether the log of a file sink is damaged and still its stream's: from its bytes, and from what a snapshot captured.
+"""What is wrong with the log of a file sink: for the doctor, and to decide whether a start can replace the log.
 
-A log that another query wrote, or the same one on another way, is whole: only the guard judges it.
+A log that another query wrote, or this one on another timeline, is not damaged: only the guard judges it.
 """
 
 from __future__ import annotations
@@ -25,37 +25,25 @@ from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.values.untrusted import from_json
 
 _SHOWN = 3
-# Enough for the version and the first files.
 _HEAD_BYTES = 16_384
-# A file whose name happens to be a number could make a very large gap.
+# A stray file named by a number could make a huge gap.
 _MAX_REPORTED_GAPS = 1_000
-# Bare names of part files, which are unique, and their lengths.
+# Bare names of part files, with their lengths.
 _Files = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class DamagedLog:
-    """A damaged log that is still its stream's.
-
-    Attributes:
-        folder: The folder of the sink.
-        found: What is wrong with it.
-    """
+    """A damaged log that is still its stream's, and what is wrong with it."""
 
     folder: str
     found: str
 
 
 def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None = None) -> DamagedLog | None:
-    """The damage of the log of a file sink; None if it is whole, or if what is left of it is not this stream's.
+    """The damage of a log; None if it is whole, or if what is left of it is not this stream's.
 
-    Args:
-        path: The folder of the sink.
-        captured: Its log as a snapshot of the stream has captured it.
-        committed: A batch that the query has committed, which the sink must have; None if none is known.
-
-    Raises:
-        StorageAccessError: The log cannot be read.
+    `captured` is the log as a snapshot of the stream has it, `committed` a batch that the sink must have.
     """
     folder, noted = open_file_io(path), _Noted.of(captured, path)
     names = log_entries(folder)
@@ -82,19 +70,14 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
-    """Files that a captured log lists, and that are not in the folder with their lengths; bare names.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be listed.
-    """
+    """Bare names of the files that a captured log lists and that are not in the folder with their lengths."""
     listed = _Noted.of(captured, path).files
     return _absent(open_file_io(path), listed)
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """The log as a snapshot has it: its last entry, the files of each entry, and all of them."""
+    """The log as a snapshot has it: its last batch, the files of each entry, and all of them."""
 
     last: int
     entries: Mapping[str, _Files]
@@ -112,11 +95,11 @@ class _Noted:
 
 
 class _Stranger:
-    """An intact entry of another query, or of this one on another way."""
+    """An intact entry of another query, or of this one on another timeline."""
 
 
 class _Doubt(str):
-    """An altered entry, which may as well be another query's: only the rest of the log shows whose it is."""
+    """An altered entry, which may be another query's: only the rest of the log shows whose it is."""
 
     __slots__ = ()
 
@@ -134,7 +117,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
     try:
         files = _files(data, f"{folder.url}/{entry}")
     except UnknownLayoutError as trouble:
-        # Of a later Spark, unless the snapshot has it in a version that is known.
+        # Written by a later Spark, unless the snapshot knows it.
         return str(trouble) if name in noted.entries else _Stranger()
     except LiveDirectoryError as trouble:
         return str(trouble)
@@ -146,7 +129,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
         # The retention time of a sink only drops the oldest files.
         is_cut = is_later and bool(files.keys() & noted.files.keys()) and list(noted.files)[-1] not in files
         return f"entry {name} lacks files that were listed before it" if is_cut else None
-    # An entry that is as it was written, and whose files are there, was not altered.
+    # Such an entry was not altered.
     if fits is True or not _absent(folder, files):
         return _Stranger()
     return _Doubt(f"entry {name} lists files that neither the snapshot has nor exist")
@@ -156,12 +139,11 @@ def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
     """Whether an entry lists what the snapshot, which has all up to its batch, does not."""
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
-    # A later compact entry has what came before, but for what is older than the sink's retention time.
+    # A later compact entry has all before, but for what exceeds the sink's retention time.
     return name.endswith(COMPACT) and bool(noted.files) and not files.keys() & noted.files.keys()
 
 
 def _absent(folder: FileIO, files: _Files) -> list[str]:
-    """Files that are not there with their lengths."""
     there = {path.rpartition("/")[2]: path for path, _ in folder.find()} if files else {}
     return sorted(
         name for name, size in files.items() if name not in there or size not in (None, folder.size(there[name]))
@@ -173,7 +155,7 @@ def _files(data: bytes, where: str) -> _Files:
 
 
 class LogTrouble(StrEnum):
-    """Why nobody can continue the log of a file sink as it is.
+    """Why nobody can continue a log as it is.
 
     GAP: An entry that readers and the next compaction need is missing.
     ELSEWHERE: It lists files that do not lie in its folder.
@@ -184,16 +166,9 @@ class LogTrouble(StrEnum):
 
 
 def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
-    """What is wrong with the log of a file sink, from its names and the beginning of each entry.
+    """What is wrong with a log, from its names up to a batch and the beginning of each entry.
 
-    The doctor reads the entries to their ends; a folder that was moved or copied shows in the first lines.
-
-    Args:
-        path: The folder of the sink.
-        up_to: The last batch whose entry counts; by default the newest.
-
-    Raises:
-        StorageAccessError: The log cannot be read.
+    A folder that was moved or copied shows in the first lines; the doctor reads the entries to their ends.
     """
     folder = open_file_io(path)
     names, is_below = log_entries(folder), below(path)
@@ -217,8 +192,7 @@ def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
 
 def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
     """Compare the log of a file sink with the checkpoint."""
-    # Commits, sink, offsets: the reverse of the order in which a running query writes them, so
-    # later reads may be newer.
+    # The reverse of the order in which a running query writes them: later reads may be newer.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)
     names = log_entries(folder)
     planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
@@ -232,8 +206,7 @@ def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
             f"every batch up to {last}, and rows are lost if a batch has other boundaries the second time.",
         )
     has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
-    # Read the commits again at the end: a running query may have committed this batch, or is about
-    # to.
+    # Read again: a running query may have committed the batch meanwhile.
     if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
         yield note(
             Code.SINK_HAS_BATCH_IN_FLIGHT,
@@ -253,7 +226,6 @@ def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
 
 
 def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Finding]:
-    """Examine each entry that readers of the folder and the next compaction need."""
     where, is_below = f"{folder.url}/{LOG}", below(folder.url)
     needed, elsewhere = needed_entries(names), 0
     if names and not has_beginning(names):

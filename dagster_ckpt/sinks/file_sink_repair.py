@@ -1,7 +1,7 @@
-"""Repair the log of a file sink: relocate it after its folder was moved or copied, and rebuild it from a snapshot.
+"""Repairs the log of a file sink: relocates it after its folder was moved or copied, and rebuilds it from a snapshot.
 
-Both only write entries whose part files exist with the length that they list, delete nothing but the Hadoop checksum of
-an entry that changes, and can be interrupted and repeated.
+Both only write entries whose part files exist with the listed length, delete nothing but the Hadoop checksum of an
+entry that changes, and can be interrupted and repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Relocation:
     """A log whose paths were written for another folder.
 
     Attributes:
-        folder: The folder.
         entries: The entries that change, with paths in the folder.
         files: How many files they list that lay elsewhere.
         old_place: The folder of the first of them.
@@ -58,13 +57,7 @@ class Relocation:
 
 
 def plan_relocation(folder: str) -> Relocation:
-    """Find in a folder the files that its log lists elsewhere: by their names, which are unique, and their lengths.
-
-    Raises:
-        SinkRollbackError: There is no log, or a file is not there. Nothing was changed.
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Find in a folder the files that its log lists elsewhere: by their unique names, and their lengths."""
     there = open_file_io(folder)
     names = sorted(
         (name for name in there.list(LOG) if entry_id(name) is not None), key=lambda name: entry_id(name) or 0
@@ -101,21 +94,14 @@ def plan_relocation(folder: str) -> Relocation:
 
 
 def relocate(relocation: Relocation) -> None:
-    """Let the log list the files where they are now. The query must not be running.
-
-    Raises:
-        StorageAccessError: An entry cannot be written. Repeat it.
-    """
+    """Let the log list the files where they are now. The query must not be running."""
     write_entries(open_file_io(relocation.folder), relocation.entries, still_mine=nullcontext)
 
 
 def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
-    """Whether the log of a folder lists the files that a snapshot captured for another one: these were moved or copied.
+    """Whether a log lists the files that a snapshot captured for another folder: these were moved or copied.
 
     Only names with a uuid, as Spark gives them, prove that.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
     """
     noted = {bare(path) for entry in captured for path in _listed(entry, folder)}
     last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
@@ -129,12 +115,7 @@ def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
 
 
 def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEntry]:
-    """A captured log for the folder to which its files were moved.
-
-    Raises:
-        RestoreError: It lists a file outside of the old folder.
-        LiveDirectoryError: An entry cannot be parsed.
-    """
+    """A captured log for the folder to which its files were moved."""
     return [
         entry_of(
             entry.name,
@@ -152,10 +133,8 @@ class RebuiltLog:
     """What a log can be rebuilt to.
 
     Attributes:
-        folder: The folder.
-        entries: The entries to write.
         batch_id: The batch that the rebuilt log reaches.
-        unknown: Later batches that the log should have, and whose files nothing lists; empty if there are none.
+        unknown: Later batches that the log should have, and whose files nothing lists.
     """
 
     folder: str
@@ -167,15 +146,7 @@ class RebuiltLog:
 def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int | None) -> RebuiltLog:
     """Complete a log from what a snapshot has captured of it, and from its own later entries.
 
-    Args:
-        folder: The folder.
-        captured: The log up to the batch of the snapshot.
-        committed: The newest batch that the query has committed; None if unknown.
-
-    Raises:
-        SinkRollbackError: An entry there contradicts the snapshot, or a listed file is not there. Nothing was changed.
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
+    `committed` is the newest batch that the query has committed; None if unknown.
     """
     there = open_file_io(folder)
     at_hand, noted = _intact(there, log_entries(there)), {entry_id(entry.name) or 0: entry for entry in captured}
@@ -204,11 +175,7 @@ def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int 
 
 
 def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
-    """Write the entries.
-
-    Raises:
-        StorageAccessError: An entry cannot be written. Repeat it.
-    """
+    """Write the entries."""
     write_entries(open_file_io(rebuilt.folder), rebuilt.entries, still_mine=still_mine)
 
 

@@ -1,7 +1,7 @@
 """Iceberg tables: what one remembers of a stream, asked from its catalog, and how it is rolled back.
 
-Only a Spark session with the table's catalog can say what the table is now. A process without one, such as a command
-line, forecasts from the newest metadata file in the table's folder; it changes nothing.
+Only a Spark session with the table's catalog knows what the table is now. A process without one, such as a command
+line, forecasts from the newest metadata file in the table's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.table_names import iceberg_name
 
 _NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
-# A folder, as a path or a URL: what Spark calls such a table where its query cannot be inspected.
+# What Spark calls a table by its folder if its query cannot be inspected.
 _FOLDER = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
 _NO_CATALOG = Obstacle(SinkEffect.UNKNOWN, "Only a Spark session with its catalog can read it: the start decides.")
 
@@ -69,7 +69,7 @@ class IcebergTable(TableSink):
         return mine is not None and others is not None and same_folder(mine, others)
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """See `Sink.look`. Only the catalog says which table has the name; a table by its folder needs none."""
+        """See `Sink.look`. Only the catalog knows which table has the name; a table by its folder needs none."""
         session = active_session()
         try:
             if session is not None:
@@ -183,7 +183,7 @@ class IcebergTable(TableSink):
         )
 
     def _history(self) -> IcebergHistory:
-        """The table as its catalog has it; where that cannot be asked, as its newest metadata file has it.
+        """The table as its catalog has it; without an answer, as its newest metadata file has it.
 
         Raises:
             FileNotFoundError: There is no such table.
@@ -192,7 +192,7 @@ class IcebergTable(TableSink):
         try:
             opened = OpenIcebergTable.find(session, self.table) if session is not None else None
         except StorageAccessError:
-            # A session of another stream may lack the catalog; a roll-back needs the catalog itself.
+            # A session of another stream may lack the catalog.
             if self._folder is None:
                 raise
             return history_in_folder(open_file_io(self._folder))

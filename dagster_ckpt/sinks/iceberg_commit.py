@@ -1,10 +1,9 @@
-"""Iceberg tables through a session's catalogs: find one, read its metadata, and change it only if it is as examined.
+"""Iceberg tables through a session's catalogs: find one, read its metadata, and change it only if nobody else has.
 
-Every commit of a table replaces the metadata that it was made from, and the catalog refuses it if
-that is no longer the current one: a Hadoop table by the name of the next version, a JDBC or Hive
-catalog by a conditional update, a REST catalog by the requirement `assert-ref-snapshot-id`. A change
-that was decided on older metadata therefore fails, even if it comes much later. Iceberg's own
-procedures repeat such a commit on the newest metadata, so they are not used.
+Every commit of a table replaces the metadata that it was made from, and the catalog refuses it if that is no longer
+the current one: a Hadoop table by the name of the next version, a JDBC or Hive catalog by a conditional update, a REST
+catalog by the requirement `assert-ref-snapshot-id`. So a change that was decided on older metadata fails, however late
+it comes. Iceberg's own procedures repeat such a commit on the newest metadata, so they are not used.
 """
 
 from __future__ import annotations
@@ -21,17 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAIN = "main"
-# The catalog has another metadata, or did not say which of two it has: in both cases it is asked again.
+# The catalog has other metadata, or did not say which: it is asked again.
 _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 
 
 class OpenIcebergTable:
-    """A table as its catalog had it when it was opened.
-
-    Args:
-        jvm: The JVM of the session.
-        table: An `org.apache.iceberg.Table`, as a py4j object.
-    """
+    """An `org.apache.iceberg.Table` as its catalog had it when it was opened."""
 
     def __init__(self, jvm: Any, table: Any) -> None:
         self._jvm = jvm
@@ -43,11 +37,7 @@ class OpenIcebergTable:
 
     @classmethod
     def find(cls, session: SparkSession, name: str) -> Self | None:
-        """Open a table; None if there is no Iceberg table of this name.
-
-        Args:
-            session: A classic session with the table's catalog.
-            name: Its name in a catalog, such as `lake.db.orders`, or its folder.
+        """Open a table by its name in a catalog, such as `lake.db.orders`, or its folder; None if there is none.
 
         Raises:
             StorageAccessError: The session has no Iceberg or not this catalog, or the catalog does not answer.
@@ -63,31 +53,17 @@ class OpenIcebergTable:
             return str(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(self._base))
 
     def make_current(self, snapshot_id: int) -> bool:
-        """Make a snapshot the current one.
-
-        Returns:
-            False if the table is no longer as it was opened: nothing was changed.
-
-        Raises:
-            StorageAccessError: The catalog did not answer.
-        """
+        """Make a snapshot the current one; False if the table was changed since it was opened."""
         with _asking(self.name):
             return self._move(self._base, snapshot_id)
 
     def delete_rows(self, mark: str) -> bool:
-        """Delete all rows. The snapshot that does it has `mark` in its summary.
-
-        Returns:
-            False if the table is no longer as it was opened: its rows were not changed.
-
-        Raises:
-            StorageAccessError: The catalog did not answer.
-        """
+        """Delete all rows, with `mark` in the snapshot's summary; False if the table was changed since."""
         with _asking(self.name):
             staged = str(uuid.uuid4())
             everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
             delete = self._table.newDelete().deleteFromRowFilter(everything)
-            # Staged first: a deletion commits on the newest metadata, even if that is newer than ours.
+            # Staged first: a deletion would commit on the newest metadata, not on ours.
             delete.set(mark, staged).stageOnly().commit()
             self._table.refresh()
             base = self._table.operations().current()
@@ -98,11 +74,7 @@ class OpenIcebergTable:
             return False
 
     def add_fence(self, mark: str) -> None:
-        """Commit an empty snapshot with `mark` in its summary: what was decided before it can no longer be committed.
-
-        Raises:
-            StorageAccessError: The catalog did not answer.
-        """
+        """Commit an empty snapshot with `mark` in its summary: nothing decided before can be committed any more."""
         with _asking(self.name):
             self._table.newFastAppend().set(mark, str(uuid.uuid4())).commit()
 
@@ -139,14 +111,14 @@ def _id_of(snapshot: Any | None) -> int | None:
 
 @contextmanager
 def _asking(name: str) -> Iterator[None]:
-    # Imported here, because reading live directories does not require Spark.
+    # Reading live directories does not require Spark.
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:
         yield
     except (TypeError, AttributeError) as error:
-        # A class that the JVM does not have is a package to py4j, which cannot be called.
+        # To py4j, a missing class is a package, which cannot be called.
         raise StorageAccessError(
             f"The Iceberg table {name} cannot be opened: this Spark application was started without Iceberg's jar. "
             "Add it to spark.jars.packages."

@@ -1,9 +1,8 @@
 """Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own.
 
-The kinds that need no module of their own are here: Spark's sinks that remember no batch, and tables that are known by
-their names only. Spark calls every `foreachBatch` query `ForeachBatchSink`. If the writer has the option `path` or
-`table`, the package adds it: `ForeachBatchSink[sqlite:/data/totals.db]`. A kind of sink of your own is recognized by
-that name.
+The kinds that need no module of their own are here: Spark's sinks that remember no batch, and tables known by name
+only. Spark calls every `foreachBatch` query `ForeachBatchSink`. If the writer has the option `path` or `table`, the
+package adds it, as in `ForeachBatchSink[sqlite:/data/totals.db]`, and a kind of sink of your own recognizes it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ _NAMED = re.compile(r"[\w`-]+(?:\.[\w`-]+)+")
 _HUDI_OR_PAIMON = re.compile(r"(?i).*(hoodie|hudi|paimon).*")
 _CONSOLE = re.compile(r".*Console(Table|Sink).*")
 _MEMORY = re.compile(r"MemorySink.*|.*MemoryTable.*")
-# Spark's own noop sink, and no other sink with such a word in its name.
 _NOOP = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
 
 
@@ -69,7 +67,7 @@ class MemorySink(Sink):
 class ForeachBatchSink(Sink):
     """A function that is called with each batch."""
 
-    # Nothing is known, so nothing speaks against a second stream.
+    # A second stream may write there, as far as is known.
     knows_queries = True
 
     reason = (
@@ -105,7 +103,7 @@ class ForeachSink(Sink):
 
 
 class NamedTable(Sink):
-    """A table known by its name in a catalog only: its forecast is the worst of the possible table formats."""
+    """A table known by its name in a catalog only: its forecast is the worst of the possible formats."""
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -148,7 +146,7 @@ class HudiOrPaimonTable(Sink):
         return cls(name) if _HUDI_OR_PAIMON.fullmatch(name) else None
 
 
-# In this order: class names are matched before the general form of a table name.
+# Class names are matched before the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (
     FileSink,
     DeltaTable,
@@ -170,13 +168,12 @@ _registered: list[type[Sink]] = []
 def register_sink(kind: type[Sink]) -> type[Sink]:
     """Teach the package a kind of sink. Can be used as a decorator.
 
-    The kind registered last is asked first, and all of them before the built-in kinds. Register it
-    where the streams are defined: every process that starts, forks, rewinds or examines one of them
-    imports that module. A kind of the same module and name is replaced, so that a code location can
-    be reloaded.
+    The kind registered last is asked first, and all of them before the built-in kinds. Register it where the streams
+    are defined, so that every process that starts, forks, rewinds or examines one imports it. A kind of the same module
+    and name is replaced, so that a code location can be reloaded.
 
     Args:
-        kind: A subclass of `Sink` that overrides at least `of`.
+        kind: A subclass of `Sink`, such as a `TableSink`, that overrides at least `of`.
 
     Raises:
         OptionTypeError: It is no such subclass.
@@ -198,11 +195,7 @@ def _identity(kind: type[Sink]) -> tuple[str, str]:
 
 
 def sink_of(name: str) -> Sink:
-    """The sink with a name; an unknown one is a plain `Sink`.
-
-    Args:
-        name: `sink.description` of the query's progress.
-    """
+    """The sink with a name (`sink.description` of the progress); an unknown one is a plain `Sink`."""
     found = (kind.of(name) for kind in (*_registered, *_BUILT_IN))
     return next((sink for sink in found if sink is not None), Sink(name))
 
@@ -213,7 +206,7 @@ def sinks_of(names: Sequence[str]) -> list[Sink]:
 
 
 def described_sink(output: NamedOutput | None) -> Sink | None:
-    """The sink to which a described query is about to write; None if its name cannot be known before the start."""
+    """The sink of a described query; None if its name cannot be known before the start."""
     if output is not None and output.sink is not None:
         return sink_of(output.sink)
     if output is None or output.place is None:
@@ -223,16 +216,11 @@ def described_sink(output: NamedOutput | None) -> Sink | None:
 
 
 def output_of(names: Sequence[str]) -> NamedOutput:
-    """The output of a query that reported some sinks: the first one that can be rolled back."""
+    """The output of a query that reported some sinks: the first that can be rolled back."""
     sink = next((sink for sink in sinks_of(names) if sink.rolls_back), None)
     return NamedOutput("", sink.place, sink.name) if sink is not None else NamedOutput("", None)
 
 
 def forecast(name: str, replay: Replay) -> SinkForecast:
-    """Forecast what one sink does with the batches after `replay.to_batch`. Changes nothing.
-
-    Args:
-        name: `sink.description` of the query's progress.
-        replay: The replay that it will see.
-    """
+    """`Sink.forecast` of the sink with a name."""
     return sink_of(name).forecast(replay)

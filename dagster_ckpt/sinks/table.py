@@ -16,7 +16,7 @@ from dagster_ckpt.errors import CkptError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.sinks.sink import Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 
-# Other writers, such as OPTIMIZE, may commit between a plan and its commit.
+# Others, such as OPTIMIZE, may commit between plan and commit.
 _ATTEMPTS = 10
 
 

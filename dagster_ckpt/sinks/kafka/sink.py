@@ -1,7 +1,4 @@
-"""Kafka topics: Spark's own sink, which writes without transactions and remembers no batch, and the transactional one.
-
-The package's docstring explains the protocol of the latter.
-"""
+"""Kafka topics: Spark's own sink, which remembers no batch, and the transactional one (protocol: `__init__.py`)."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.kafka_output import KafkaPlace
 
-# For processes that describe no query, such as the command line: properties of the client, a line each.
+# A file of client properties, for processes that describe no query, such as the command line.
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
 _LOOK_S = 20.0
 _POLL_S = 0.1
-# Spark's name for its own sink contains the class of the table, and no topic; `kafka_sink_name` adds that.
+# Spark's name for its own sink has no topic; `kafka_sink_name` adds it.
 _NAME = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
@@ -48,7 +45,6 @@ class TransactionalKafkaSink(Sink):
 
     noun = "topic"
     on_repeat = OnRepeat.RUNS
-    # Each stream has its own transactions and markers.
     knows_queries = True
 
     @classmethod
@@ -58,7 +54,7 @@ class TransactionalKafkaSink(Sink):
         return cls(name, str(place)) if place is not None else None
 
     def is_same(self, other: Sink) -> bool:
-        """Whether both are one topic with the same ids, even if other brokers of the cluster are named."""
+        """Whether both are one topic with the same ids, even if they name other brokers."""
         if not isinstance(other, TransactionalKafkaSink):
             return False
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
@@ -68,7 +64,7 @@ class TransactionalKafkaSink(Sink):
         return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of which the topic has at least the share of one writer; others may be missing."""
+        """The newest batch of which the topic has the share of at least one writer."""
         if query_id is None:
             return None
         return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
@@ -139,19 +135,14 @@ class TransactionalKafkaSink(Sink):
 
 
 def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
-    """The markers of all streams that write to a topic with the same prefix.
-
-    Raises:
-        StorageAccessError: Kafka does not answer, or extra `kafka` is not installed.
-        OptionError: Another version of this sink has written one.
-    """
+    """The markers of all streams that write to a topic with the same prefix."""
     try:
-        from confluent_kafka import (  # noqa: PLC0415 - an extra
+        from confluent_kafka import (  # noqa: PLC0415
             ConsumerGroupTopicPartitions,
             KafkaException,
             TopicPartition,
         )
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
     except ImportError as error:
         raise StorageAccessError("confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'.") from error
     settings = _settings(place)
@@ -171,12 +162,12 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
         groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
         markers = []
         asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)]) for group in groups]
-        # The client takes one group a call: all are sent before the first answer is awaited.
+        # The client takes one group a call: all are sent before an answer is awaited.
         sent = [admin.list_consumer_group_offsets([each], request_timeout=_LOOK_S) for each in asked]
         for group, answers in zip(groups, sent, strict=True):
             (answer,) = answers.values()
             (committed,) = answer.result().topic_partitions
-            # This look changes nothing, so the group of another application is passed over.
+            # The group of another application.
             if fields_of(committed.metadata) is not None:
                 marker = Marker.of(group, committed.offset, committed.metadata)
                 markers += [marker] if marker is not None else []
@@ -189,18 +180,13 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
 
 
 def topic_id(place: KafkaPlace) -> FoundSink | None:
-    """The id of a topic, which another one made under the same name does not have.
+    """The id of a topic, which changes if it is made again.
 
-    Returns:
-        None if the client is not installed, or the brokers give topics no ids (before Kafka 2.8).
-
-    Raises:
-        StorageAccessError: Kafka does not answer.
-        OptionError: An option of the client has no counterpart.
+    None if the client is not installed, or the brokers give topics no ids (before Kafka 2.8).
     """
     try:
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection  # noqa: PLC0415 - an extra
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection  # noqa: PLC0415
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
     except ImportError:
         return None
     try:
@@ -223,7 +209,7 @@ def _settings(place: KafkaPlace) -> dict[str, Any]:
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:
-    """Whether a consumer group has the name of one that holds a marker (`Transactions.id_of`)."""
+    """Whether a consumer group is named like one that holds a marker (`Transactions.id_of`)."""
     return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
 
 

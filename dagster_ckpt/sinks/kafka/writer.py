@@ -1,10 +1,7 @@
-"""Writes the batches of a query to Kafka in transactions: Spark's sink is replaced by `foreachBatch`.
+"""Writes the batches of a query to Kafka in transactions: `foreachBatch` takes the place of Spark's sink.
 
 Why `foreachBatch`: every supported version of Spark has it, and it gets the number of the batch. A streaming writer of
-Spark 4's Python data sources is not given that number before its tasks have finished, so its tasks could not commit it.
-
-`BatchJob` plans Spark's job once for a started query, because to plan it takes 25 ms of processor time, as much as the
-transaction of 10,000 rows. `Division` divides the rows among the writers.
+Spark 4's Python data sources learns it only when its tasks have finished, so its tasks could not commit it.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ _ADAPTIVE = "spark.sql.adaptive.enabled"
 # Nothing reads this variable of a Python worker.
 _STREAM_OF_WORKER = "DAGSTER_CKPT_KAFKA_STREAM"
 _environment = Lock()
-# The columns of a row that goes to Kafka, as Spark's own sink names them. There, too, option `topic` overrides a column
-# of that name.
+# As in Spark's own sink, where option `topic` also overrides a column of that name.
 _TYPES = {
     "key": "binary",
     "value": "binary",
@@ -60,13 +56,7 @@ _HASH = "__hash"
 
 @dataclass(frozen=True)
 class StreamOwner:
-    """Whose query it is.
-
-    Attributes:
-        deployment: Id of the deployment.
-        stream: Id of the stream.
-        executions: Returns the executions of the stream, the newest first.
-    """
+    """Whose query it is; `executions` returns those of the stream, the newest first."""
 
     deployment: str
     stream: str
@@ -74,12 +64,7 @@ class StreamOwner:
 
 
 def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDirectory) -> DataStreamWriter:
-    """Let a query write to Kafka in transactions, if its options ask for that; any other query is left as it is.
-
-    Args:
-        writer: The described query.
-        owner: Whose query it is.
-        live: The live directory that it is about to start in.
+    """Let a query write to Kafka in transactions, if its options ask for that; any other query stays as it is.
 
     Raises:
         OptionError: An option is missing or wrong, or extra `kafka` is not installed.
@@ -108,14 +93,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
 
 
 class TransactionalBatches:
-    """Writes each batch of one started query.
-
-    Args:
-        place: Where it writes.
-        owner: Whose query it is.
-        live: Its live directory.
-        past: What the catalog knows of earlier starts.
-    """
+    """Writes each batch of one started query."""
 
     def __init__(self, place: KafkaPlace, owner: StreamOwner, live: LiveDirectory, past: Past) -> None:
         self._place = place
@@ -138,7 +116,7 @@ class TransactionalBatches:
             self._job.run(batch, batch_id, self._target.entry)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
-        """Claim the markers before the first batch, and again after a pause in which Kafka may have deleted them."""
+        """Claim the markers before the first batch, and after a pause in which Kafka may have deleted them."""
         now_s = time.monotonic()
         if now_s > self._renews_at_s:
             claim(target, batch_id, self._past)
@@ -174,7 +152,7 @@ def _interrupted_in_brief() -> Iterator[None]:
     Spark looks for the interruption in the text of the error, stack traces included, with a regular expression that
     overflows the stack (`PROXY_ERROR` in StreamExecution): a stop then prints a thousand lines.
     """
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
 
     try:
         yield
@@ -188,19 +166,13 @@ def _interrupted_in_brief() -> Iterator[None]:
 class BatchJob:
     """Writes the batches of one started query, whose columns stay as they are.
 
-    The physical plan is kept. Each batch gets a copy of it, with its own rows at the bottom. What else differs, its
-    number and the digest of its plan, goes to the tasks as a property of the job.
-
-    Args:
-        batch: Any of them.
-        target: The sink and the run.
-
-    Raises:
-        OptionError: A column has another type or name than Spark's own Kafka sink takes.
+    Planning costs 25 ms of processor time, as much as the transaction of 10,000 rows. So the physical plan is kept,
+    and each batch gets a copy of it with its own rows at the bottom. Its number and the digest of its plan go to the
+    tasks as a property of the job.
     """
 
     def __init__(self, batch: DataFrame, target: Transactions) -> None:
-        from pyspark.sql.types import StructType  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+        from pyspark.sql.types import StructType  # noqa: PLC0415
 
         self._owner = target.owner
         session, rows = batch.sparkSession, _without_rows(batch)
@@ -208,7 +180,7 @@ class BatchJob:
             shares = division_of(rows, target.writers).of(rows)
             written = shares.mapInArrow(share_writer(target), StructType().add("none", "integer"))
             node: Any = written._jdf.queryExecution().executedPlan()
-        # From top to bottom; the rows are the first child, if there are several.
+        # From top to bottom; the rows are the first child.
         self._above: list[tuple[Any, Any]] = []
         while (children := node.children().toList()).size():
             self._above.append((node, children.tail()))
@@ -217,29 +189,19 @@ class BatchJob:
         self._output, _, *self._others = [node.productElement(number) for number in range(node.productArity())]
 
     def run(self, batch: DataFrame, batch_id: int, entry: str) -> None:
-        """Write one batch, or those of its shares that are not written yet.
-
-        Args:
-            batch: The batch.
-            batch_id: Its number.
-            entry: Digest of its plan.
-        """
+        """Write one batch, or those of its shares that are not written yet."""
         node = self._scan.copy(self._output, _rows_of(batch), *self._others)
         for parent, siblings in reversed(self._above):
             # Scala's name of `::`.
             node = parent.withNewChildren(getattr(siblings, "$colon$colon")(node))
         batch.sparkSession.sparkContext.setLocalProperty(*batch_property(self._owner, batch_id, entry))
-        # `collect()` would be an SQL execution within that of the batch, with a description of its plan.
+        # `collect()` would be an SQL execution of its own, with a description of the plan.
         node.execute().count()
 
 
 def refuse_shared_threads(session: SparkSession) -> None:
-    """Refuse a driver in which a property that a batch sets may become that of another thread's job.
-
-    Raises:
-        OptionError: PYSPARK_PIN_THREAD is false.
-    """
-    from py4j.clientserver import ClientServer  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    """Refuse a driver in which a batch's property may become that of another thread's job."""
+    from py4j.clientserver import ClientServer  # noqa: PLC0415
 
     if not isinstance(session.sparkContext._gateway, ClientServer):
         raise OptionError(
@@ -250,11 +212,11 @@ def refuse_shared_threads(session: SparkSession) -> None:
 
 
 def _without_rows(batch: DataFrame) -> DataFrame:
-    """The columns of a batch, with nulls wherever another may have some.
+    """The columns of a batch, nullable as another batch may need.
 
-    The rows are left out because Spark keeps the files of their shuffles for as long as something refers to them.
+    The rows are left out because Spark keeps the files of their shuffles as long as something refers to them.
     """
-    from pyspark.sql import DataFrame  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    from pyspark.sql import DataFrame  # noqa: PLC0415
 
     jvm_session: Any = batch.sparkSession._jsparkSession
     no_rows = jvm_session.emptyDataFrame().queryExecution().toRdd()
@@ -263,7 +225,7 @@ def _without_rows(batch: DataFrame) -> DataFrame:
 
 
 def _rows_of(batch: DataFrame) -> Any:
-    """The rows of a batch. The batches of `foreachBatch` are nothing but rows, which need not be planned as a scan."""
+    """The rows of a batch. Those of `foreachBatch` are nothing but rows, and need no planning as a scan."""
     execution: Any = batch._jdf.queryExecution()
     plan = execution.analyzed()
     return plan.rdd() if plan.nodeName() == "LogicalRDD" else execution.toRdd()
@@ -271,11 +233,7 @@ def _rows_of(batch: DataFrame) -> Any:
 
 @contextmanager
 def _planned_once(session: SparkSession) -> Iterator[None]:
-    """Run jobs without adaptive execution, which would plan them again after their shuffle.
-
-    Args:
-        session: That of the streaming query alone.
-    """
+    """Run jobs without adaptive execution, which would plan them again after their shuffle."""
     before = session.conf.get(_ADAPTIVE)
     session.conf.set(_ADAPTIVE, "false")
     try:
@@ -286,15 +244,14 @@ def _planned_once(session: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
-    """Let the functions that are mapped meanwhile run in Python workers that no other stream uses.
+    """Run the functions that are mapped meanwhile in Python workers that no other stream uses.
 
     A producer is kept in its Python worker, and Spark gives a task the worker that has been idle for longest. With one
-    more worker than writers, whosesoever, a batch would rarely find its producer and begin another, in up to 0.5 s.
-    Spark keeps workers apart by their environment. Its value is the same after a restart, so that a session that
-    starts the stream again and again uses no more of them.
+    more worker than writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps
+    workers apart by their environment. Its value is the same after a restart, so that restarts use no more workers.
     """
     context = session.sparkContext
-    # Other streams of this process start their batches in threads of their own.
+    # Other streams of this process have threads of their own.
     with _environment:
         before = context.environment
         context.environment = {**before, _STREAM_OF_WORKER: f"{target.prefix}.{target.stream}"}
@@ -305,15 +262,12 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
 
 def record_columns(batch: DataFrame) -> list[Column]:
-    """The columns of a batch that Kafka takes, of those that it has.
+    """The columns of a batch that Kafka takes.
 
-    A column of nulls in place of one that it has not would cost: Spark asks for the size of its Arrow batch after each
-    row, which takes long with a list of structs such as `headers`.
-
-    Raises:
-        OptionError: A column has another type or name than Spark's own Kafka sink takes.
+    Missing ones are not added: with a column of nulls, Spark would ask for the size of its Arrow batch after each row,
+    which takes long with a list of structs such as `headers`.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     given = dict(batch.dtypes)
     if "value" not in given:
@@ -335,16 +289,12 @@ class Division:
     """Divides the batches of a query among the writers.
 
     A record is in the same partition whenever its batch is run: records of a key share a writer, those without a key
-    are divided by their content. The rows of a partition are in the order of the query's, and at its end is a row that
-    says so.
-
-    Why the row at the end: when Spark ends a task, for example because another one has failed, the rows that its Python
-    worker reads just end. The worker would take them for all there are.
+    are divided by their content. The rows of a partition keep their order. A last row marks its end, because when
+    Spark ends a task early, its Python worker only sees that no more rows come.
 
     Attributes:
-        columns: The columns of a record, with its place, and with its hash if there are several writers.
-        ends: The rows at the ends.
-        writers: Number of writers.
+        columns: The columns of a record, its place, and, with several writers, its hash.
+        ends: The rows that mark the ends.
     """
 
     columns: list[Column]
@@ -355,18 +305,14 @@ class Division:
         """One partition for each writer."""
         records = batch.select(self.columns)
         if self.writers == 1:
-            # The end is added behind the shuffle, which saves a task before it.
+            # Added behind the shuffle, which saves a task.
             return records.repartition(1).sortWithinPartitions(PLACE).union(self.ends).coalesce(1)
         return records.union(self.ends).repartition(self.writers, _HASH).sortWithinPartitions(PLACE)
 
 
 def division_of(batch: DataFrame, writers: int) -> Division:
-    """Divide a query's batches as one of them.
-
-    Raises:
-        OptionError: A column has another type or name than Spark's own Kafka sink takes.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    """Divide a query's batches as one of them."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     columns = record_columns(batch)
     records = batch.select(columns)
@@ -375,7 +321,7 @@ def division_of(batch: DataFrame, writers: int) -> Division:
     one_row = batch.sparkSession.range(0, 1, 1, 1)
     if writers == 1:
         return Division([*columns, place], one_row.select(*nulls, end), writers)
-    # Each cast for itself: without ANSI mode Spark 3.5 does not coalesce a string and a binary.
+    # Without ANSI mode, Spark 3.5 does not coalesce a string and a binary.
     by = F.coalesce(*(F.col(name).cast("binary") for name in ("key", "value") if name in records.columns))
     hashes = map(F.lit, hash_of_each_writer(batch.sparkSession, writers))
     ends = one_row.select(*nulls, F.explode(F.array(*hashes)).alias(_HASH), end)
@@ -383,10 +329,10 @@ def division_of(batch: DataFrame, writers: int) -> Division:
 
 
 def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
-    """For each writer, an integer that Spark's hash partitioning puts into the partition of that number."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    """For each writer, an integer that Spark's hash partitioning puts into its partition."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
-    # Enough integers to reach every partition, for each number of writers that is allowed.
+    # Enough to reach every partition, for each allowed number of writers.
     candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
     partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
     found = {row["writer"]: row["id"] for row in partitions.collect()}

@@ -27,9 +27,8 @@ from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import unknown_state
 from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.registry import sink_of
+from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
-from dagster_ckpt.sinks.tables import NamedTable
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     CheckpointDescription,
     LiveState,

@@ -10,8 +10,8 @@ from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.sink_logs import is_moved_output, with_moved_logs
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
-from dagster_ckpt.sinks.file_sink_damage import damaged_log
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, Past, files_of, log_trouble, past_of, read_log_at_hand
+from dagster_ckpt.sinks.file_sink_damage import LogTrouble, damaged_log, log_trouble
+from dagster_ckpt.sinks.file_sink_log import Past, files_of, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch

@@ -29,8 +29,7 @@ from dagster_ckpt.operations.requests import (
     require_running,
     snapshot_of,
 )
-from dagster_ckpt.recovery.damage import is_suspicious
-from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state

@@ -17,9 +17,9 @@ from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import InputGoneError, NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output

@@ -12,48 +12,41 @@ catalog holds its lease.
 
 from __future__ import annotations
 
-import itertools
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
-from dagster_ckpt.recovery.new_directory import Building, StateRewrite
+from dagster_ckpt.recovery.live_directories import Building, StateRewrite, restore_into, snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.sink_roll_backs import (
-    allowed_sinks,
-    begin_logs,
-    is_skipped_under,
-    places_of,
-    roll_back_pending,
-    roll_back_point,
-    settle_batch_in_flight,
-    undo_facts,
-)
-from dagster_ckpt.recovery.sink_survey import Survey, survey_sinks
-from dagster_ckpt.recovery.source_positions import move_sources
+from dagster_ckpt.recovery.sink_logs import with_moved_logs
+from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.source_check import move_sources
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import begin_log
+from dagster_ckpt.sinks.guard import Verdict
+from dagster_ckpt.sinks.in_flight import settle_in_flight
 from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
+from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.restore import (
-    Donor,
-    Filler,
-    Progress,
     Watch,
     clone,
     give_query_id,
-    materialize,
     unwatched,
 )
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
-from dagster_ckpt.stream.snapshots import describe_snapshot
 
 
 @dataclass(frozen=True)
@@ -165,57 +158,6 @@ def _clone(
     old: LiveDirectory, new: LiveDirectory, watch: Watch, *, at_batch: int | None = None, carry_state: bool
 ) -> None:
     clone(old, new, at_batch=at_batch, carry_state=carry_state, marked=True, watch=watch)
-
-
-def restore_into(
-    stream: StreamHandle,
-    location: str,
-    live: LiveDirectory,
-    *,
-    new_query_id: str | None = None,
-    donor: Donor | None = None,
-    is_scratch: bool = False,
-    marked: bool = False,
-    watch: Watch = unwatched,
-    progress: Progress | None = None,
-) -> None:
-    """Restore a snapshot to a live directory without making it the stream's own.
-
-    Every byte is compared with its digest in the snapshot, wherever it comes from.
-
-    Args:
-        stream: The stream whose storage contains the snapshot.
-        location: Location of the snapshot.
-        live: The directory to create; it must not exist.
-        new_query_id: A separate query id, so that the query can run alongside the original; None keeps
-            that of the snapshot.
-        donor: A good live directory whose files are linked if they match the snapshot. None: everything
-            is read from the snapshot.
-        is_scratch: The directory is temporary, so it need not survive a power loss.
-        marked: See `materialize`.
-        watch: See `materialize`.
-        progress: Called after each file with the number of files that are placed and of all, from several threads.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: It lacks data or was altered.
-        RestoreError: It cannot be restored to a directory that Spark could start in.
-    """
-    placed = itertools.count(1)
-    total = stream.store.manifest(location).file_count if progress is not None else 0
-
-    def fill(filler: Filler) -> None:
-        def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
-            return filler.link_unchanged(entries, donor)
-
-        def place(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-            filler(entry.path, chunks)
-            if progress is not None:
-                progress(next(placed), total)
-
-        stream.store.extract(location, place, missing=missing)
-
-    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, marked=marked, watch=watch)
 
 
 def _resume(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
@@ -403,15 +345,91 @@ def _start_empty(
     return _finish_restore(stream, record, sinks, lease)
 
 
-def snapshot_location(snapshot: SnapshotRecord) -> str:
-    """The location of a snapshot.
+def undo_facts(stream: StreamHandle, query_id: str | None, *, may_repeat: bool = False) -> dict[str, Any]:
+    """What the roll-back of the sinks has to know, also if it is finished by another start."""
+    return {"query_id": query_id, "query_ids": query_ids_of(stream), "may_repeat": may_repeat}
 
-    Raises:
-        SnapshotCorruptError: The catalog has no location for it.
+
+def roll_back_point(
+    stream: StreamHandle, batch_id: int, undo: Mapping[str, Any], entries: Sequence[SinkEntry] | None = None
+) -> RollBack:
+    """Where a sink goes back to.
+
+    Args:
+        stream: The stream.
+        batch_id: The batch that stays.
+        undo: What `undo_facts` returned when the directory was switched.
+        entries: The sink's log as the snapshot has it, for a sink with one.
     """
-    if snapshot.location is None:
-        raise SnapshotCorruptError(
-            f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
-            "instead, or from another snapshot."
-        )
-    return snapshot.location
+    return RollBack(
+        batch_id,
+        entries,
+        undo.get("query_id"),
+        undo.get("query_ids", ()),
+        may_repeat=bool(undo.get("may_repeat")),
+        roll_back_tables=stream.options.roll_back_tables,
+    )
+
+
+def is_skipped_under(query_id: str | None, batch_id: int | None, sinks: Survey) -> bool:
+    """Whether a sink would skip the next batches of this query although they are undone."""
+    after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
+    remembering = [sink for sink in sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
+    newest = (newest_batch(sink, query_id) for sink in remembering)
+    return any(batch is not None and batch > after for batch in newest)
+
+
+def allowed_sinks(sinks: Sequence[Sink], survey: Survey) -> list[Sink]:
+    """Those of a stream's previous sinks that may be rolled back."""
+    return [sink for sink in sinks if sink.rolls_back and survey.allows(sink)]
+
+
+def places_of(sinks: Iterable[Sink]) -> tuple[str, ...]:
+    """Places of sinks, or the names of those without one."""
+    return tuple(sink.place or sink.name for sink in sinks)
+
+
+def begin_logs(sinks: Survey, still_mine: StillMine) -> None:
+    """Write an empty log where a file sink begins in a folder without one, up to the batch that the state has."""
+    batch_id = sinks.aim.batch_id
+    for sink in sinks.of(Verdict.BEGIN):
+        if isinstance(sink, FileSink):
+            begin_log(sink.folder, batch_id, still_mine=still_mine)
+
+
+def settle_batch_in_flight(stream: StreamHandle, live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> list[Sink]:
+    """Undo a batch that sinks have and the query does not have; returns the sinks that were rolled back."""
+    return settle_in_flight(
+        live,
+        sinks.to_settle,
+        still_mine=lease.step,
+        roll_back_tables=stream.options.roll_back_tables,
+        # A table keeps the number of an undone batch: a replay would take the batch for one whose rows are there.
+        before_roll_back=partial(stream.catalog.journal.forget_after, lease.record),
+    )
+
+
+def roll_back_pending(
+    stream: StreamHandle, pending: Mapping[str, Any], survey: Survey, still_mine: StillMine
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Roll back what the start may roll back; returns the places, and the names of the sinks that it cannot."""
+    logs: dict[str, Sequence[SinkEntry]] = {}
+    if "location" in pending:
+        location = str(pending["location"])
+        header = stream.store.manifest(location).header
+        if captured_sinks(header.properties) is None:
+            raise SnapshotCorruptError(
+                f"{location} does not record which sinks its query wrote to. Restore another snapshot."
+            )
+        logs = with_moved_logs(logs_in_snapshot(stream.store, location), survey.of(Verdict.ROLL_BACK))
+        sinks, batch_id = sinks_in(header.properties), header.batch_id
+        # What the stream wrote to since then.
+        sinks += [sink for sink in survey.of(Verdict.ROLL_BACK) if not sink.is_among(sinks)]
+    else:
+        sinks = sinks_of([str(sink) for sink in pending.get("sinks", ())])
+        batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
+    allowed = allowed_sinks(sinks, survey)
+    for sink in allowed:
+        entries = logs.get(sink.place) if sink.place is not None else None
+        roll_back(sink, roll_back_point(stream, batch_id, pending, entries), still_mine)
+    return places_of(allowed), tuple(sink.name for sink in sinks if not sink.rolls_back)

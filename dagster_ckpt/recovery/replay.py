@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CkptError, RestoreError
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, Sink, distinct, newest_batch
 from dagster_ckpt.spark.checkpoint_dir.planned import plan_again, planned_by

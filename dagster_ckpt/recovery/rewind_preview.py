@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import InputGoneError, RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
-from dagster_ckpt.recovery.sink_identity import forecast_missing_batches, forecast_shared
 from dagster_ckpt.recovery.sink_logs import with_moved_logs
-from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.sink_survey import (
+    BEFORE_THE_FIRST_BATCH,
+    Survey,
+    forecast_missing_batches,
+    forecast_shared,
+    survey_sinks,
+)
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of

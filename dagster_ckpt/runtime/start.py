@@ -23,10 +23,11 @@ from dagster_ckpt.errors import (
     RestoreError,
     StateRewriteError,
 )
+from dagster_ckpt.recovery.adopt import take_over
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
@@ -37,7 +38,6 @@ from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
-from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.runtime.start_watch import StartWatch

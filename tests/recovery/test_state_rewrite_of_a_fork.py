@@ -15,9 +15,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.recovery import new_directory
+from dagster_ckpt.recovery import live_directories
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.runtime.execution import execute_stream
@@ -48,7 +48,7 @@ SHAPE = StateShape(ROCKSDB, 12)
 
 @pytest.fixture
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_directory, "rewrite_state", copied_state)
+    monkeypatch.setattr(live_directories, "rewrite_state", copied_state)
 
 
 def finish(stream: StreamHandle, output: Path, *, rewrites: bool) -> PreparedStart:

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from dagster_ckpt.catalog.pending_restore import PendingRestore
 from dagster_ckpt.catalog.state_origin import StateOrigin
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
@@ -146,7 +147,7 @@ class StreamRecord:
             that an earlier timeline took after the branch.
         restored_snapshot_id: The snapshot that the timeline began with.
         preferred_savepoint_id: The savepoint that `preferred-savepoint` resolves to.
-        pending_restore: A restore whose sinks have not been rolled back yet.
+        pending_restore: What remains to be done before its query may start.
         next_number: Number of the next attempt.
         plan: The plan that the state in the live directory belongs to, from the last started query;
             None or empty if unknown.
@@ -165,7 +166,7 @@ class StreamRecord:
     timeline: int
     restored_snapshot_id: str | None
     preferred_savepoint_id: str | None
-    pending_restore: dict[str, Any] | None
+    pending_restore: PendingRestore | None
     next_number: int
     created_at_ms: int
     updated_at_ms: int

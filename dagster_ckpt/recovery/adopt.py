@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from dagster_ckpt.catalog.pending_restore import Adopting, ToTakeOver
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.catalog.transitions import log_transition
@@ -43,13 +44,9 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.adopted import (
     ADOPTED_FROM,
     CLAIM,
-    Adopted,
     adopted_directory,
-    before_adoption,
-    begun_adoption,
     claim,
     claim_of,
-    pending_adoption,
 )
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
@@ -194,8 +191,7 @@ def _register(
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         fence_predecessor(stream, acquired, still_mine=lease.check)
         _drop_unfinished(stream, lease)
-        catalog = stream.catalog
-        catalog.streams.note_pending(lease.record, begun_adoption(catalog.streams.get(stream.stream_id), live.url))
+        _begin(stream, lease, stream.catalog.streams.get(stream.stream_id), live.url)
         try:
             snapshot = savepoint_of_stopped_stream(
                 stream, label=label, lease=lease.record, adopting=DirectoryToAdopt(live.url, sinks)
@@ -233,8 +229,8 @@ def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
     with LeaseKeeper(catalog, acquire(catalog, stream.stream_id, holder).record) as lease:
         record = catalog.streams.get(stream.stream_id)
         directory = _adopting(record)
-        if "adopting" not in (record.pending_restore or {}):
-            catalog.streams.note_pending(lease.record, begun_adoption(record, directory))
+        if not isinstance(record.pending_restore, Adopting):
+            _begin(stream, lease, record, directory)
         settle_dead_attempts(stream, lease.record)
         taken = [each for each in catalog.snapshots.of_stream(stream.stream_id) if ADOPTED_FROM in each.properties]
         deleted = _delete(stream, lease, taken)
@@ -242,32 +238,41 @@ def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
     return [*deleted, f"{stream.stream_id} no longer adopts {directory}, whose query was not touched"]
 
 
+def _begin(stream: StreamHandle, lease: LeaseKeeper, record: StreamRecord, directory: str) -> None:
+    begun = Adopting(directory=directory, first_number=record.next_number, before=record.pending_restore)
+    stream.catalog.streams.note_pending(lease.record, begun)
+
+
+def _adopted_by(record: StreamRecord) -> str | None:
+    """The directory that the stream adopts, or has adopted and not taken over."""
+    pending = record.pending_restore
+    return pending.directory if isinstance(pending, Adopting | ToTakeOver) else None
+
+
 def _adopting(record: StreamRecord) -> str:
-    pending = record.pending_restore or {}
-    directory = pending.get("adopting") or pending.get("adopts")
+    directory = _adopted_by(record)
     if directory is None:
         raise RequestFailedError(
             f"Stream {record.stream_id!r} has no adoption to drop: none was begun, or a start has taken the directory "
             "over. Nothing was changed."
         )
-    return str(directory)
+    return directory
 
 
 def _drop_unfinished(stream: StreamHandle, lease: LeaseKeeper) -> None:
     """Remove what an attempt to adopt has left; an earlier adoption stays as it was."""
     catalog = stream.catalog
-    pending = catalog.streams.get(stream.stream_id).pending_restore or {}
-    if "adopting" not in pending:
+    pending = catalog.streams.get(stream.stream_id).pending_restore
+    if not isinstance(pending, Adopting):
         return
     settle_dead_attempts(stream, lease.record)
-    first = int(pending["first_number"])
     taken = [
         each
         for each in catalog.snapshots.of_stream(stream.stream_id)
-        if ADOPTED_FROM in each.properties and (each.number or 0) >= first
+        if ADOPTED_FROM in each.properties and (each.number or 0) >= pending.first_number
     ]
     _delete(stream, lease, taken)
-    catalog.streams.note_pending(lease.record, before_adoption(pending))
+    catalog.streams.note_pending(lease.record, pending.before)
 
 
 def _delete(stream: StreamHandle, lease: LeaseKeeper, taken: Sequence[SnapshotRecord]) -> list[str]:
@@ -307,17 +312,16 @@ def _switch(
             sinks=sinks,
         ),
         restored_snapshot_id=snapshot.snapshot_id,
-        pending_restore=pending_adoption(Adopted(live.url, in_place, is_pending=True), snapshot.batch_id or 0),
+        pending_restore=ToTakeOver(directory=live.url, in_place=in_place),
         plan={},
         state_edits=state_edits(live),
     )
 
 
 def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> None:
-    pending = record.pending_restore or {}
-    adopting = pending.get("adopting") or pending.get("adopts")
+    adopting = _adopted_by(record)
     if adopting is not None:
-        if not same_folder(str(adopting), live.url):
+        if not same_folder(adopting, live.url):
             raise RequestFailedError(
                 f"{live.url} is not adopted, nothing was changed: stream {stream.stream_id!r} has adopted {adopting}, "
                 f"and one stream continues one query. Choose another stream id, or first drop that adoption: "
@@ -383,8 +387,9 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
 
 
 def _directories(record: StreamRecord) -> list[str]:
-    adopting = (record.pending_restore or {}).get("adopting")
-    return [str(each) for each in (record.live_directory, adopting) if each is not None]
+    pending = record.pending_restore
+    adopting = pending.directory if isinstance(pending, Adopting) else None
+    return [each for each in (record.live_directory, adopting) if each is not None]
 
 
 def _owner(folder: str) -> str | None:

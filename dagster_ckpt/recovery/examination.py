@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dagster_ckpt.catalog.pending_restore import ToSnapshot
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import (
@@ -34,7 +35,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
 from dagster_ckpt.recovery.recovery_points import snapshot_of_origin
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -240,10 +241,10 @@ class Examiner:
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
         record = stream.catalog.streams.get(stream.stream_id)
-        location = (record.pending_restore or {}).get("location")
-        if plan.kind is RecoveryKind.FINISH_RESTORE and location is not None:
+        pending = record.pending_restore
+        if isinstance(plan, FinishRestore) and isinstance(pending, ToSnapshot):
             # Its sinks are rolled back with what the snapshot holds of them.
-            problems = snapshot_problems(stream.store, str(location))
+            problems = snapshot_problems(stream.store, pending.location)
             if problems:
                 return Damage("SnapshotCorruptError", "; ".join(problems[:_SHOWN]))
         current = record.live_directory

@@ -213,7 +213,7 @@ class Building:
         """Whether the state is rewritten."""
         return self._rewrite is not None
 
-    def fill(self, fill: Callable[[LiveDirectory], None]) -> None:
+    def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
         """Create the directory.
 
         Args:

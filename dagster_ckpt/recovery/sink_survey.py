@@ -6,9 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dagster_ckpt.catalog.pending_restore import Emptied, Forked, ToBatch, ToSnapshot
+from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.errors import SharedSinkError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import (
+    Clone,
+    FinishRestore,
+    RecoveryPlan,
+    Restore,
+    RestoreAndReplay,
+    Resume,
+    Rewind,
+    StartEmpty,
+)
 from dagster_ckpt.recovery.sink_logs import is_moved_output, with_moved_logs
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
 from dagster_ckpt.sinks.file_sink_damage import damaged_log
@@ -331,30 +342,40 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
 
 def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
-    if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None:
-        return Aim(Start.TO_SNAPSHOT, to_batch, plan.snapshot.location, plan.snapshot.snapshot_id)
-    if plan.kind in (RecoveryKind.REWIND, RecoveryKind.REPLAY):
-        return Aim(Start.TO_BATCH, to_batch)
-    if plan.kind is RecoveryKind.START_EMPTY:
-        return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
-    if plan.kind is not RecoveryKind.FINISH_RESTORE:
-        return Aim(Start.RESUME, to_batch)
-    record = stream.catalog.streams.get(stream.stream_id)
-    pending = record.pending_restore or {}
-    batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
-    sinks = [str(sink) for sink in pending.get("sinks", ())]
-    if "fork_of" in pending:
-        commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory else None
-        return Aim(
-            Start.FORKED,
-            max(batch_id, commit if commit is not None else batch_id),
-            sinks=[FileSink.at(str(path)).name for path in pending.get("outputs", ())],
-            originals=[str(path) for path in pending["parent_outputs"]],
-            mapped=[str(place) for place in pending["mapped"]] if "mapped" in pending else None,
-        )
-    if "location" in pending:
-        return Aim(Start.TO_SNAPSHOT, batch_id, str(pending["location"]), is_unfinished=True)
-    return Aim(Start.TO_BATCH if "batch_id" in pending else Start.EMPTY, batch_id, sinks=sinks, is_unfinished=True)
+    match plan:
+        case Restore(snapshot=snapshot):
+            return Aim(Start.TO_SNAPSHOT, to_batch, snapshot.location, snapshot.snapshot_id)
+        case Rewind() | RestoreAndReplay():
+            return Aim(Start.TO_BATCH, to_batch)
+        case StartEmpty():
+            return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
+        case Resume() | Clone():
+            return Aim(Start.RESUME, to_batch)
+        case FinishRestore():
+            return _aim_of_unfinished(stream.catalog.streams.get(stream.stream_id))
+
+
+def _aim_of_unfinished(record: StreamRecord) -> Aim:
+    match record.pending_restore:
+        case Forked() as forked:
+            commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory else None
+            return Aim(
+                Start.FORKED,
+                max(forked.batch_id, commit if commit is not None else forked.batch_id),
+                sinks=[FileSink.at(path).name for path in forked.outputs],
+                originals=forked.parent_outputs,
+                mapped=forked.mapped,
+            )
+        case ToSnapshot(location=location, batch_id=batch_id):
+            to_batch = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
+            return Aim(Start.TO_SNAPSHOT, to_batch, location, is_unfinished=True)
+        case ToBatch(batch_id=batch_id, sinks=sinks):
+            return Aim(Start.TO_BATCH, batch_id, sinks=sinks, is_unfinished=True)
+        case Emptied(sinks=sinks):
+            return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, sinks=sinks, is_unfinished=True)
+        case _:
+            # Finished meanwhile.
+            return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, is_unfinished=True)
 
 
 def _planned(stream: StreamHandle) -> int | None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotNotFoundError, SourceChangedError
 from dagster_ckpt.recovery.live_directories import snapshot_location
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryPlan, StartEmpty
 from dagster_ckpt.recovery.source_check import topic_offsets
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
@@ -61,7 +61,7 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
         SourceChangedError: The sources differ.
         StorageAccessError: The snapshot or the live directory cannot be reached.
     """
-    if now is None or plan.kind is RecoveryKind.START_EMPTY or plan.to_batch is None or plan.to_batch < 0:
+    if now is None or isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
         return []
     was = read_sources(stream, plan, plan.to_batch, len(now))
     differences = source_differences(was, keyed(now)) if was else ()

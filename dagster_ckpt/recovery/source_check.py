@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError, RestoreError
 from dagster_ckpt.recovery.live_directories import snapshot_location
-from dagster_ckpt.recovery.plan import RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Rewind
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
@@ -49,9 +49,10 @@ def refuse_gone_records(
         return []
     offsets = _offsets(stream, plan, plan.to_batch)
     positions = [topic_offsets(offset) for offset in offsets]
-    if plan.source_offsets is not None:
+    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
+    if chosen is not None:
         named = {str(index): position for index, position in enumerate(positions) if position is not None}
-        after = moved(named, plan.source_offsets)
+        after = moved(named, chosen)
         positions = [after.get(str(index), position) for index, position in enumerate(positions)]
     gone = [
         message
@@ -92,9 +93,9 @@ def resolved_offsets(
         OptionError: The query does not read a topic or a partition, or it cannot be asked for times.
         StorageAccessError: Kafka, the snapshot or the live directory cannot be reached.
     """
-    chosen = plan.source_offsets
-    if chosen is None or plan.to_batch is None:
+    if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
+    chosen = plan.source_offsets
     positions = _positions(stream, plan, plan.to_batch)
     check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
     if not chosen.times:

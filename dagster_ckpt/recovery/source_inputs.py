@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import snapshot_location
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import (
+    FinishRestore,
+    RecoveryFacts,
+    RecoveryPlan,
+    Restore,
+    RestoreAndReplay,
+    Rewind,
+    StartEmpty,
+)
 from dagster_ckpt.recovery.source_change import folder_of, recorded_sources, uri_path
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile, files_after, files_in_entries, log_offset
@@ -41,7 +49,6 @@ from dagster_ckpt.stream.handle import StreamHandle
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_GOES_BACK = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY)
 _SHOWN = 5
 # The newest folders of files that were read before.
 _FOLDERS_LOOKED_IN = 100
@@ -97,9 +104,9 @@ def source_inputs(
         StorageAccessError: The snapshot, the live directory or the files of a source cannot be reached.
     """
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
-    to_batch = facts.live_batch if plan.kind is RecoveryKind.FINISH_RESTORE else plan.to_batch
+    to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
-    if plan.kind is RecoveryKind.START_EMPTY or base is None:
+    if isinstance(plan, StartEmpty) or base is None:
         return ()
     again = _Again.of(stream, facts, plan, base)
     if not again.reads_something:
@@ -147,8 +154,8 @@ class _Again:
         # A restore of another timeline continues from a log in which other files have the same numbers.
         is_other = plan.snapshot is not None and plan.snapshot.timeline != facts.stream.timeline
         first = {key: -1 if each is None or is_other else each for key, each in positions.items()}
-        goes_back = plan.kind in _GOES_BACK
-        until = plan.to_batch if plan.kind is RecoveryKind.REPLAY else facts.live_batch
+        goes_back = isinstance(plan, Restore | Rewind | RestoreAndReplay)
+        until = plan.to_batch if isinstance(plan, RestoreAndReplay) else facts.live_batch
         planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
         # What the kept batches have read decides only what a start that goes back reads once more.
         after = dict.fromkeys(offsets, -1) if goes_back else first

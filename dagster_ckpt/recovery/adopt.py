@@ -14,8 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.pending_restore import Adopting, ToTakeOver
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, SnapshotStatus, StateOrigin, StreamRecord
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import (
     CkptError,
@@ -35,10 +34,16 @@ from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
 from dagster_ckpt.sinks.tables import NamedTable
 from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence, lift_fence, open_fence
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus, inspect_live_directory, state_edits
+from dagster_ckpt.spark.checkpoint_dir.inspect import (
+    CheckpointDescription,
+    LiveState,
+    LiveStatus,
+    describe_checkpoint,
+    inspect_live_directory,
+    state_edits,
+)
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
-from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.adopted import (

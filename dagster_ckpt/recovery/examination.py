@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.catalog.pending_restore import ToSnapshot
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import (
     CkptError,
     CutOvertakenError,
@@ -47,11 +46,10 @@ from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQu
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id
 from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
-from dagster_ckpt.spark.doctor.checksums import KnownSnapshot, examine_contents
+from dagster_ckpt.spark.doctor.contents import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error
-from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
 

@@ -8,9 +8,15 @@ from operator import attrgetter
 
 from blake3 import blake3
 
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, SnapshotStatus, StreamRecord
+from dagster_ckpt.catalog.records import (
+    ExecutionRecord,
+    ExecutionStatus,
+    OriginKind,
+    SnapshotRecord,
+    SnapshotStatus,
+    StreamRecord,
+)
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
@@ -23,7 +29,7 @@ from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshots import unregistered_snapshot

@@ -25,8 +25,7 @@ from dagster_ckpt.catalog.pending_restore import (
     ToBatch,
     ToSnapshot,
 )
-from dagster_ckpt.catalog.records import StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import OriginKind, StateOrigin, StreamRecord
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.live_directories import Building, StateRewrite, restore_into, snapshot_location
 from dagster_ckpt.recovery.plan import (
@@ -52,7 +51,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_id, unwatched
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper

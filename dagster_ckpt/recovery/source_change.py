@@ -19,7 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirec
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
 from dagster_ckpt.spark.query.delta_source import delta_offset
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
-from dagster_ckpt.spark.query.source_identity import (
+from dagster_ckpt.spark.query.sources import (
     CLUSTER,
     DELTA,
     FILE,

@@ -15,8 +15,8 @@ from dagster_ckpt.recovery.live_directories import restore_into, scratch_directo
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, live_point, point_of_origin
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest
+from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
 from dagster_ckpt.spark.query.description import session_of

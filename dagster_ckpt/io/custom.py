@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from dagster_ckpt.io.errors import Guarded, accessing
-from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, accessing, no_op
 from dagster_ckpt.io.memory import entries_below
 
 # A file up to this size is buffered in memory before it is put; a larger one is spooled to a file.

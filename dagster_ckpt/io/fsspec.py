@@ -16,8 +16,7 @@ import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.errors import Guarded, accessing
-from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, accessing, no_op
 from dagster_ckpt.values.storage_path import fsspec_arguments, has_folders
 
 # Object stores accept parts of at least 5 MiB; fsspec's files are written in blocks of this size.

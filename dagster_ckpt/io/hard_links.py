@@ -15,8 +15,7 @@ from typing import Protocol, TypeVar
 
 from blake3 import blake3
 
-from dagster_ckpt.io.errors import accessing
-from dagster_ckpt.io.file_io import FileVersion, no_op
+from dagster_ckpt.io.file_io import FileVersion, accessing, no_op
 from dagster_ckpt.io.local import token_of, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 

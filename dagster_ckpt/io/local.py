@@ -17,8 +17,18 @@ from typing import BinaryIO, cast
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.durability import PieceWriter, flush, flush_tree, make_folder
-from dagster_ckpt.io.errors import Guarded, accessing, explained
-from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Listing, Look, no_op
+from dagster_ckpt.io.file_io import (
+    Entry,
+    FileIO,
+    FileStatus,
+    FileVersion,
+    Guarded,
+    Listing,
+    Look,
+    accessing,
+    explained,
+    no_op,
+)
 from dagster_ckpt.values.storage_path import local_path
 
 _DELETE_ATTEMPTS = 10

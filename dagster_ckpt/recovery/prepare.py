@@ -50,10 +50,12 @@ from dagster_ckpt.spark.checkpoint_dir.restore import (
 )
 from dagster_ckpt.spark.query.description import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.durations import monotonic_ms
 
 
 @dataclass(frozen=True)

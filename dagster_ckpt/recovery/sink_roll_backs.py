@@ -22,7 +22,8 @@ from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import query_ids_of
 from dagster_ckpt.stream.lease import LeaseKeeper
 
 

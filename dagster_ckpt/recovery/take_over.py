@@ -19,8 +19,9 @@ from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence, lift_fence, op
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
 from dagster_ckpt.stream.adopted import adopted_directory, claim
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.values.durations import wall_clock_ms
 
 # How long a batch in flight may take until it is committed. Nothing says how long it takes.
 WAIT_S = 30.0

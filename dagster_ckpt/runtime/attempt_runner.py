@@ -18,6 +18,7 @@ from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import discard, interrupted_deletions, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
+from dagster_ckpt.runtime.batch_progress import BatchLog, PositionWatch
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Alignment,
@@ -32,16 +33,24 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 from dagster_ckpt.runtime.coordinator import FailureTally
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
+from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.sinks.guarantees import can_replay_a_batch, guarantees
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.batch_progress import BatchLog, PositionWatch
-from dagster_ckpt.stream.completion import NotRecorded, provenance, record_snapshot, trigger_properties
-from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
-from dagster_ckpt.stream.snapshotting import SnapshotOrder, TakenSnapshot, renewable, sharing_base
-from dagster_ckpt.stream.triggers import TriggerKind
+from dagster_ckpt.stream.snapshotting import (
+    NotRecorded,
+    SnapshotOrder,
+    TakenSnapshot,
+    provenance,
+    record_snapshot,
+    renewable,
+    sharing_base,
+    trigger_properties,
+)
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"

@@ -17,10 +17,11 @@ from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, Outcome, QueryEnd
 from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import monotonic_ms
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:

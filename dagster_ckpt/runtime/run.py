@@ -20,8 +20,9 @@ from dagster_ckpt.errors import RestartWithdrawnError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import SparkApplication
-from dagster_ckpt.stream.handle import Clock, StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import Clock, wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

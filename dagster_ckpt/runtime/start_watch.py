@@ -13,7 +13,7 @@ from dagster_ckpt.errors import CatalogError, StartStoppedError
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
-from dagster_ckpt.stream.handle import Clock, monotonic_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 
 class StartWatch:

@@ -18,6 +18,7 @@ from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
+from dagster_ckpt.runtime.batch_progress import BatchLog, Journal
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Action,
@@ -36,21 +37,18 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
-from dagster_ckpt.runtime.journal import Journal
-from dagster_ckpt.runtime.jvm_watch import LONGEST_CALL_MS, JvmWatch
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
-from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
+from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
+from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.query.progress import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
-from dagster_ckpt.stream.batch_progress import BatchLog
-from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import jvm_of
-from dagster_ckpt.stream.triggers import TriggerKind, TriggerOrigin, TriggerRequest
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import Clock, monotonic_ms, rounded_duration
 
 POLL_S = 0.25
 

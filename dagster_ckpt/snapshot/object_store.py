@@ -33,8 +33,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     savepoint_directories,
     storage_time_ms,
 )
-from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
-from dagster_ckpt.snapshot.metadata_file import Metadata
+from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source

@@ -14,8 +14,7 @@ from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import object_name
-from dagster_ckpt.snapshot.metadata_file import Metadata, decode_metadata, decode_references
+from dagster_ckpt.snapshot.manifest import Metadata, decode_metadata, decode_references, object_name
 from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 

@@ -10,8 +10,7 @@ from typing import BinaryIO, Protocol
 
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import Manifest, object_name
-from dagster_ckpt.snapshot.metadata_file import Metadata
+from dagster_ckpt.snapshot.manifest import Manifest, Metadata, object_name
 
 
 class ContentCheck(Protocol):

@@ -18,8 +18,7 @@ from dagster_ckpt.errors import CkptError, SnapshotAbortedError, StorageAccessEr
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import start_in_thread
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
-from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, object_name
-from dagster_ckpt.snapshot.metadata_file import Metadata, encode_metadata
+from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader, encode_metadata, object_name
 from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Threads, check_content, read_small
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 

@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend, StatePartitions
 from dagster_ckpt.policies.restart import RestartPolicy, restart_description
-from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.store import SnapshotStore
-from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE, LiveDirectory
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import location_url
 from dagster_ckpt.values.validation import checked_stream_id
 
-Clock = Callable[[], int]
-
-
 # An unfinished directory has the suffix `.partial`, the temporary copies of a rewrite of state have `.source` and
 # `.staged`, and the one in which lost batches are replayed `.replayed`. Names without a token predate this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, UTC."""
-    return time.time_ns() // 1_000_000
-
-
-def monotonic_ms() -> int:
-    """Milliseconds of a monotonic clock."""
-    return time.monotonic_ns() // 1_000_000
 
 
 def live_folders(live_root: str) -> list[str]:
@@ -248,47 +230,3 @@ def register(
 ) -> StreamRecord:
     """Register a stream in the catalog, or update its entry, without opening its storage."""
     return catalog.streams.ensure(stream_id, name=name, asset_key=asset_key, options=settings.as_record())
-
-
-def sinks_written(stream: StreamHandle) -> list[str]:
-    """The sinks that the newest execution wrote to; after a restore and before the next start, those of the snapshot.
-
-    Raises:
-        StreamNotFoundError: The stream was never registered.
-    """
-    record = stream.catalog.streams.get(stream.stream_id)
-    origin = record.origin
-    if origin is not None and origin.kind is OriginKind.DIRECTORY:
-        origin = origin.earlier
-    reported = stream.catalog.executions.last_sinks(stream.stream_id)
-    if origin is None or not origin.sinks:
-        return reported
-    if any(
-        each.live_directory == record.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
-    ):
-        return reported
-    return list(origin.sinks)
-
-
-def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """The sinks that a query wrote to when a snapshot was taken, as Spark names them.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: It cannot be reached.
-    """
-    properties = snapshot.properties or (
-        stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
-    )
-    return tuple(sink.name for sink in sinks_in(properties))
-
-
-def query_ids_of(stream: StreamHandle) -> list[str]:
-    """The ids that the stream's query has had, as far as its executions, snapshots and live directory tell."""
-    known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
-    known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
-    record = stream.catalog.streams.get(stream.stream_id)
-    known |= {str(each) for each in (record.pending_restore or {}).get("query_ids", ())}
-    if record.live_directory is not None:
-        known.add(live_query_id(LiveDirectory(record.live_directory)))
-    return sorted(str(each) for each in known if each is not None)

@@ -1,4 +1,4 @@
-"""What the catalog and snapshots record of the tables and topics of a stream: which ones they were, and what they had.
+"""The sinks of a stream: which it has written to, and what the catalog and snapshots record of its tables and topics.
 
 `sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for each sink, by
 its name: the id of its table or topic, and the newest batch of the stream in it.
@@ -11,10 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.catalog.records import ExecutionRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
+from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Sink
+from dagster_ckpt.sinks.snapshot_sinks import sinks_in
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.handle import StreamHandle
 
 SINK_IDS = "sink_ids"
 
@@ -90,3 +95,47 @@ def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
     newest = progress.get("batch_id")
     kept = {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else {}
     return {name: {**entry, "batch": newest} if isinstance(newest, int) else entry for name, entry in kept.items()}
+
+
+def sinks_written(stream: StreamHandle) -> list[str]:
+    """The sinks that the newest execution wrote to; after a restore and before the next start, those of the snapshot.
+
+    Raises:
+        StreamNotFoundError: The stream was never registered.
+    """
+    record = stream.catalog.streams.get(stream.stream_id)
+    origin = record.origin
+    if origin is not None and origin.kind is OriginKind.DIRECTORY:
+        origin = origin.earlier
+    reported = stream.catalog.executions.last_sinks(stream.stream_id)
+    if origin is None or not origin.sinks:
+        return reported
+    if any(
+        each.live_directory == record.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
+    ):
+        return reported
+    return list(origin.sinks)
+
+
+def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
+    """The sinks that a query wrote to when a snapshot was taken, as Spark names them.
+
+    Raises:
+        SnapshotCorruptError: The snapshot cannot be read.
+        StorageAccessError: It cannot be reached.
+    """
+    properties = snapshot.properties or (
+        stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
+    )
+    return tuple(sink.name for sink in sinks_in(properties))
+
+
+def query_ids_of(stream: StreamHandle) -> list[str]:
+    """The ids that the stream's query has had, as far as its executions, snapshots and live directory tell."""
+    known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
+    known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
+    record = stream.catalog.streams.get(stream.stream_id)
+    known |= {str(each) for each in (record.pending_restore or {}).get("query_ids", ())}
+    if record.live_directory is not None:
+        known.add(live_query_id(LiveDirectory(record.live_directory)))
+    return sorted(str(each) for each in known if each is not None)

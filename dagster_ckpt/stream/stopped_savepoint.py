@@ -12,11 +12,20 @@ from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
-from dagster_ckpt.stream.batch_progress import BatchFigures
-from dagster_ckpt.stream.completion import NotRecorded, provenance, record_snapshot, trigger_properties
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.snapshots import holding
-from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.stream.snapshotting import (
+    BatchFigures,
+    NotRecorded,
+    SnapshotOrder,
+    provenance,
+    record_snapshot,
+    sharing_base,
+    take_snapshot,
+    trigger_properties,
+)
+from dagster_ckpt.values.durations import wall_clock_ms
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
-"""Durations in PyFlink's notation, and moments as text."""
+"""Durations in PyFlink's notation, clocks, and moments as text."""
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
@@ -109,3 +111,16 @@ def rounded_duration(duration_ms: int) -> str:
     else:
         units = (minutes, "min"), (seconds, "s")
     return " ".join(f"{number} {unit}" for number, unit in units if number)
+
+
+Clock = Callable[[], int]
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """Milliseconds of a monotonic clock."""
+    return time.monotonic_ns() // 1_000_000

@@ -23,6 +23,7 @@ from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.attempts import NotStored
+from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Alignment,
@@ -34,12 +35,11 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Event,
 )
 from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.stream.triggers import TriggerKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 

@@ -25,8 +25,8 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # The deployment that the stream belongs to, by the id in its catalog: another one may have a stream

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.errors import IncompleteCutError, NothingCommittedError, SnapshotTooLargeError
 from dagster_ckpt.runtime.triggers import TriggerKind, TriggerRequest
 from dagster_ckpt.values.modes import CheckpointingMode
 
@@ -117,6 +118,19 @@ class CheckpointFailureReason(Enum):
         self.counts = counts
         self.side = side
         self.message = message
+
+    @staticmethod
+    def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
+        """Flink's reason for an attempt that failed with an error, before its cut or while it uploaded files."""
+        match error:
+            case NothingCommittedError():
+                return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
+            case IncompleteCutError() | SnapshotTooLargeError():
+                return CheckpointFailureReason.CHECKPOINT_DECLINED
+            case OSError() if not after_cut:
+                return CheckpointFailureReason.IO_EXCEPTION
+            case _:
+                return CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
 
     IO_EXCEPTION = (
         True,

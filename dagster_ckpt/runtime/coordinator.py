@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from random import Random
+from typing import NamedTuple
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.runtime.checkpoint_messages import (
@@ -49,9 +49,8 @@ UNLIMITED = 2**31 - 1
 """From this number on, failures are not counted at all (Java's `Integer.MAX_VALUE`, as in Flink)."""
 
 
-@dataclass(frozen=True)
-class FailureTally:
-    """Where a failure stands in its streak, for messages.
+class FailureTally(NamedTuple):
+    """Where a failure stands in its streak.
 
     Attributes:
         consecutive: Failures since the last success, including this one.
@@ -90,9 +89,7 @@ class FailureCounter:
             kind: The kind of its snapshot.
             reason: Why it failed.
         """
-        if self._tolerable >= UNLIMITED or not _counts(kind, reason):
-            return False
-        if self._last_success is not None and number <= self._last_success:
+        if self.tally(number, kind, reason) is None:
             return False
         self._counted.add(number)
         if len(self._counted) <= self._tolerable:

@@ -164,9 +164,6 @@ class AttemptRunner:
         A batch that an earlier execution had planned does not count: if the sink has it already, Spark
         commits it without running it. When the first batch is committed, the snapshots of the position
         where the execution resumed are recorded as proven.
-
-        Raises:
-            LeaseLostError: This process is no longer the writer.
         """
         if self._has_progressed:
             return True
@@ -189,9 +186,6 @@ class AttemptRunner:
 
         Returns:
             A failure event if the catalog or the live directory is unavailable, otherwise nothing.
-
-        Raises:
-            LeaseLostError: This process is no longer the writer.
         """
         snapshot_id = str(uuid.uuid4())
         try:
@@ -285,11 +279,7 @@ class AttemptRunner:
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
-        """Record finished attempts in the catalog, and return the events since the last call.
-
-        Raises:
-            LeaseLostError: A snapshot was stored, but this process is no longer the writer.
-        """
+        """Record finished attempts in the catalog, and return the events since the last call."""
         if self._log.batches:
             self.has_progressed()
         return self._finish()

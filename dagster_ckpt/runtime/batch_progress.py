@@ -98,11 +98,7 @@ class PositionWatch:
         self._seen_at_ms = 0
 
     def look(self) -> Positions:
-        """Read the current positions.
-
-        Raises:
-            StorageAccessError: The directory cannot be reached.
-        """
+        """Read the current positions."""
         # A report that arrives during the read may not be covered by it.
         after, now_ms = self._log.latest, self._clock()
         self._seen = self._live.positions()
@@ -110,11 +106,7 @@ class PositionWatch:
         return self._seen
 
     def latest(self) -> Positions:
-        """The current positions; if a read costs requests, those after the last reported batch.
-
-        Raises:
-            StorageAccessError: The directory cannot be reached.
-        """
+        """The current positions; if a read costs requests, those after the last reported batch."""
         is_new = self._log.latest is not self._seen_after or self._clock() >= self._seen_at_ms + LOOK_AGAIN_MS
         if self._seen is None or is_new or self._live.local_path is not None:
             return self.look()
@@ -155,10 +147,6 @@ class Journal:
             mode: How the query runs. Only micro-batches that Spark logs one after the other can be
                 replayed.
             has_ended: The query has ended: also record whether its newest batch is committed.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            CatalogError: The catalog is unavailable; the next call tries again.
         """
         if mode is not ExecutionMode.MICRO_BATCH:
             return

@@ -210,9 +210,6 @@ class CheckpointCoordinator:
         options: The stream's checkpointing options.
         first_number: Number of the first attempt.
         random: Source of randomness for the periodic timer's first delay.
-
-    Raises:
-        OptionError: The options contradict each other (`CheckpointOptions.in_effect`).
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:

@@ -29,19 +29,6 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
 
     On return the last execution has ended in the catalog. It is settled only if nothing is left to do for it: the
     caller knows the recorded status of the surrounding run, and applies retention.
-
-    Raises:
-        LeaseHeldError: Another execution of the stream is alive.
-        RestartWithdrawnError: The start was withdrawn, or the stream was canceled or suspended before this restart.
-        LeaseLostError: Another execution took the lease before the query was started. Its files were not touched.
-        SnapshotNotFoundError: The snapshot to start from does not exist.
-        LiveDirectoryError: The stream's state is lost, and the request names nothing to restore it from.
-        StateBackendChangeError: The stream's state backend cannot read the state to start from.
-        PlanChangedError: The query keeps different state than the state to start from, and the change was not accepted.
-        SourceChangedError: The query reads other sources than those that its offsets belong to.
-        RowsAtRiskError: The rewind could lose rows of a sink, and `accept_loss` is not set.
-        QueryStalledError: The query stalled for longer than the stream allows, and was stopped.
-        StorageAccessError: The checkpoint storage is not writable.
     """
     record = stream.register()
     execution_id = str(uuid.uuid4())
@@ -84,10 +71,6 @@ class StreamRun:
 
         Args:
             execution_id: Id of the first execution.
-
-        Raises:
-            QueryStalledError: The query stalled.
-            Exception: The start failed or was refused, or the supervision of the query failed.
         """
         start_from = self._request.start_from
         cause = self._request.cause

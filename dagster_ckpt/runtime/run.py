@@ -142,11 +142,7 @@ class Outcome:
 
 
 def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
-    """Refuse a start that was withdrawn while its run was launched or waited for the lease.
-
-    Raises:
-        RestartWithdrawnError: The request was withdrawn, or the execution to restart was canceled or suspended.
-    """
+    """Refuse a start that was withdrawn while its run was launched or waited for the lease."""
     start_request = (
         stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
     )

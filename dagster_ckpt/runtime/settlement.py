@@ -101,9 +101,6 @@ def record_end(
 
     Returns:
         False if the request was withdrawn: nothing is recorded, and the query must continue.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
     """
     meaning = _ENDS[end.kind]
     if meaning.status is None:
@@ -128,9 +125,6 @@ def stop_before_restart(
 
     Returns:
         False if there was nothing to stop, or the request was withdrawn.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
     """
     meaning = _ENDS[end.kind]
     request_id = asked_by.request_id if asked_by is not None else None
@@ -261,11 +255,7 @@ class Settlement:
         return end
 
     def start_failed(self, execution_id: str, error: Exception, cause: StartCause) -> None:
-        """Record that a start raised an error.
-
-        Raises:
-            LeaseLostError: Another execution is the writer.
-        """
+        """Record that a start raised an error."""
         reason = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         # A refused start is settled. After any other error the restart strategy decides.
         is_refused = isinstance(error, _REFUSALS)
@@ -276,12 +266,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """Record that an execution failed.
-
-        Raises:
-            LeaseLostError: Another execution is the writer. That also explains the failure: this execution read files
-                that its successor was changing.
-        """
+        """Record that an execution failed."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:

@@ -106,11 +106,7 @@ class Block:
 
     @classmethod
     def read(cls, packed: bytes, *, stable: bool) -> Block:
-        """Validate a block that was read from storage.
-
-        Raises:
-            ValueError: It is damaged, or an entry is invalid (sections 3.2 to 3.4).
-        """
+        """Validate a block that was read from storage."""
         entries = _decoded(packed)
         if not entries:
             raise ValueError("a block of its list of files is empty")
@@ -128,12 +124,7 @@ class Block:
 
     @classmethod
     def pack(cls, entries: Iterable[FileEntry], *, stable: bool) -> Iterator[Block]:
-        """Encode entries, in as many blocks as needed.
-
-        Raises:
-            LiveDirectoryError: The name of a file is not UTF-8.
-            SnapshotTooLargeError: A single entry exceeds the size of a block.
-        """
+        """Encode entries, in as many blocks as needed."""
         in_order = sorted(entries, key=_path_of)
         for first in range(0, len(in_order), BLOCK_FILES):
             yield from cls._pack(in_order[first : first + BLOCK_FILES], stable=stable)
@@ -238,12 +229,7 @@ class Paths:
         self._folders: set[str] = set()
 
     def add(self, paths: Collection[str]) -> None:
-        """Add the paths of more files, which differ from each other.
-
-        Raises:
-            ValueError: Two files of the snapshot have the same path, or a path is the folder of
-                another.
-        """
+        """Add the paths of more files, which differ from each other."""
         if not self._files.isdisjoint(paths):
             raise ValueError("two files of the snapshot have the same path")
         self._files.update(paths)
@@ -258,11 +244,7 @@ class Paths:
 
 
 def _check_path(path: str) -> None:
-    """Reject a path that a restore would write outside its directory, or could not write at all.
-
-    Raises:
-        ValueError: It is such a path (section 3.2).
-    """
+    """Reject a path that a restore would write outside its directory, or could not write at all."""
     if _PLAIN_PATH.fullmatch(path) is None:
         raise ValueError(f"{path[:120]!r} is not a plain relative path")
     if path.isascii() and len(path) <= _NAME_BYTES:

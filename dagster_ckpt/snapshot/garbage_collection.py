@@ -52,10 +52,6 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
         directory: Its directory.
         protected: Directories of snapshots whose objects must be kept, whether listed or not.
-
-    Raises:
-        StorageAccessError: Something could not be read or deleted; another call resumes the
-            deletion.
     """
     # Another process may be deleting the same snapshot, so a missing object is not an error at any
     # step.

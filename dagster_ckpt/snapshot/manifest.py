@@ -232,9 +232,6 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
     Args:
         data: Its bytes.
         location: Their location, for messages.
-
-    Raises:
-        SnapshotCorruptError: It is truncated, modified, not a `_metadata`, or in a newer format.
     """
     with _opened(data, location) as (archive, described):
         header = SnapshotHeader.model_validate(described["header"])
@@ -251,11 +248,7 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
 
 
 def decode_references(data: bytes, location: str) -> frozenset[str]:
-    """The data objects that a `_metadata` refers to, without decoding its list of files.
-
-    Raises:
-        SnapshotCorruptError: It is truncated, modified, not a `_metadata`, or in a newer format.
-    """
+    """The data objects that a `_metadata` refers to, without decoding its list of files."""
     with _opened(data, location) as (_, described):
         return _listed_objects(described)
 

@@ -47,10 +47,6 @@ def open_store(
         stream_id: The stream; its id is the name of its folder.
         transfer_threads: Maximum number of data objects written or read concurrently. A custom
             storage may ignore it.
-
-    Raises:
-        OptionError: A custom storage cannot be loaded, or the stream id names another folder.
-        StorageAccessError: The file system is unknown or its driver is not installed.
     """
     checked_stream_id(stream_id)
     if isinstance(storage, FileSystemCheckpointStorage):
@@ -97,10 +93,6 @@ def stream_folders(storage: CheckpointStorage) -> list[str]:
 
     Args:
         storage: Configuration of the storage.
-
-    Raises:
-        OptionError: The storage has no folder for each stream that can be listed.
-        StorageAccessError: The storage cannot be reached.
     """
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):

@@ -107,12 +107,6 @@ def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Pac
         task: The task.
         create: Opens a new data object by name.
         callbacks: What to call while writing.
-
-    Raises:
-        SnapshotAbortedError: The snapshot was aborted.
-        CutOvertakenError: A file vanished or has another length than expected.
-        DamagedCutError: A file does not have the checksum that it carries.
-        StorageAccessError: A data object could not be written.
     """
     with _PackWriter(task, create, callbacks) as writer:
         while task.files:
@@ -149,11 +143,6 @@ class PackRunner(Protocol):
             tasks: The tasks; their files are in order of path within a task and from task to task.
             create: Opens a new data object by name.
             callbacks: What to call while writing.
-
-        Raises:
-            SnapshotAbortedError: The snapshot was aborted.
-            CutOvertakenError: A file vanished or has another length than expected.
-            StorageAccessError: A data object could not be written.
         """
         ...
 
@@ -189,11 +178,7 @@ class Threads:
 
 
 def read_small(file: Source) -> bytes:
-    """All bytes of a small file.
-
-    Raises:
-        CutOvertakenError: It vanished or has another length than expected.
-    """
+    """All bytes of a small file."""
     try:
         data = file.read()
     except FileNotFoundError as error:
@@ -204,11 +189,7 @@ def read_small(file: Source) -> bytes:
 
 
 def check_content(file: Source, data: bytes) -> None:
-    """Compare a file that enters a snapshot with the checksums that it carries.
-
-    Raises:
-        DamagedCutError: It differs.
-    """
+    """Compare a file that enters a snapshot with the checksums that it carries."""
     check = file.check()
     if check is not None:
         check.update(data)

@@ -30,10 +30,6 @@ def read_metadata(file_io: FileIO, directory: str, name: str = METADATA_NAME) ->
         file_io: The parent folder of the snapshot.
         directory: Its directory there.
         name: The object to read; it differs only while the snapshot is being deleted.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: It is truncated or modified.
     """
     return decode_metadata(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
 
@@ -45,10 +41,6 @@ def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) 
         file_io: The parent folder of the snapshot.
         directory: Its directory there.
         name: The object to read; it differs only while the snapshot is being deleted.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: It is truncated or modified.
     """
     references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
@@ -84,10 +76,6 @@ def extract(
         missing: Called with the files; returns those that the caller does not have yet. Only their
             bytes are read.
         threads: Number of objects, or parts of one, read concurrently.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: Data is missing or was modified.
     """
     metadata = read_metadata(file_io, directory)
     _extract(file_io, directory, metadata, write, only=only, missing=missing, threads=threads)
@@ -124,9 +112,6 @@ def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> li
         directory: Its directory there.
         deep: Read every byte and compare digests. Otherwise check only that the data objects exist
             and are long enough.
-
-    Raises:
-        StorageAccessError: The storage could not be read, which says nothing about the snapshot.
     """
     try:
         metadata = read_metadata(file_io, directory)

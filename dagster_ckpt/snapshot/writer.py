@@ -109,12 +109,6 @@ def write_snapshot(
         should_abort: Called at short intervals.
         runner: Writes the data objects.
         progress: Called now and then with the number of files that were written, and of those to write.
-
-    Raises:
-        SnapshotAbortedError: `should_abort` returned true.
-        CutOvertakenError: A file vanished or has another length than expected.
-        DamagedCutError: A file does not have the checksum that it carries.
-        StorageAccessError: The storage could not be written, or the snapshot already exists.
     """
     if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
         raise _exists(file_io, directory)

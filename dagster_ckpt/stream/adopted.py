@@ -69,11 +69,7 @@ def before_adoption(pending: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def refuse_unfinished_adoption(record: StreamRecord) -> None:
-    """Refuse to use a stream whose adoption was begun and not finished.
-
-    Raises:
-        LiveDirectoryError: It was.
-    """
+    """Refuse to use a stream whose adoption was begun and not finished."""
     directory = (record.pending_restore or {}).get("adopting")
     if directory is not None:
         raise LiveDirectoryError(
@@ -85,11 +81,7 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
 
 
 def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
-    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over."""
     directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
     if not isinstance(directory, str):
         return None
@@ -98,12 +90,7 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 
 
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
-    """Refuse to restore a snapshot of an adopted directory beside the query that wrote it.
-
-    Raises:
-        LiveDirectoryError: The stream has not taken that directory over, and will not.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Refuse to restore a snapshot of an adopted directory beside the query that wrote it."""
     if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
         # The adopted directory, which this start takes over, or one of the stream's own, after that.
         return
@@ -118,11 +105,7 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none."""
     try:
         data = live.folder.read(CLAIM, _LONGEST)
     except FileNotFoundError:
@@ -131,24 +114,14 @@ def claim_of(live: LiveDirectory) -> str | None:
 
 
 def claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Leave the claim of a stream in the directory that it is about to take over.
-
-    Raises:
-        LiveDirectoryError: Another stream or deployment has taken it over.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Leave the claim of a stream in the directory that it is about to take over."""
     if claim_of(live) is None:
         live.folder.create_if_absent(CLAIM, _claim(stream).encode())
     refuse_without_claim(stream, live)
 
 
 def refuse_without_claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Refuse to run a query in an adopted directory that another stream has taken over since.
-
-    Raises:
-        LiveDirectoryError: One has, or there is no claim.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Refuse to run a query in an adopted directory that another stream has taken over since."""
     found = claim_of(live)
     if found != _claim(stream):
         raise LiveDirectoryError(

@@ -47,10 +47,6 @@ def fence_predecessor(
         still_mine: Called before each step. Raises LeaseLostError if another execution has taken
             the lease.
         own_jvm_pid: The JVM that works for this process.
-
-    Raises:
-        LeaseLostError: Another execution has taken the lease.
-        StorageAccessError: The live directory cannot be read or written.
     """
     if acquired.predecessor_ended:
         return
@@ -78,10 +74,6 @@ def put_up_fence(
         own_jvm_pid: The JVM that works for this process.
         is_followed: Whether a query will continue from this directory, so that it is worth waiting
             for the batch in flight.
-
-    Raises:
-        LeaseLostError: Another execution has taken the lease.
-        StorageAccessError: The live directory cannot be read or written.
     """
     before = acquired.predecessor
     jvm_is_dead = before is not None and _end_jvm(stream.catalog, before, own_jvm_pid, still_mine)
@@ -107,11 +99,7 @@ def put_up_fence(
 
 
 def refuse_a_fenced_directory(live: LiveDirectory) -> None:
-    """Refuse to start a query in a live directory that was fenced.
-
-    Raises:
-        LiveDirectoryError: The directory was fenced.
-    """
+    """Refuse to start a query in a live directory that was fenced."""
     batch = live.fenced_at()
     if batch is not None:
         raise LiveDirectoryError(

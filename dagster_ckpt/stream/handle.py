@@ -24,11 +24,7 @@ _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(par
 
 
 def live_folders(live_root: str) -> list[str]:
-    """Names of the folders in a live root that hold live directories: the ids of streams, sorted.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Names of the folders in a live root that hold live directories: the ids of streams, sorted."""
     root = LiveDirectory(live_root.rstrip("/")).folder
     return [
         name
@@ -104,12 +100,7 @@ class StreamHandle:
     storage: CheckpointStorage | None = None
 
     def __post_init__(self) -> None:
-        """Refuse locations that must not be stored in the catalog or displayed.
-
-        Raises:
-            OptionError: The folder of live directories is a relative path or contains user credentials, or
-                the stream id would name another folder.
-        """
+        """Refuse locations that must not be stored in the catalog or displayed."""
         checked_stream_id(self.stream_id)
         refuse_user_info("The folder of live directories", self.live_root)
         location_url("The folder of live directories", self.live_root)
@@ -134,9 +125,6 @@ class StreamHandle:
         Args:
             generation: Number of the previous one, according to the catalog.
             token: Token of the lease under which it is created.
-
-        Raises:
-            StorageAccessError: The stream's folder cannot be reached.
         """
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
@@ -146,27 +134,17 @@ class StreamHandle:
 
         A catalog that replaces a lost one must issue higher tokens, so that older directories count
         as older.
-
-        Raises:
-            StorageAccessError: The stream's folder cannot be reached.
         """
         return 0 if record.live_generation > 0 else self.newest_token()
 
     def newest_token(self) -> int:
-        """The highest token in a live directory's name; 0 if there is none.
-
-        Raises:
-            StorageAccessError: The stream's folder cannot be reached.
-        """
+        """The highest token in a live directory's name; 0 if there is none."""
         return max((built.token for built in self.live_directories()), default=0)
 
     def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:
         """Live directories that the query used after what the catalog knows, oldest first.
 
         None if the catalog knows no start of the stream: then nothing says whose they are.
-
-        Raises:
-            StorageAccessError: The folder cannot be reached.
         """
         if record.live_generation == 0:
             return []
@@ -180,11 +158,7 @@ class StreamHandle:
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """Every live directory in the stream's folder, oldest first: in use, abandoned or unfinished.
-
-        Raises:
-            StorageAccessError: The folder cannot be reached.
-        """
+        """Every live directory in the stream's folder, oldest first: in use, abandoned or unfinished."""
         folder = LiveDirectory(self.live_folder)
         found = [
             BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))

@@ -98,11 +98,7 @@ def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sinks_written(stream: StreamHandle) -> list[str]:
-    """The sinks that the newest execution wrote to; after a restore and before the next start, those of the snapshot.
-
-    Raises:
-        StreamNotFoundError: The stream was never registered.
-    """
+    """The sinks of the newest execution; after a restore and before the next start, those of the snapshot."""
     record = stream.catalog.streams.get(stream.stream_id)
     origin = record.origin
     if origin is not None and origin.kind is OriginKind.DIRECTORY:
@@ -118,12 +114,7 @@ def sinks_written(stream: StreamHandle) -> list[str]:
 
 
 def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """The sinks that a query wrote to when a snapshot was taken, as Spark names them.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: It cannot be reached.
-    """
+    """The sinks that a query wrote to when a snapshot was taken, as Spark names them."""
     properties = snapshot.properties or (
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )

@@ -69,9 +69,6 @@ def acquire(
     A lease that has expired is taken over at once if nothing shows that its holder is alive. If its
     process is alive on this machine, the catalog's clock may have jumped ahead: then the holder gets
     the time of its lease, by this process's monotonic clock, to renew it.
-
-    Raises:
-        LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -127,9 +124,6 @@ def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: Ho
         catalog: The catalog that keeps the lease.
         stream_id: The stream to start.
         holder_is_over: As in `acquire`.
-
-    Raises:
-        LeaseHeldError: A live execution holds the lease, and its run is not recorded as finished.
     """
     present = catalog.leases.current(stream_id)
     if present is not None and is_held(present) and not holder_is_over(present):
@@ -205,10 +199,6 @@ class LeaseKeeper:
         """Hold the lease during one short step that changes what a successor would use.
 
         Catalog writes do not need this: the catalog refuses them if the lease is lost.
-
-        Raises:
-            LeaseLostError: Another execution holds the lease; the step was not started.
-            CatalogError: The catalog is unavailable, or did not hold the lease until the end of the step.
         """
         lost = self.lost
         if lost is not None:
@@ -224,10 +214,6 @@ class LeaseKeeper:
         """Raise if this process is no longer the writer, according to the catalog.
 
         Call it before long work that destroys nothing a successor uses.
-
-        Raises:
-            LeaseLostError: Another execution holds the lease.
-            CatalogError: The catalog is unavailable.
         """
         lost = self.lost
         if lost is not None:

@@ -79,11 +79,7 @@ class ProcessIdentity:
 
     @staticmethod
     def of(pid: int) -> ProcessIdentity:
-        """Identity of a process that runs on this machine.
-
-        Raises:
-            ProcessLookupError: There is no such process.
-        """
+        """Identity of a process that runs on this machine."""
         seen = _seen(pid)
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
@@ -102,12 +98,7 @@ class ProcessIdentity:
         return Liveness.ALIVE if seen.start_ticks == self.start_ticks and seen.runs else Liveness.ENDED
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to exactly this process; none if it is not known to be running.
-
-        Raises:
-            ProcessLookupError: It has ended.
-            PermissionError: It belongs to another user.
-        """
+        """Send a signal to exactly this process; none if it is not known to be running."""
         if not hasattr(os, "pidfd_open"):
             if self.liveness() is Liveness.ALIVE:
                 os.kill(self.pid, number)
@@ -269,11 +260,7 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen | None:
-    """A process as the system shows it; None if it exists but is hidden from this user.
-
-    Raises:
-        ProcessLookupError: There is none.
-    """
+    """A process as the system shows it; None if it exists but is hidden from this user."""
     if _HAS_PROC:
         try:
             stat = (_PROC / f"{pid}/stat").read_bytes()

@@ -32,12 +32,6 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
         start_from: The requested starting point of a start. None: the state comes from elsewhere, so the live
             directory in the catalog is at most fenced.
         predecessor_ended: Whether the previous execution can write nothing more.
-
-    Raises:
-        LiveDirectoryError: The live directory in the catalog, or the folder of live directories,
-            belongs to another deployment; or the catalog is older than the live directories. Or another
-            stream has taken over the adopted directory that this one runs in.
-        StorageAccessError: The folder cannot be reached.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES
@@ -81,12 +75,7 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
 
 
 def claim_live_folder(stream: StreamHandle) -> None:
-    """Mark the folder of the stream's live directories as this deployment's before one is created there.
-
-    Raises:
-        LiveDirectoryError: It belongs to another deployment.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Mark the folder of the stream's live directories as this deployment's before one is created there."""
     if owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.create_if_absent(OWNER, stream.catalog.deployment_id.encode())
     _refuse_anothers_folder(stream)
@@ -109,11 +98,7 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of the deployment that owns the stream's folder of live directories; None if it is not marked.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Id of the deployment that owns the stream's folder of live directories; None if it is not marked."""
     try:
         return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -127,20 +112,12 @@ def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of another deployment that uses the stream's folder of live directories now; None if there is none.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Id of another deployment that uses the stream's folder of live directories now; None if there is none."""
     owner = owner_of_live_folder(stream)
     return owner if owner != stream.catalog.deployment_id else None
 
 
 def disown_live_folder(stream: StreamHandle) -> None:
-    """Remove this deployment's mark from the stream's folder of live directories, once it contains none.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Remove this deployment's mark from the stream's folder of live directories, once it contains none."""
     if other_owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.delete(OWNER)

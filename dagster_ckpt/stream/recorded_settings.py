@@ -67,11 +67,7 @@ class RecordedSettings:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> RecordedSettings:
-        """The settings from plain data.
-
-        Raises:
-            CatalogError: A value cannot be read.
-        """
+        """The settings from plain data."""
         options, storage, live_root = record.get("checkpointing"), record.get("storage"), record.get("live_root")
         try:
             return RecordedSettings(

@@ -97,9 +97,6 @@ def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord
     Args:
         snapshots: The snapshots to choose from.
         reference: An id, number (`chk-7`), label or location.
-
-    Raises:
-        OptionError: Several of them have this label.
     """
     found = [snapshot for snapshot in snapshots if is_named(snapshot, reference)]
     if len(found) > 1:
@@ -128,9 +125,6 @@ def holding(
         snapshots: The snapshots. None, and snapshots that the catalog does not list, are skipped.
         reader: Who reads them and why, as shown by the catalog.
         ttl_ms: How long the holds last if this process is killed.
-
-    Raises:
-        SnapshotNotFoundError: One of them was deleted after it was listed, or is being deleted.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
@@ -161,11 +155,7 @@ def holding(
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the snapshot at a location if the catalog lists one there.
-
-    Raises:
-        SnapshotNotFoundError: The catalog lists one there that was deleted or is being deleted.
-    """
+    """Hold the snapshot at a location if the catalog lists one there."""
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):
         yield
@@ -186,12 +176,6 @@ def unregistered_snapshot(
         stream: The stream to start.
         start_from: The requested starting point.
         listed: The snapshots that the catalog lists.
-
-    Raises:
-        SnapshotNotFoundError: The snapshot belongs to another stream or deployment, or was to be
-            claimed.
-        SnapshotCorruptError: Its metadata is truncated or altered.
-        StorageAccessError: The location cannot be reached.
     """
     location = (start_from.reference or "").rstrip("/").removesuffix("/_metadata")
     if not is_location(location) or any(is_named(snapshot, location) for snapshot in listed):
@@ -233,12 +217,6 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
     Args:
         stream: The stream that will continue from it. Its storage must be able to reach the location.
         location: URL of the snapshot's folder, or of the `_metadata` file in it.
-
-    Raises:
-        OptionError: The value is not a location, or contains user credentials.
-        SnapshotNotFoundError: There is no snapshot, or it belongs to this deployment.
-        SnapshotCorruptError: Its metadata is truncated or altered.
-        StorageAccessError: The location cannot be reached.
     """
     refuse_user_info("The location of the snapshot", location)
     folder = location.strip().rstrip("/").removesuffix("/_metadata")
@@ -294,9 +272,6 @@ def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None,
 
     Returns:
         The next number.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]

@@ -53,9 +53,6 @@ class SnapshotOrder:
         properties: Further properties of the snapshot.
         renews: The checkpoint at `base`, if it may be renewed: if the position is still the same, nothing is
             written.
-
-    Raises:
-        OptionError: A start could not find the snapshot by that label.
     """
 
     kind: SnapshotKind
@@ -174,11 +171,6 @@ def take_snapshot(
             written is deleted.
         progress: For a savepoint, called now and then with the number of files that were written, and of
             those to write.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        IncompleteCutError: A file that a restore needs is missing.
-        StorageAccessError: The snapshot could not be written.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -361,10 +353,6 @@ def record_snapshot(
         duration_ms: How long the attempt took.
         lease: The lease of the run that took it; None for a savepoint of a stream that is not running.
         after_batch: Whether the execution that took it has committed a batch.
-
-    Raises:
-        LeaseLostError: The lease is no longer held. The snapshot is not recorded, and this process must
-            not delete its bytes.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(

@@ -28,11 +28,7 @@ class SourceOffsets:
 
     @staticmethod
     def parse(text: str) -> SourceOffsets:
-        """Parse the option `source_offsets`.
-
-        Raises:
-            OptionError: It is not such JSON.
-        """
+        """Parse the option `source_offsets`."""
         try:
             told = from_json(text)
             if not isinstance(told, dict) or not told:

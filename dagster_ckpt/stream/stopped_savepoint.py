@@ -66,12 +66,6 @@ def savepoint_of_stopped_stream(
         lease: The lease of the stream, if its run takes the savepoint before it starts the query.
         adopting: A directory of plain Spark that the stream is about to adopt, instead of its live directory.
         progress: Called now and then with the number of files that were written, and of those to write.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
-        NothingCommittedError: The stream has no live directory, or nothing is committed in it.
-        IncompleteCutError: The live directory is incomplete.
-        StorageAccessError: The savepoint cannot be written.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url

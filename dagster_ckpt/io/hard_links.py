@@ -31,22 +31,18 @@ class KnownFile(Protocol):
     @property
     def path(self) -> str:
         """Path in its tree."""
-        ...
 
     @property
     def size(self) -> int:
         """Bytes."""
-        ...
 
     @property
     def token(self) -> str | None:
         """See `FileVersion.token`."""
-        ...
 
     @property
     def digest(self) -> str:
         """BLAKE3 digest of its content."""
-        ...
 
 
 Known = TypeVar("Known", bound=KnownFile)

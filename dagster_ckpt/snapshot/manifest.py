@@ -1,4 +1,8 @@
-"""The manifest of a snapshot: its header and its files (docs/snapshot-format.md, section 3)."""
+"""A snapshot's `_metadata`: header, list of files and small files in one ZIP (docs/snapshot-format.md, 2 and 3).
+
+Any ZIP tool reads it, and `zcat` its list of files. The archive comment is a checksum over all its
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _last_of = attrgetter("last")
 
 
 def object_name(directory: str, reference: str) -> str:
-    """Name in the parent folder of a data object that the snapshot in `directory` refers to."""
+    """Name, in the parent folder, of a data object that the snapshot in `directory` refers to."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
@@ -45,14 +49,10 @@ class SnapshotHeader(BaseModel):
     """Header of a snapshot.
 
     Attributes:
-        snapshot_id: Unique id.
-        stream_id: The stream.
-        kind: Checkpoint or savepoint.
         number: Number of the attempt that took it.
         created_at_ms: When the attempt began, ms since the epoch.
         batch_id: The batch after which a restored query resumes.
-        query_id: Id of the query.
-        properties: Data for the caller; nothing in this package layer reads it.
+        properties: Data for the caller; nothing in this package reads it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,12 +69,7 @@ class SnapshotHeader(BaseModel):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Header and files of a snapshot.
-
-    Attributes:
-        header: The header.
-        blocks: The files, the oldest blocks first.
-    """
+    """Header and files of a snapshot, the oldest blocks first."""
 
     header: SnapshotHeader
     blocks: tuple[Block, ...] = ()
@@ -100,12 +95,7 @@ class Manifest:
         return frozenset(name for block in self.blocks for name in block.uses)
 
     def unusable_objects(self, file_io: FileIO, directory: str) -> list[str]:
-        """Problems with its data objects, from one listing: missing ones and truncated ones.
-
-        Args:
-            file_io: The parent folder of the snapshot.
-            directory: The snapshot's directory there.
-        """
+        """Its missing and truncated data objects, from one listing of its parent folder `file_io`."""
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
         sizes = file_io.sizes(list(uses))
         problems = []
@@ -124,7 +114,7 @@ class Manifest:
 
     @property
     def full_bytes(self) -> int:
-        """Number of bytes that a restore writes."""
+        """Bytes that a restore writes."""
         return sum(block.full_bytes for block in self.blocks)
 
     @property
@@ -139,12 +129,7 @@ class Manifest:
             yield from block.entries.values()
 
     def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
-        """The entry of a file.
-
-        Args:
-            path: Its path.
-            stable: Search the stable files too, not only the others, which are few.
-        """
+        """The entry of a file; without `stable`, only among the other files, which are few."""
         for run in self._other_runs + (self._stable_runs if stable else []):
             at = bisect_left(run, path, key=_last_of)
             entry = run[at].entries.get(path) if at < len(run) and run[at].first <= path else None
@@ -179,18 +164,13 @@ INLINE_NAME = "inline.bin"
 _ZIP_MAGIC = b"PK\x03\x04"
 _CHECKSUM_NAME = b"blake3:"
 _CHECKSUM_BYTES = len(_CHECKSUM_NAME) + 64
-# The earliest time that ZIP supports. With a fixed time, equal content produces equal bytes.
+# The earliest time in ZIP. With a fixed time, equal content gives equal bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The content of a `_metadata`.
-
-    Attributes:
-        manifest: The manifest.
-        inline: The inlined bytes, concatenated.
-    """
+    """The content of a `_metadata`: the manifest, and the inlined files back to back."""
 
     manifest: Manifest
     inline: bytes
@@ -222,23 +202,18 @@ def encode_metadata(metadata: Metadata) -> bytes:
 
 
 def _one_key_a_line(described: dict[str, Any]) -> str:
-    # `json.dumps` with an indentation is implemented in Python, and fifteen times as slow.
+    # `json.dumps` with an indentation is fifteen times as slow.
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in described.items()) + "\n}"
 
 
 def decode_metadata(data: bytes, location: str) -> Metadata:
-    """Decode and validate a `_metadata`.
-
-    Args:
-        data: Its bytes.
-        location: Their location, for messages.
-    """
+    """Decode and validate a `_metadata`; `location` is for messages."""
     with _opened(data, location) as (archive, described):
         header = SnapshotHeader.model_validate(described["header"])
         manifest = Manifest(header, tuple(_blocks(_member(archive, FILES_NAME), described["blocks"])))
         listed, inline = _listed_objects(described), _member(archive, INLINE_NAME)
-        # Garbage collection relies on this list: an object missing from it would be deleted while
-        # the snapshot needs it.
+        # Garbage collection relies on this list: it would delete a needed object that is missing
+        # here.
         if manifest.objects != listed:
             odd = sorted(manifest.objects ^ listed)[:3]
             raise ValueError(f"its files are in data objects that it does not list: {odd}")
@@ -266,10 +241,7 @@ def _blocks(packed: bytes, described: list[tuple[int, bool]]) -> Iterator[Block]
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Read a stored (not compressed) member, whose length the archive bounds.
-
-    A compressed member could expand to any length.
-    """
+    """Read a stored member. A compressed one could expand to any length."""
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"its {name} is compressed by the archive, which no writer of this format does")
     return archive.read(name)

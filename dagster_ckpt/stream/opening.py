@@ -28,15 +28,12 @@ class StreamSource(Protocol):
     @property
     def catalog(self) -> Catalog:
         """The catalog."""
-        ...
 
     def id_of(self, stream: str) -> str:
         """The id of a stream, without opening its storage."""
-        ...
 
     def on_storage(self) -> list[str]:
         """Ids of the streams that may have state, whether or not the catalog knows them."""
-        ...
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         """Open a stream.
@@ -46,7 +43,6 @@ class StreamSource(Protocol):
             new_like: The stream may be one that was never started; its unknown settings are then those
                 of this stream, which may be the same.
         """
-        ...
 
 
 def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:

@@ -1,7 +1,8 @@
 """Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
 
-The order of a completion makes crashes harmless: the storage writes data and then metadata, the catalog records the
-snapshot, the coordinator learns about it, and only then are older checkpoints subsumed.
+The order of a completion makes crashes harmless: the storage writes data and then metadata, the
+catalog records the snapshot, the coordinator learns about it, and only then are older checkpoints
+subsumed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
-# Savepoints do not count towards the limit on concurrent checkpoints, as in Flink. They have these threads.
+# In addition to those of checkpoints: as in Flink, savepoints do not count towards their limit.
 SAVEPOINT_THREADS = 4
 
 
@@ -68,7 +69,8 @@ class _Running:
     """An attempt that has not ended.
 
     Attributes:
-        started_after_batch: Newest committed batch when it began; an aligned attempt waits for the next commit.
+        started_after_batch: Newest committed batch when it began; an aligned attempt waits for the
+            next.
         started_at_ms: Monotonic.
         aligned_only: The query's mode does not allow a snapshot to include a running batch.
         cut_ordered: A thread already cuts and uploads it.
@@ -91,12 +93,12 @@ class AttemptRunner:
         stream: The stream.
         execution_id: The execution in the catalog.
         prepared: The live directory the query runs in.
-        log: Progress of the query's batches.
+        log: The query's reports.
         lease: The lease that makes this process the writer.
-        retry_queue: Queue for catalog writes that may be retried later.
-        facts: Returns properties of the running query. Called in the thread that talks to the JVM.
+        retry_queue: Catalog writes that may be retried.
+        facts: Called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: Clock for the timestamps of snapshots.
+        wall_clock: For the timestamps of snapshots.
         tally: How a failure that is about to be recorded counts; None if it does not.
     """
 
@@ -129,7 +131,7 @@ class AttemptRunner:
         self._sinks_before = tuple(self._catalog.executions.last_sinks(stream.stream_id))
         self._timeline = self._catalog.streams.get(stream.stream_id).timeline
         self._wall_clock = wall_clock
-        # What the loop has to do for finished work, in order.
+        # For each finished work, what the loop has to do.
         self._finished: SimpleQueue[Callable[[], Event]] = SimpleQueue()
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(
@@ -146,7 +148,7 @@ class AttemptRunner:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks in the query's last progress report; before the first report, those of the previous execution.
+        """The sinks in the query's last report; before the first one, those of the previous execution.
 
         No snapshot is taken while they are unknown, because a restore could not roll them back.
         """
@@ -159,11 +161,11 @@ class AttemptRunner:
         return False
 
     def has_progressed(self) -> bool:
-        """Whether this execution has planned and committed a batch, for which it loaded its state from storage.
+        """Whether this execution has planned and committed a batch, for which it loaded its state.
 
-        A batch that an earlier execution had planned does not count: if the sink has it already, Spark
-        commits it without running it. When the first batch is committed, the snapshots of the position
-        where the execution resumed are recorded as proven.
+        A batch that an earlier execution had planned does not count: if the sink has it, Spark
+        commits it without running it. The first committed batch proves the snapshots of the
+        position where the execution resumed.
         """
         if self._has_progressed:
             return True
@@ -176,17 +178,13 @@ class AttemptRunner:
             try:
                 self._catalog.snapshots.proven(self._lease.record, began.commit)
             except CatalogError:
-                # Asked again in the next step.
+                # The next step tries again.
                 return False
         self._has_progressed = True
         return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt. Its cut is taken when its batch boundary is reached.
-
-        Returns:
-            A failure event if the catalog or the live directory is unavailable, otherwise nothing.
-        """
+        """Record an attempt, whose cut waits for its batch boundary; a failure event if that is impossible."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
@@ -241,7 +239,7 @@ class AttemptRunner:
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Abort an attempt. If its thread has not started, the failure event is returned immediately."""
+        """Abort an attempt; a failure event at once if no thread works on it."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -262,14 +260,14 @@ class AttemptRunner:
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
         """Start the cut of every attempt whose batch boundary is reached.
 
-        Args:
-            stop_query: Called before the cut of a stop-with-savepoint, so that no batch is committed after it.
+        `stop_query` is called before the cut of a stop-with-savepoint, so that no batch is
+        committed after it.
         """
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
             except StorageAccessError:
-                # Checked again in the next step, until the attempt expires.
+                # The next step tries again, until the attempt expires.
                 is_due = False
             if not is_due:
                 continue
@@ -296,8 +294,8 @@ class AttemptRunner:
     def subsume_checkpoints(self) -> list[Event]:
         """Delete the checkpoints that the newest one subsumes, in the background.
 
-        Until this execution has committed a batch, nothing is deleted: no query has loaded the state
-        that the newest checkpoints contain.
+        Not before this execution has committed a batch: no query has loaded the state of the newest
+        checkpoints yet.
         """
         if not self.has_progressed():
             return []
@@ -327,11 +325,7 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """Abort all attempts and wait for their threads.
-
-        Args:
-            why: Why the query ended. It is the answer to pending requests.
-        """
+        """Abort all attempts and wait for their threads; pending requests are answered with the reason."""
         for running in self._running.values():
             running.aborted.set()
             self._record_failure(running.attempt, running.order.snapshot_id, f"the query ended: {why}")
@@ -361,9 +355,11 @@ class AttemptRunner:
 
     def _may_carry(self, running: _Running) -> bool:
         if running.aligned_only:
-            # In these modes a batch is not replayed identically, so a snapshot cannot include it, even if forced.
+            # In these modes a replayed batch may differ, so a snapshot cannot include it, even if
+            # forced.
             return False
-        # A restore replays the batch. A sink that does not detect that would receive its rows twice.
+        # A restore replays the batch. A sink that does not detect that would receive its rows
+        # twice.
         return self._stream.options.force_unaligned or can_replay_a_batch(running.order.sinks)
 
     def _take(self, running: _Running) -> None:
@@ -405,7 +401,7 @@ class AttemptRunner:
         self._completed[number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Recorded before the request is answered: a process killed after that stays stopped.
+            # Before the request is answered: a process killed after that stays stopped.
             lease, end = self._lease.record, QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded)
             self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end))
         self._answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
@@ -467,7 +463,7 @@ class AttemptRunner:
             )
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
-        """Delete something in the background. If that fails, the snapshot stays visible in the catalog."""
+        """Delete in the background. If that fails, the snapshot stays visible in the catalog."""
 
         def clean() -> None:
             try:

@@ -1,4 +1,4 @@
-"""The progress of a running query: its reports, positions in its live directory, and the journal of planned batches."""
+"""The progress of a running query: reports, positions in its live directory, journal of planned batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import BatchFigures
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 
-# Number of batches remembered: far more than there are between two checkpoints in practice.
+# Batches: far more than there are between two checkpoints in practice.
 REMEMBERED = 10_000
 
 
 @dataclass
 class BatchLog:
-    """The progress reports of one execution's batches, each recorded once."""
+    """The reports of one execution's batches, each recorded once."""
 
     total_rows: int = 0
     batches: int = 0
@@ -39,9 +39,9 @@ class BatchLog:
             self.batches += 1
 
     def rows_after(self, batch_id: int) -> dict[int, int]:
-        """The rows that each batch after one has read, as far as a replay of the batch reads the same.
+        """The rows that each later batch has read, as far as a replay of the batch reads the same.
 
-        A function that gets each batch may read it several times, or in part.
+        A `foreachBatch` function may read a batch several times, or in part.
         """
         newer: dict[int, int] = {}
         for report in reversed(self._batches):
@@ -52,12 +52,7 @@ class BatchLog:
         return newer
 
     def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
-        """Figures at a batch.
-
-        Args:
-            batch_id: The batch of the snapshot.
-            since_batch: The batch of the previous snapshot; None counts from the start of the execution.
-        """
+        """Figures at a batch, counted from the previous snapshot's batch or from the start of the execution."""
         seen = [report for report in self._batches if report.batch_id <= batch_id]
         if not seen:
             return BatchFigures()
@@ -71,22 +66,15 @@ class BatchLog:
         )
 
 
-# Spark reports a batch right after its commit is visible. This interval covers what it does not
-# report in time: a batch that was only planned, and the batches of continuous processing.
+# For what Spark does not report right after its commit: planned batches, and continuous processing.
 LOOK_AGAIN_MS = 2_000
 
 
 class PositionWatch:
     """Positions in a live directory, for a loop that polls several times a second.
 
-    On a local disk a read costs microseconds and happens on every call. In object storage it is two
-    list requests, which are billed: there it happens only when Spark has reported another batch or
-    some time has passed.
-
-    Args:
-        live: The live directory.
-        log: The query's reports.
-        clock: Monotonic time in ms.
+    On a local disk every call reads them, for microseconds. In object storage, where a read is two
+    billed list requests, only after Spark has reported another batch or some time has passed.
     """
 
     def __init__(self, live: LiveDirectory, log: BatchLog, clock: Clock = monotonic_ms) -> None:
@@ -114,15 +102,7 @@ class PositionWatch:
 
 
 class Journal:
-    """Keeps the journal of one execution up to date.
-
-    Args:
-        stream: The stream.
-        live: The live directory in which its query runs.
-        lease: The lease of the stream.
-        positions: Positions in that directory, whose reads cost requests in object storage.
-        log: The query's reports, with the rows of each batch.
-    """
+    """Keeps the journal of one execution up to date: see `catalog/journal.py`."""
 
     def __init__(
         self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch, log: BatchLog
@@ -132,21 +112,22 @@ class Journal:
         self._lease = lease
         self._positions = positions
         self._log = log
-        # Every batch up to this one has its rows in the journal, or was planned before this execution.
+        # Every batch up to this one has its rows in the journal, or was planned before this
+        # execution.
         self._counted = -1
-        # Every batch after this one is still to be recorded. At first it is that of the newest snapshot: an earlier
-        # execution may have planned the batch in flight differently.
+        # Every batch after this one is still to be recorded; at first those after the newest
+        # snapshot, because an earlier execution may have planned the batch in flight differently.
         self._newest: int | None = None
 
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
         """Record the batches that Spark has planned since the last call.
 
-        Also if none may be replayed: with a lost live directory, only the journal names the input of these batches.
+        Also if none may be replayed: with a lost live directory, only the journal names their
+        input.
 
         Args:
-            mode: How the query runs. Only micro-batches that Spark logs one after the other can be
-                replayed.
-            has_ended: The query has ended: also record whether its newest batch is committed.
+            mode: How the query runs; only micro-batches can be replayed.
+            has_ended: Also record whether the newest batch is committed.
         """
         if mode is not ExecutionMode.MICRO_BATCH:
             return
@@ -167,7 +148,8 @@ class Journal:
             new = [batch for batch in batch_ids(self._live.folder, OFFSETS) if batch > newest]
             batches = [replace(each, is_committed=each.batch_id == commit) for each in read_planned(self._live, new)]
         except (LiveDirectoryError, StorageAccessError):
-            # The query meets that too. Without its batches in the journal, a restore rolls sinks back.
+            # The query meets that too. Without its batches in the journal, a restore rolls sinks
+            # back.
             return
         if batches:
             self._stream.catalog.journal.note(self._lease.record, batches)

@@ -1,7 +1,4 @@
-"""The coordinator's attempts, those that are pending, its events and actions, and Flink's failure reasons.
-
-Every `at_ms` is monotonic time.
-"""
+"""What the coordinator and its driver exchange: attempts, events, actions, failure reasons. Times are monotonic."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ class Alignment(Enum):
     """The batch that a snapshot ends at, if a batch is running when the attempt begins.
 
     WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there.
-    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit immediately and include the
-        planned offsets of the running batch, so that a restore replays exactly that batch.
-    NEWEST_COMMIT: At least once. Take the cut at the newest commit immediately, without the plan of
-        the running batch. A restore may plan that batch differently, so its rows may be emitted
-        twice, but are never lost.
+    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit at once and include the planned
+    offsets of the running batch, so that a restore replays exactly that batch.
+    NEWEST_COMMIT: At least once. Take the cut at the newest commit at once, without the plan of the
+    running batch. A restore may plan it differently, so its rows may be emitted twice, but are
+    never lost.
     """
 
     WAIT_FOR_COMMIT = auto()
@@ -32,16 +29,13 @@ class Alignment(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt to take a snapshot. All times are on the monotonic clock of the events.
+    """One attempt to take a snapshot.
 
     Attributes:
-        number: From the stream's increasing counter. The `n` of `chk-<n>`; a savepoint takes a number
-            too, as in Flink, though its path does not show it.
-        kind: The kind of snapshot.
+        number: The `n` of `chk-<n>`; a savepoint takes a number too, as in Flink.
         request_id: The request to answer; None if the timer triggered the attempt.
-        alignment: How to treat a running batch.
-        alignment_deadline_ms: When an attempt that waits for a commit stops waiting and continues as
-            `CARRY_IN_FLIGHT`. None waits until the attempt expires.
+        alignment_deadline_ms: When an attempt stops waiting for a commit and continues as
+            `CARRY_IN_FLIGHT`; None: never.
         expires_at_ms: When the coordinator aborts the attempt.
     """
 
@@ -56,8 +50,8 @@ class Attempt:
 def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
     """How an attempt treats a batch that is running when it begins.
 
-    The rules apply in the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a
-    savepoint is never unaligned, and an alignment timeout of 0 does not wait.
+    In the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is
+    never unaligned, and an alignment timeout of 0 does not wait.
     """
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
@@ -69,15 +63,7 @@ def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
 def new_attempt(
     options: CheckpointOptions, *, number: int, kind: TriggerKind, request_id: str | None, now_ms: int
 ) -> Attempt:
-    """Create an attempt that begins now, with its deadlines.
-
-    Args:
-        options: The stream's checkpointing options.
-        number: Number of the attempt.
-        kind: The kind of snapshot.
-        request_id: The request to answer; None if the timer triggered the attempt.
-        now_ms: Monotonic time.
-    """
+    """An attempt that begins now, with its deadlines."""
     alignment = alignment_of(options, kind)
     may_turn_unaligned = alignment is Alignment.WAIT_FOR_COMMIT and options.unaligned and not kind.is_savepoint
     return Attempt(
@@ -105,8 +91,7 @@ class CheckpointFailureReason(Enum):
     """Why an attempt failed or a request was refused.
 
     Attributes:
-        counts: Whether the reason counts against the tolerable checkpoint failures.
-        side: The side on which the failure occurs.
+        counts: Whether it counts against the tolerable checkpoint failures.
         message: What happened, for logs, the catalog and the answer to the request.
     """
 
@@ -121,7 +106,7 @@ class CheckpointFailureReason(Enum):
 
     @staticmethod
     def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
-        """Flink's reason for an attempt that failed with an error, before its cut or while it uploaded files."""
+        """The reason for an attempt that failed with an error, before its cut or while it uploaded files."""
         match error:
             case NothingCommittedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
@@ -205,8 +190,8 @@ class StartAttempt:
 class Abort:
     """End a pending attempt, delete what it wrote, and answer its request with the reason.
 
-    The driver still reports its end: by `AttemptFailed` or, if the attempt completed before it
-    could be aborted, by `AttemptCompleted`, which is then answered by `Discard`.
+    The driver still reports its end: by `AttemptFailed` or, if it completed before it could be
+    aborted, by `AttemptCompleted`, which a `Discard` answers.
     """
 
     number: int
@@ -215,10 +200,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete a snapshot that completed after its attempt was aborted.
-
-    Its request was already answered by the `Abort`. Flink likewise discards late acknowledgements.
-    """
+    """Delete a snapshot that completed after its attempt was aborted, as Flink discards late acknowledgements."""
 
     number: int
     reason: CheckpointFailureReason
@@ -226,7 +208,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer a request for which no attempt was started. A request id of None is the coordinator's timer."""
+    """Answer a request for which no attempt was started; an id of None is the coordinator's timer."""
 
     request_id: str | None
     reason: CheckpointFailureReason
@@ -260,7 +242,7 @@ class QueryStarted:
 
 @dataclass(frozen=True)
 class QueryStopped:
-    """The query has ended, for any reason: no more snapshots can be taken from it."""
+    """The query has ended: no more snapshots can be taken from it."""
 
     at_ms: int
 
@@ -269,8 +251,8 @@ class QueryStopped:
 class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
-    Attempts expire and the timer fires only here, so a snapshot that was stored in time is never
-    discarded because of the order in which its report and the tick arrive.
+    Attempts expire and the timer fires only here, so a snapshot stored in time is never discarded
+    because its report arrives after the tick.
     """
 
     at_ms: int
@@ -278,10 +260,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Progressed:
-    """The query has made progress, or time has passed: what a trigger policy may depend on.
+    """What a trigger policy may depend on has changed.
 
     Attributes:
-        at_ms: Monotonic time.
         wall_ms: The same moment in ms since the epoch.
         batches: Batches committed since the query started.
         rows: Their input rows.
@@ -303,7 +284,7 @@ class Triggered:
 
 @dataclass(frozen=True)
 class CutTaken:
-    """The triggering phase of an attempt is over: the consistent cut exists, and the upload continues."""
+    """The consistent cut of an attempt exists, which ends its triggering phase; the upload continues."""
 
     at_ms: int
     number: int
@@ -319,14 +300,7 @@ class AttemptCompleted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """An attempt ended without a snapshot. Also reported for an aborted attempt, once its work has ended.
-
-    Attributes:
-        at_ms: Monotonic time.
-        number: The attempt.
-        reason: Why it failed.
-        detail: The root cause, included in the answer to the request.
-    """
+    """An attempt, which may have been aborted, ended without a snapshot; `detail` is the root cause."""
 
     at_ms: int
     number: int
@@ -338,10 +312,8 @@ class AttemptFailed:
 class CleaningChanged:
     """The number of snapshots being deleted changed.
 
-    Attributes:
-        at_ms: Monotonic time.
-        pending: Deletions in progress, without failed ones that wait for a retry. If those counted, a
-            storage that denies deletion would stop all checkpoints.
+    Failed deletions that wait for a retry do not count: a storage that denies deletion would stop
+    all checkpoints.
     """
 
     at_ms: int

@@ -46,27 +46,18 @@ from dagster_ckpt.runtime.triggers import (
 )
 
 UNLIMITED = 2**31 - 1
-"""From this number on, failures are not counted at all (Java's `Integer.MAX_VALUE`, as in Flink)."""
+"""From this number on, failures are not counted (Java's `Integer.MAX_VALUE`, as in Flink)."""
 
 
 class FailureTally(NamedTuple):
-    """Where a failure stands in its streak.
-
-    Attributes:
-        consecutive: Failures since the last success, including this one.
-        tolerable: Consecutive failures that are tolerated.
-    """
+    """Failures in a row, including the one to record, and how many are tolerated."""
 
     consecutive: int
     tolerable: int
 
 
 class FailureCounter:
-    """Counts consecutive failures against the tolerated number.
-
-    Args:
-        tolerable: Consecutive failures that are tolerated; one more fails the query.
-    """
+    """Counts consecutive failures; one more than `tolerable` fails the query."""
 
     def __init__(self, tolerable: int) -> None:
         self._tolerable = tolerable
@@ -81,13 +72,8 @@ class FailureCounter:
     def exceeded_by(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
         """Record a failure and return whether it exceeds the tolerated number.
 
-        An attempt counts once, and not at all if it or a later attempt succeeded. When this returns
-        True the counter restarts at zero, so that one streak fails the query once.
-
-        Args:
-            number: The attempt that failed.
-            kind: The kind of its snapshot.
-            reason: Why it failed.
+        An attempt counts once, and not at all if it or a later one succeeded. After True the
+        counter restarts at zero, so that one streak fails the query once.
         """
         if self.tally(number, kind, reason) is None:
             return False
@@ -119,10 +105,9 @@ def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
         case TriggerKind.SAVEPOINT:
             return reason.counts and reason.side is FailureSide.QUERY
         case TriggerKind.STOP_WITH_SAVEPOINT:
-            # In Flink, tasks block in a synchronous savepoint until they learn that it is complete,
-            # so a failed one must fail the job, or they would wait forever. Here nothing in the
-            # query waits for the savepoint: the process that learns of the failure lets the query
-            # continue, and the attempt's timeout bounds the wait.
+            # In Flink, tasks block in a synchronous savepoint, so a failed one must fail the job.
+            # Here nothing in the query waits: the query continues, and the attempt's timeout bounds
+            # the wait.
             return False
 
 
@@ -188,8 +173,8 @@ def expired_at(now_ms: int) -> Callable[[Attempt], bool]:
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
     """Match attempts that a completed one makes obsolete: the older checkpoints.
 
-    Never a savepoint, which was requested. And never by a savepoint: since FLIP-193 a savepoint
-    belongs to the user, who may delete it, so it replaces no checkpoint.
+    Never a savepoint, which was requested, and never by a savepoint: since FLIP-193 its user may
+    delete it, so it replaces no checkpoint.
     """
     return lambda attempt: (
         completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
@@ -199,9 +184,9 @@ def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
 class CheckpointCoordinator:
     """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
 
-    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across restarts of
-    that query. Its driver passes in each event, carries out the returned actions in order, and
-    sends a `Tick` at `next_deadline_ms`.
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts.
+    The driver passes in each event, carries out the returned actions in order, and sends a `Tick`
+    at `next_deadline_ms`.
 
     A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver
     when it reports the end of an attempt that is still pending.
@@ -209,7 +194,7 @@ class CheckpointCoordinator:
     Args:
         options: The stream's checkpointing options.
         first_number: Number of the first attempt.
-        random: Source of randomness for the periodic timer's first delay.
+        random: For the periodic timer's first delay.
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
@@ -229,7 +214,7 @@ class CheckpointCoordinator:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """Monotonic time at which a `Tick` is due; None if nothing waits for time to pass."""
+        """When a `Tick` is due; None if nothing waits for time to pass."""
         deadlines = (self._timer.due_at_ms(self._now_ms), self._pending.next_expiry_ms)
         return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
 
@@ -258,13 +243,10 @@ class CheckpointCoordinator:
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:
-        """Process an event.
+        """Process an event and return the actions to carry out in this order.
 
-        An event that no longer matters, such as the report of an unknown attempt, changes nothing.
-        A late event is treated as happening now: time never goes back.
-
-        Returns:
-            The actions to carry out, in this order.
+        The report of an unknown attempt changes nothing. A late event happens now: time never goes
+        back.
         """
         self._now_ms = max(self._now_ms, event.at_ms)
         return list(chain(self._react(event), self._start_waiting()))
@@ -370,8 +352,8 @@ class CheckpointCoordinator:
             yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
 
     def _fire_timer(self) -> Iterator[Action]:
-        # Unlike Flink's, this timer never has more than one request queued. Otherwise a long savepoint
-        # would be followed by a burst of checkpoints of the same commit.
+        # Unlike Flink's, this timer has at most one request queued: a long savepoint would
+        # otherwise be followed by a burst of checkpoints of the same commit.
         if self._timer.fires(self._now_ms) and TIMER_REQUEST not in self._decider.waiting:
             yield from self._submit(TIMER_REQUEST)
 
@@ -398,7 +380,7 @@ class CheckpointCoordinator:
 
     def _attempt_lost(self, attempt: Attempt, reason: Reason, detail: str) -> Iterator[Action]:
         if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Without its savepoint the query must not stop: it continues as before.
+            # Without its savepoint the query continues as before.
             self._stop_request = None
             self._timer.start(self._now_ms)
         exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)

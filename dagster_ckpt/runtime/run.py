@@ -39,7 +39,7 @@ class EndKind(Enum):
     FAILED: The query failed, or too many checkpoints did.
     LEASE_LOST: Another execution is the writer.
     SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
-    STALLED: It stalled for longer than the stream allows, or its JVM did not answer.
+    STALLED: It made no progress for longer than the stream allows, or its JVM did not answer.
     """
 
     FINISHED = "FINISHED"
@@ -64,9 +64,8 @@ class QueryEnd:
     """The end of one query.
 
     Attributes:
-        kind: How it ended.
         reason: A message for users.
-        savepoint: The savepoint it was stopped with, for FINISHED.
+        savepoint: For FINISHED.
         trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
     """
 
@@ -86,21 +85,23 @@ class RunRequest:
     Attributes:
         run_id: Id of the surrounding run in the orchestrator.
         start_query: Starts the query in a live directory.
-        describe: Describes the query that `start_query` will start. Called before anything is changed. None: nothing
-            is known about the query until it runs.
+        describe: Describes the query that `start_query` will start, before anything is changed;
+            None: it cannot.
         start_from: Where the query starts.
         cause: Whether a user or a restart started this run.
         start_request_id: The request in the catalog that this run answers, if any.
         restart_of: The execution that this run restarts, if any.
-        jvm_pid: Pid of the JVM that runs the query, or `UNSEEN_JVM` for Spark Connect. None: no JVM is involved.
+        jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM is
+            involved.
         application: The Spark application of this process.
         interrupted: Returns True once the process has been interrupted.
-        interrupted_as: Called after `interrupted` has ended the run. Returns the status of its execution; None if
-            that is not known yet, and the supervisor decides.
-        holder_is_over: Returns whether the run of a lease holder is recorded as ended.
-        is_launched: Whether a supervisor launches the runs of this stream, also while its query runs.
+        interrupted_as: The status of an execution that was interrupted; None if the supervisor
+            decides.
+        holder_is_over: Whether the run of a lease holder is recorded as ended.
+        is_launched: Whether a supervisor launches the runs of this stream, also while its query
+            runs.
         ttl_ms: Time to live of the lease without a renewal.
-        wall_clock: Clock for the timestamps of records.
+        wall_clock: For the timestamps of records.
     """
 
     run_id: str
@@ -127,8 +128,7 @@ class Outcome:
     Attributes:
         end: The end of the last query.
         execution_id: The last execution.
-        terminal_failure: Why the restart strategy does not restart the failed query, in the strategy's words.
-        savepoint: The savepoint that the stream was stopped with, if any.
+        terminal_failure: Why the restart strategy does not restart the failed query.
     """
 
     end: QueryEnd

@@ -63,7 +63,7 @@ REQUEST_POLL_MS = 500
 REPORT_AFTER_MS = 60_000
 
 
-# A table may be made by the first batch.
+# The first batch may create a table.
 LOOKS_AT_SINKS = 3
 
 
@@ -89,7 +89,7 @@ class Supervisor:
         lease: The lease that makes this process the writer.
         interrupted: Returns True once the surrounding process has been interrupted.
         predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: Clock for the timestamps of records.
+        wall_clock: For the timestamps of records.
     """
 
     def __init__(
@@ -230,7 +230,8 @@ class Supervisor:
                 and handled.number == self._savepoint_to_stop_with
                 and self._end is None
             ):
-                # A savepoint that completed too late is discarded, so it does not end the query either.
+                # A savepoint that completed too late is discarded, so it does not end the query
+                # either.
                 why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
                 self._end = QueryEnd(
                     EndKind.SAVEPOINT_FAILED, f"the savepoint of the stop request failed, the query continues: {why}"
@@ -272,7 +273,7 @@ class Supervisor:
         if not self._is_stopped:
             self._log.note(self._query.recent_progress())
         now_ms = monotonic_ms()
-        # A query may end between two heartbeats; its last batch and its sinks are recorded all the same.
+        # A query may end between two heartbeats; its last batch is recorded all the same.
         if now_ms < self._next_heartbeat_ms and not is_last:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
@@ -280,13 +281,12 @@ class Supervisor:
         if self._still.is_over(REPORT_AFTER_MS) and not before.is_over(REPORT_AFTER_MS):
             stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
             log_message(self._stream_id, f"{_describe_stall(self._still)}. Its thread is{stack or ' not visible'}")
-        # A temporarily unavailable catalog must not end the query. The lease decides whether this process is still the
-        # writer.
+        # The lease, not an unavailable catalog, decides whether this process is still the writer.
         with suppress(CatalogError):
             self._beat()
 
     def _note_sinks(self) -> None:
-        """Find out which tables and topics the first batches have written to, as far as the start did not know them."""
+        """Identify the tables and topics of the first batches that the start did not know."""
         latest = self._log.latest
         if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
             return
@@ -307,7 +307,7 @@ class Supervisor:
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
-                # Before the first report: the sinks named at the start.
+                # Before the first report: those named at the start.
                 "sinks": list(self._attempts.sinks),
                 SINK_IDS: self._sink_ids,
                 # Before the first batch Spark may still be planning the query.
@@ -332,7 +332,7 @@ class Supervisor:
 
     def _take_requests(self) -> None:
         lease = self._lease.record
-        # A stop whose answer from the catalog was lost comes first: it may have been recorded.
+        # A stop whose answer was lost comes first: it may have been recorded.
         pending = [*self._stop_requested, *self._catalog.requests.pending(self._stream_id)]
         for request in pending:
             if request.kind in ENDS_BY_REQUEST:

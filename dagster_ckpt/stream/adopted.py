@@ -1,10 +1,9 @@
 """An adopted checkpoint directory: one that plain Spark wrote, and from which a stream continues.
 
-Until the stream's first start, the query that wrote the directory may still run; adopting only reads.
-A snapshot of it is then no recovery point: a restore would roll back the sinks of that query. So an
-adoption is registered as begun before its snapshot is taken, and until it is finished or dropped every
-start is refused. The start takes the directory over. It first leaves a claim there, which names the stream and its
-deployment: two deployments may have adopted the same directory, and only one may continue from it.
+Until the stream's first start, the query that wrote the directory may still run, so adopting only
+reads and a snapshot of it is no recovery point: a restore would roll back that query's sinks. Every
+start is refused until the adoption is finished or dropped. The start leaves a claim in the
+directory, because only one of several deployments that adopted it may continue from it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Adopted:
     """The adopted directory that is a stream's current live directory.
 
     Attributes:
-        directory: The directory.
         in_place: The stream's query runs in this very directory, instead of in a clone.
         is_pending: No start of the stream has taken it over yet.
     """
@@ -43,7 +41,7 @@ class Adopted:
 
 
 def adopted_directory(record: StreamRecord) -> Adopted | None:
-    """The adopted directory of a stream; None if its live directory is one that it created."""
+    """The adopted directory of a stream; None if the stream created its live directory."""
     origin, live = record.origin, record.live_directory
     if origin is None or origin.kind is not OriginKind.ADOPTED or origin.directory is None or live is None:
         return None
@@ -59,7 +57,7 @@ def pending_adoption(adopted: Adopted, batch_id: int) -> dict[str, object]:
 
 
 def begun_adoption(record: StreamRecord, directory: str) -> dict[str, object]:
-    """What the catalog keeps while a directory is being adopted, in addition to what was pending before."""
+    """What the catalog keeps while a directory is being adopted."""
     return {**(record.pending_restore or {}), "adopting": directory, "first_number": record.next_number}
 
 
@@ -81,7 +79,7 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
 
 
 def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
-    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over."""
+    """The adopted directory of a snapshot if its query may still run: the stream never took it over."""
     directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
     if not isinstance(directory, str):
         return None
@@ -92,7 +90,7 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
     """Refuse to restore a snapshot of an adopted directory beside the query that wrote it."""
     if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
-        # The adopted directory, which this start takes over, or one of the stream's own, after that.
+        # This start takes the adopted directory over, or the stream has left it behind.
         return
     directory = unclaimed_directory(stream, snapshot)
     if snapshot is not None and directory is not None:
@@ -105,7 +103,7 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none."""
+    """The claim in a checkpoint directory, or None."""
     try:
         data = live.folder.read(CLAIM, _LONGEST)
     except FileNotFoundError:

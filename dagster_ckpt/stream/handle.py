@@ -1,4 +1,4 @@
-"""A stream as its operators and its executions see it: its options, its directories, its sinks."""
+"""A stream as its operators and its executions see it: its settings and its directories."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import location_url
 from dagster_ckpt.values.validation import checked_stream_id
 
-# An unfinished directory has the suffix `.partial`, the temporary copies of a rewrite of state have `.source` and
-# `.staged`, and the one in which lost batches are replayed `.replayed`. Names without a token predate this rule.
+# Suffixes: `.partial` unfinished, `.source` and `.staged` temporary copies of a state rewrite,
+# `.replayed` for lost batches. Names without a token predate this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
 
 
 def live_folders(live_root: str) -> list[str]:
-    """Names of the folders in a live root that hold live directories: the ids of streams, sorted."""
+    """Folders in a live root that hold live directories: the ids of streams, sorted."""
     root = LiveDirectory(live_root.rstrip("/")).folder
     return [
         name
@@ -38,7 +38,6 @@ class BuiltDirectory:
     """A live directory that exists in storage, whether or not the catalog knows it.
 
     Attributes:
-        live: The directory.
         generation: Its number among the stream's live directories.
         token: Token of the lease under which it was created; 0 if its name carries none.
     """
@@ -49,7 +48,7 @@ class BuiltDirectory:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it was not yet renamed to its final name, or never will be."""
+        """Whether it was never renamed to its final name."""
         return "." in self.live.url.rpartition("/")[2]
 
 
@@ -61,26 +60,19 @@ class StreamHandle:
         stream_id: Stable id of the streaming asset; the name of its folder in storage.
         name: Name of the query in Spark.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
-        catalog: The record of streams, executions, snapshots, requests and events.
-        store: Where this stream's snapshots are stored.
-        options: Checkpointing options.
-        restart: What happens after a failure.
-        live_root: Folder of live directories. This stream's are
+        live_root: The stream's live directories are
             `<live_root>/<stream_id>/live-<generation>-<token>`.
-        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this. They must
-            reach live directories and snapshots by the same URLs. None: the process that supervises the
-            query always copies.
-        backend: How the query keeps its state. None uses the session's settings without checking them.
-            Its `transfer_threads` copy files while a snapshot is taken or restored.
+        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this. They
+            must reach live directories and snapshots by the same URLs. None: the supervising
+            process always copies.
+        backend: How the query keeps its state. None: the session's settings, unchecked. Its
+            `transfer_threads` copy files.
         on_backend_change: What a start does with state of another backend.
-        state_partitions: The configured number of state partitions. None: that of the state, or of the
-            session for a query that has none.
-        stall_timeout_ms: Fails the run if the query makes no progress for this long and no task is
-            running, so that the restart strategy starts a new one. None: never. See `StallDetector`.
-        code_version: Version of the code that defines the query, as its owner names it; snapshots
-            record it.
-        storage: The configured storage that `store` was opened from; None if unknown. The catalog
-            records it without credentials.
+        state_partitions: None: those of the state, or of the session for a query without state.
+        stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`);
+            None: never.
+        code_version: Version of the code that defines the query; snapshots record it.
+        storage: The configuration that `store` was opened from; None if unknown.
     """
 
     stream_id: str
@@ -111,21 +103,11 @@ class StreamHandle:
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The live directory that a lease holder creates. No other holder builds or deletes under this name.
-
-        Args:
-            generation: Its number among the stream's live directories; every restore creates a new one.
-            token: Token of the lease under which it is created.
-        """
+        """The live directory that the holder of a token creates; no other holder builds or deletes it."""
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """Path of a lease holder's next live directory, unused even if the catalog has lost track.
-
-        Args:
-            generation: Number of the previous one, according to the catalog.
-            token: Token of the lease under which it is created.
-        """
+        """The next live directory, unused even if the catalog, which gives `generation`, has lost track."""
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
 
@@ -144,11 +126,11 @@ class StreamHandle:
     def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:
         """Live directories that the query used after what the catalog knows, oldest first.
 
-        None if the catalog knows no start of the stream: then nothing says whose they are.
+        Empty if the catalog knows no start of the stream: then their owner cannot be determined.
         """
         if record.live_generation == 0:
             return []
-        # What an interrupted start left behind has a number too, which the catalog does not count.
+        # What an interrupted start left has a number too, which the catalog does not count.
         name = _LIVE_DIRECTORY.fullmatch((record.live_directory or "").rstrip("/").rpartition("/")[2])
         known = max(record.live_generation, int(name["generation"]) if name is not None else 0)
         return [
@@ -189,7 +171,7 @@ class StreamHandle:
 
 
 def _is_used(live: LiveDirectory) -> bool:
-    # A process that was killed as it created or deleted a directory leaves an empty one.
+    # A process killed as it created or deleted a directory leaves an empty one.
     names = live.folder.list()
     return bool(names) and NOT_IN_USE not in names
 

@@ -1,7 +1,7 @@
-"""The sinks of a stream: which it has written to, and what the catalog and snapshots record of its tables and topics.
+"""The sinks of a stream: which it wrote to, and what the catalog records of its tables and topics.
 
-`sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for each sink, by
-its name: the id of its table or topic, and the newest batch of the stream in it.
+`sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for
+each sink by name: the id of its table or topic, and the stream's newest batch in it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class KnownSink:
 
     Attributes:
         identity: Its id; None if none is recorded.
-        batch: The newest batch that the stream had written there when that was recorded; None if it had written none.
-        goes_on: Whether the stream has written there since: then also what it has committed later.
+        batch: The newest batch of the stream in it at that time; None: none.
+        goes_on: The stream has written there since, so what it committed later is there too.
     """
 
     identity: str | None
@@ -39,14 +39,14 @@ class KnownSink:
     goes_on: bool = False
 
     def expected(self, batch_id: int) -> int | None:
-        """The newest batch up to this one that the table or topic must have; None if it need not have any."""
+        """The newest batch up to this one that it must have; None if it need not have any."""
         if self.goes_on:
             return batch_id
         return None if self.batch is None else min(batch_id, self.batch)
 
 
 def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, Any]:
-    """The entries of `sink_ids` for the tables and topics as they are now; one that cannot be asked has none."""
+    """The entries of `sink_ids` for tables and topics as they are now; one that is unavailable has none."""
     seen: dict[str, Any] = {}
     for sink in sinks:
         with suppress(CkptError):
@@ -67,12 +67,7 @@ def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
 
 
 def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> KnownSink | None:
-    """What the executions of a stream record of a sink; None if the stream did not write there last.
-
-    Args:
-        executions: The executions, the newest first.
-        sink: The sink.
-    """
+    """What executions, newest first, record of a sink; None if the stream did not write there last."""
     records = [each.progress or {} for each in executions]
     identity = next((known.identity for each in records if (known := known_in(each, sink)) is not None), None)
     for record in records:
@@ -122,7 +117,7 @@ def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[s
 
 
 def query_ids_of(stream: StreamHandle) -> list[str]:
-    """The ids that the stream's query has had, as far as its executions, snapshots and live directory tell."""
+    """The query ids that the stream's executions, snapshots and live directory name."""
     known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
     known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
     record = stream.catalog.streams.get(stream.stream_id)

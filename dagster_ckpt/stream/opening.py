@@ -1,4 +1,4 @@
-"""Opens streams for operators: by the catalog's record of them, without the code that defines their queries."""
+"""Open streams by the catalog's record of them, without the code that defines their queries."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class StreamSource(Protocol):
         """The catalog."""
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream, without opening its storage."""
+        """The id of a stream, without opening its storage; StreamNotFoundError if there is none."""
 
     def on_storage(self) -> list[str]:
         """Ids of the streams that may have state, whether or not the catalog knows them."""
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream.
+        """Open a stream; StreamNotFoundError if there is none.
 
         Args:
             stream: Its stream id, or the key of an asset that it writes.
-            new_like: The stream may be one that was never started; its unknown settings are then those
-                of this stream, which may be the same.
+            new_like: The stream may never have been started; it then gets the settings of this
+                stream.
         """
 
 
@@ -58,9 +58,8 @@ class RecordedStreams:
     """Streams with the settings that the catalog recorded when they last ran.
 
     Attributes:
-        catalog: The catalog.
-        storage: Credentials for the recorded storages, and the storage of streams whose storage is not
-            recorded.
+        storage: Credentials for the recorded storages, and the storage of streams whose storage is
+            not recorded.
         live_root: Folder of live directories of streams whose folder is not recorded.
         options: Checkpointing options that take precedence over recorded ones, by stream id.
     """
@@ -71,11 +70,11 @@ class RecordedStreams:
     options: Mapping[str, CheckpointOptions] = field(default_factory=dict)
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream."""
+        """See `StreamSource`."""
         return self.catalog.streams.named(stream).stream_id
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream."""
+        """See `StreamSource`."""
         record = self._find(stream) if new_like is not None else self.catalog.streams.named(stream)
         known = record or (self._find(new_like) if new_like is not None else None)
         settings = RecordedSettings.of_record(known.options if known is not None else {})
@@ -95,7 +94,7 @@ class RecordedStreams:
         )
 
     def on_storage(self) -> list[str]:
-        """Ids of the streams that have checkpoints in the given storage or live directories in the given folder."""
+        """Streams with checkpoints in the given storage or live directories in the given folder."""
         if self.storage is None:
             raise OptionError(
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
@@ -146,7 +145,7 @@ class RecordedStreams:
 
 
 def storage_place(storage: CheckpointStorage | None) -> str | None:
-    """The folder of the checkpoints of a storage; None: it has none, as a storage of your own."""
+    """The folder of a storage's checkpoints; None for a storage of your own."""
     if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return None
     return storage.checkpoint_location.url if storage.checkpoint_location is not None else None

@@ -42,17 +42,13 @@ class SnapshotOrder:
     """The description of a snapshot to take.
 
     Attributes:
-        snapshot_id: Id of the snapshot, also in the catalog.
-        kind: Checkpoint or savepoint.
-        number: Number from the stream's counter; the `n` of `chk-<n>`.
+        number: From the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared; None writes everything.
         target_directory: Folder for a savepoint, instead of the configured one.
-        sinks: Sinks the query writes to, as named in its progress.
-        label: A user-defined name.
-        properties: Further properties of the snapshot.
-        renews: The checkpoint at `base`, if it may be renewed: if the position is still the same, nothing is
-            written.
+        sinks: Sinks as named in the query's progress.
+        renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same
+            position.
     """
 
     kind: SnapshotKind
@@ -71,7 +67,7 @@ class SnapshotOrder:
         checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
-        """A copy of the order that includes the planned offsets of the running batch."""
+        """The same with the planned offsets of the running batch."""
         return replace(self, carry_in_flight=True)
 
 
@@ -80,12 +76,9 @@ class TakenSnapshot:
     """A stored snapshot.
 
     Attributes:
-        order: The order it fulfils.
         batch_id: The batch after which a restore resumes.
-        query_id: Id of the Spark query.
-        stored: Its location and size.
         properties: The properties in its header.
-        renews: Id of the existing checkpoint that it is, if nothing was written; None for a new snapshot.
+        renews: Id of the existing checkpoint that it is, if nothing was written.
     """
 
     order: SnapshotOrder
@@ -97,7 +90,7 @@ class TakenSnapshot:
 
 
 def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
-    """The snapshot that most likely has most in common with a stream's next one.
+    """The snapshot that probably has most in common with a stream's next one.
 
     The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the
     newest checkpoint.
@@ -129,7 +122,7 @@ def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotReco
 
 
 def _is_unchanged(stream: StreamHandle, base: BaseSnapshot, header: SnapshotHeader) -> bool:
-    """Whether a checkpoint with this header would equal the one that it is based on, which is whole."""
+    """Whether a checkpoint with this header would equal its base, which is whole."""
     before = base.manifest.header
     if (before.kind, before.batch_id, before.query_id) != (header.kind, header.batch_id, header.query_id):
         return False
@@ -156,21 +149,19 @@ def take_snapshot(
     should_abort: Callable[[], bool] = lambda: False,
     progress: Progress = lambda _done, _total: None,
 ) -> TakenSnapshot:
-    """Cut a live directory at its newest commit and store the cut.
+    """Cut a live directory, of a running or a stopped query, at its newest commit and store the cut.
 
-    The files to read are pinned first (a few are read, most are linked), so that Spark may purge
-    during a slow upload. If Spark purges or replaces a file before that, a new cut is taken.
+    The files are pinned first (a few are read, most are linked), so that Spark may purge during a
+    slow upload. If Spark purges or replaces a file before that, a new cut is taken.
 
     Args:
         stream: The stream.
-        live: Its live directory, of a running or a stopped query.
+        live: Its live directory.
         order: The snapshot to take.
         now_ms: Creation time recorded in the snapshot.
-        on_cut: Called with the batch id as soon as the files of a consistent cut are pinned.
-        should_abort: Polled during the upload; if it returns True, the upload ends and what was
-            written is deleted.
-        progress: For a savepoint, called now and then with the number of files that were written, and of
-            those to write.
+        on_cut: Called with the batch id as soon as the files are pinned.
+        should_abort: Polled during the upload; if it returns True, what was written is deleted.
+        progress: For a savepoint, called with the number of files written, and to write.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -189,7 +180,8 @@ def _take(
 ) -> TakenSnapshot:
     is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
     base = stream.store.base(order.base) if is_checkpoint else None
-    # A snapshot without the state of a query that keeps state would look like that of one that keeps none.
+    # A snapshot without the state of a query that keeps state would look like that of one that
+    # keeps none.
     known = KnownQuery.of(order.properties.get("plan"), base.manifest.header.properties if base is not None else None)
     with staged_cut(
         live, carry_in_flight=order.carry_in_flight, sinks=sinks_of(order.sinks), base=base, known=known
@@ -275,21 +267,12 @@ class BatchFigures:
 
 
 def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
-    """Properties for a snapshot that is about to be taken.
+    """Properties for a snapshot that is about to be taken; unknown values are left out.
 
-    Args:
-        stream: The stream.
-        sinks: Its sinks, as named in the query's progress.
-        facts: What is known about the running query; None for a query that is not running. The code
-            version is then omitted: the code loaded now may not be the code that wrote the live
-            directory.
-
-    Returns:
-        `sink_ids` (see `stream/known_sinks.py`), `source_identities`, `parent_snapshot_id` (the previous snapshot on
-        this timeline, or the one that the timeline began with), `timeline`, and for a running query `code_version`,
-        `plan_fingerprint`,
-        `spark_version`, `mode` and `guarantee`. `plan` is that of the running query, else that of the
-        query that was started last. Unknown values are omitted.
+    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that the timeline
+    began with. Without `facts` the query is not running: `code_version` is left out, because the
+    code loaded now may not have written the live directory, and `plan` is that of the query started
+    last.
     """
     before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -339,19 +322,19 @@ def record_snapshot(
     lease: LeaseRecord | None,
     after_batch: bool = False,
 ) -> SnapshotRecord | NotRecorded:
-    """Record that a snapshot is complete in storage.
+    """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
 
-    If a connection breaks during a commit, the outcome is unknown. This function then sends the
-    catalog a change that only an incomplete snapshot accepts, and reads the snapshot again. If the
-    catalog does not answer, the outcome stays unknown and the bytes must stay, as in Flink after a
-    `PossibleInconsistentStateException`.
+    If the connection breaks, this sends the catalog a change that only an incomplete snapshot
+    accepts, and reads the snapshot again. If the catalog does not answer, the outcome stays unknown
+    and the bytes must stay, as in Flink after a `PossibleInconsistentStateException`. The same
+    holds after a LeaseLostError, which this raises.
 
     Args:
         catalog: The catalog, in which the snapshot is in progress.
         taken: The stored snapshot.
         figures: Figures of the batches since the previous snapshot.
         duration_ms: How long the attempt took.
-        lease: The lease of the run that took it; None for a savepoint of a stream that is not running.
+        lease: The lease of the run that took it.
         after_batch: Whether the execution that took it has committed a batch.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored

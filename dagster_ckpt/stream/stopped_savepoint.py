@@ -30,12 +30,7 @@ from dagster_ckpt.values.durations import wall_clock_ms
 
 @dataclass(frozen=True)
 class DirectoryToAdopt:
-    """A checkpoint directory that plain Spark wrote. Its query may be running.
-
-    Attributes:
-        url: The directory.
-        sinks: The sinks that its query writes to, as Spark names them.
-    """
+    """A checkpoint directory that plain Spark wrote, and the sinks of its query, which may be running."""
 
     url: str
     sinks: Sequence[str] = ()
@@ -63,9 +58,10 @@ def savepoint_of_stopped_stream(
         target_directory: Folder for it, instead of the configured one.
         schedule: Name of the schedule that requests it, if any.
         trigger: Why it is taken, if no schedule requests it.
-        lease: The lease of the stream, if its run takes the savepoint before it starts the query.
-        adopting: A directory of plain Spark that the stream is about to adopt, instead of its live directory.
-        progress: Called now and then with the number of files that were written, and of those to write.
+        lease: The lease, if the stream's run takes the savepoint before it starts the query.
+        adopting: A directory of plain Spark that the stream is about to adopt, instead of its live
+            directory.
+        progress: Called now and then with the number of files written, and to write.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url

@@ -404,7 +404,7 @@ class AttemptRunner:
             # Before the request is answered: a process killed after that stays stopped.
             lease, end = self._lease.record, QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded)
             self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end))
-        self._answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
+        self.answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
         return AttemptCompleted(monotonic_ms(), number)
 
     def _in_catalog(self, running: _Running, taken: TakenSnapshot) -> SnapshotRecord | NotRecorded:
@@ -451,11 +451,12 @@ class AttemptRunner:
         lease, snapshots = self._lease.record, self._catalog.snapshots
         streak = self._tally(attempt, reason) if reason is not None else None
         self._retry_queue.run(lambda: snapshots.fail(lease, snapshot_id, why, streak=streak))
-        self._answer(attempt.request_id, RequestStatus.FAILED, error=why)
+        self.answer(attempt.request_id, RequestStatus.FAILED, error=why)
 
-    def _answer(
+    def answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
+        """Resolve a request, now or once the catalog is available."""
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
             self._retry_queue.run(

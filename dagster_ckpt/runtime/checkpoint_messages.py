@@ -122,21 +122,13 @@ class CheckpointFailureReason(Enum):
         FailureSide.COORDINATOR,
         "The catalog or the target storage was unavailable before the snapshot was cut.",
     )
-    CHECKPOINT_EXPIRED = (
-        True,
-        FailureSide.COORDINATOR,
-        "The attempt took longer than the checkpoint timeout.",
-    )
+    CHECKPOINT_EXPIRED = (True, FailureSide.COORDINATOR, "The attempt took longer than the checkpoint timeout.")
     CHECKPOINT_DECLINED = (
         True,
         FailureSide.QUERY,
         "No consistent cut was possible: a file that a restore needs is missing in the live directory, or damaged.",
     )
-    CHECKPOINT_ASYNC_EXCEPTION = (
-        True,
-        FailureSide.QUERY,
-        "The cut was made, but its files could not be stored.",
-    )
+    CHECKPOINT_ASYNC_EXCEPTION = (True, FailureSide.QUERY, "The cut was made, but its files could not be stored.")
     FINALIZE_CHECKPOINT_FAILURE = (
         True,
         FailureSide.COORDINATOR,
@@ -152,31 +144,15 @@ class CheckpointFailureReason(Enum):
         FailureSide.COORDINATOR,
         "The minimum pause since the last completed snapshot has not elapsed.",
     )
-    TOO_MANY_CHECKPOINT_REQUESTS = (
-        False,
-        FailureSide.COORDINATOR,
-        "Too many requests are waiting.",
-    )
-    NOT_ALL_REQUIRED_TASKS_RUNNING = (
-        False,
-        FailureSide.COORDINATOR,
-        "The query is not running.",
-    )
+    TOO_MANY_CHECKPOINT_REQUESTS = (False, FailureSide.COORDINATOR, "Too many requests are waiting.")
+    NOT_ALL_REQUIRED_TASKS_RUNNING = (False, FailureSide.COORDINATOR, "The query is not running.")
     PERIODIC_SCHEDULER_SHUTDOWN = (
         False,
         FailureSide.COORDINATOR,
         "Periodic checkpoints are off while the query stops.",
     )
-    CHECKPOINT_SUBSUMED = (
-        False,
-        FailureSide.COORDINATOR,
-        "A newer checkpoint was completed first.",
-    )
-    CHECKPOINT_COORDINATOR_SUSPEND = (
-        False,
-        FailureSide.COORDINATOR,
-        "The query is stopping or has stopped.",
-    )
+    CHECKPOINT_SUBSUMED = (False, FailureSide.COORDINATOR, "A newer checkpoint was completed first.")
+    CHECKPOINT_COORDINATOR_SUSPEND = (False, FailureSide.COORDINATOR, "The query is stopping or has stopped.")
 
 
 @dataclass(frozen=True)

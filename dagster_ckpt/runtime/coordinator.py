@@ -14,7 +14,6 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Attempt,
     AttemptCompleted,
     AttemptFailed,
-    CheckpointFailureReason,
     CleaningChanged,
     CutTaken,
     Discard,
@@ -69,7 +68,7 @@ class FailureCounter:
         """Counted failures since the last success."""
         return len(self._counted)
 
-    def exceeded_by(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
+    def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
         """Record a failure and return whether it exceeds the tolerated number.
 
         An attempt counts once, and not at all if it or a later one succeeded. After True the
@@ -83,7 +82,7 @@ class FailureCounter:
         self._counted.clear()
         return True
 
-    def tally(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> FailureTally | None:
+    def tally(self, number: int, kind: TriggerKind, reason: Reason) -> FailureTally | None:
         """The streak with a failure that is about to be recorded; None if that does not count."""
         if self._tolerable >= UNLIMITED or not _counts(kind, reason):
             return None
@@ -98,7 +97,7 @@ class FailureCounter:
             self._counted.clear()
 
 
-def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
+def _counts(kind: TriggerKind, reason: Reason) -> bool:
     match kind:
         case TriggerKind.CHECKPOINT:
             return reason.counts
@@ -116,7 +115,7 @@ class PendingAttempts:
 
     def __init__(self) -> None:
         self._pending: dict[int, Attempt] = {}
-        self._aborted: dict[int, CheckpointFailureReason] = {}
+        self._aborted: dict[int, Reason] = {}
         self._triggering: int | None = None
 
     def __len__(self) -> int:
@@ -152,7 +151,7 @@ class PendingAttempts:
         self.cut_taken(number)
         return self._pending.pop(number, None)
 
-    def abort(self, which: Callable[[Attempt], bool], reason: CheckpointFailureReason) -> tuple[Attempt, ...]:
+    def abort(self, which: Callable[[Attempt], bool], reason: Reason) -> tuple[Attempt, ...]:
         """Remove the matching attempts, oldest first, and keep the reason until their work has ended."""
         chosen = tuple(attempt for attempt in self._pending.values() if which(attempt))
         for attempt in chosen:
@@ -160,14 +159,9 @@ class PendingAttempts:
             self._aborted[attempt.number] = reason
         return chosen
 
-    def abort_settled(self, number: int) -> CheckpointFailureReason | None:
+    def abort_settled(self, number: int) -> Reason | None:
         """Forget an aborted attempt whose work has ended, and return its reason; None for other attempts."""
         return self._aborted.pop(number, None)
-
-
-def expired_at(now_ms: int) -> Callable[[Attempt], bool]:
-    """Match attempts that have expired."""
-    return lambda attempt: attempt.expires_at_ms <= now_ms
 
 
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
@@ -233,7 +227,7 @@ class CheckpointCoordinator:
         """The queued requests, the next one first."""
         return self._decider.waiting
 
-    def failure_tally(self, attempt: Attempt, reason: CheckpointFailureReason) -> FailureTally | None:
+    def failure_tally(self, attempt: Attempt, reason: Reason) -> FailureTally | None:
         """How the failure of an attempt counts, before it is reported here; None if it does not count."""
         return self._failures.tally(attempt.number, attempt.kind, reason)
 
@@ -344,7 +338,7 @@ class CheckpointCoordinator:
     # Time passes
 
     def _expire(self) -> Iterator[Action]:
-        expired = self._pending.abort(expired_at(self._now_ms), Reason.CHECKPOINT_EXPIRED)
+        expired = self._pending.abort(lambda attempt: attempt.expires_at_ms <= self._now_ms, Reason.CHECKPOINT_EXPIRED)
         for attempt in expired:
             yield Abort(attempt.number, Reason.CHECKPOINT_EXPIRED)
         for attempt in expired:

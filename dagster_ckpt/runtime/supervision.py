@@ -51,22 +51,12 @@ from dagster_ckpt.stream.liveness import jvm_of
 from dagster_ckpt.values.durations import Clock, monotonic_ms, rounded_duration
 
 POLL_S = 0.25
-
-
 HEARTBEAT_MS = 2_000
-
-
 REQUEST_POLL_MS = 500
-
-
 # Longer than the usual time between two signs of activity.
 REPORT_AFTER_MS = 60_000
-
-
 # The first batch may create a table.
 LOOKS_AT_SINKS = 3
-
-
 # A stalled query may not react to an interrupt either.
 STOP_STALLED_MS = 60_000
 
@@ -238,28 +228,20 @@ class Supervisor:
                 )
 
     def _do(self, action: Action) -> list[Event]:
-        if isinstance(action, StartAttempt):
-            return self._attempts.start(action.attempt)
-        if isinstance(action, Abort):
-            return self._attempts.abort(action)
-        if isinstance(action, Discard):
-            self._attempts.discard_late(action.number)
-        elif isinstance(action, Refuse):
-            self._refuse(action)
-        elif isinstance(action, FailQuery):
-            self._end = self._end or QueryEnd(EndKind.FAILED, f"{action.reason.name}: {action.detail}")
-        elif isinstance(action, StopQuery):
-            savepoint = self._attempts.snapshot(action.number)
-            self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, savepoint)
+        match action:
+            case StartAttempt(attempt=attempt):
+                return self._attempts.start(attempt)
+            case Abort():
+                return self._attempts.abort(action)
+            case Discard(number=number):
+                self._attempts.discard_late(number)
+            case Refuse(request_id=request_id, reason=reason, detail=detail):
+                self._attempts.answer(request_id, RequestStatus.FAILED, error=f"{reason.name}: {detail}")
+            case FailQuery(reason=reason, detail=detail):
+                self._end = self._end or QueryEnd(EndKind.FAILED, f"{reason.name}: {detail}")
+            case StopQuery(number=number):
+                self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, self._attempts.snapshot(number))
         return []
-
-    def _refuse(self, action: Refuse) -> None:
-        request_id, why = action.request_id, f"{action.reason.name}: {action.detail}"
-        if request_id is not None:
-            lease = self._lease.record
-            self._retry_queue.run(
-                lambda: self._catalog.requests.resolve(lease, request_id, RequestStatus.FAILED, error=why)
-            )
 
     @property
     def _is_stopped(self) -> bool:

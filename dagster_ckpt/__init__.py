@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from dagster_ckpt.operations.health_facts import HealthSettings
     from dagster_ckpt.operations.launching import DriverLaunch
     from dagster_ckpt.orchestration.assets.downstream import reading_checkpoint
-    from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
     from dagster_ckpt.orchestration.assets.stream import StreamSpec
-    from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
+    from dagster_ckpt.orchestration.assets.streaming_asset import (
+        external_streaming_asset,
+        streaming_asset,
+        streaming_multi_asset,
+    )
     from dagster_ckpt.orchestration.component.component import StreamsComponent
     from dagster_ckpt.orchestration.definitions import stream_definitions
     from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
@@ -64,7 +67,7 @@ _MODULES = {
     "HealthSettings": "operations.health_facts",
     "DriverLaunch": "operations.launching",
     "reading_checkpoint": "orchestration.assets.downstream",
-    "external_streaming_asset": "orchestration.assets.external_asset",
+    "external_streaming_asset": "orchestration.assets.streaming_asset",
     "StreamSpec": "orchestration.assets.stream",
     "streaming_asset": "orchestration.assets.streaming_asset",
     "streaming_multi_asset": "orchestration.assets.streaming_asset",

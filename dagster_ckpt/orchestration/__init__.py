@@ -13,9 +13,13 @@ from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
-from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.streaming_asset import default_freshness, streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration.assets.streaming_asset import (
+    default_freshness,
+    external_streaming_asset,
+    streaming_asset,
+    streaming_multi_asset,
+)
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions

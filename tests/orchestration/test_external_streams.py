@@ -17,8 +17,8 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG, START_REQUEST_TAG

@@ -89,12 +89,11 @@ def changed_fields(
 
 
 def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:
-    """Detach the newest planned materialization of each asset from its run.
+    """Detach the newest planned materialization of each asset from its run, by reporting a runless one.
 
-    `AutomationCondition` considers an asset in progress from the launch of a run until that run
-    materializes the asset, and `eager()` starts nothing downstream in the meantime. A stream's run
-    lasts for weeks, and its checkpoints are reported outside of it, as runless events. Reporting a
-    runless planned materialization makes the asset not in progress.
+    `AutomationCondition` considers an asset in progress until its run materializes it. A stream's run lasts
+    for weeks, and its checkpoints are reported as runless events, so `eager()` would start nothing
+    downstream.
     """
     for key in keys:
         event = dg.DagsterEvent(

@@ -190,6 +190,21 @@ FAILURE_RATE = WholeNumber("failure_rate", minimum=1, unit="of failures")
 FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA_MAX_MS)
 
 
+class _DelayedRestart(DecidingRestartStrategy):
+    """A strategy with durations, which Flink and people write differently."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return self._described(iso_duration, "f")
+
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration, "g")
+
+    @abstractmethod
+    def _described(self, duration: Callable[[int], str], number: str) -> str: ...
+
+
 @dataclass(frozen=True)
 class NoRestartStrategyConfiguration(DecidingRestartStrategy):
     """The first failure ends the stream."""
@@ -205,7 +220,7 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
 
 
 @dataclass(frozen=True, init=False)
-class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
     """A limited number of restarts, each after the same delay.
 
     A negative value is refused by `validate`, as PyFlink refuses it when the stream starts.
@@ -224,15 +239,8 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         object.__setattr__(self, "restart_attempts", _as_pyflink(ATTEMPTS, restart_attempts))
         object.__setattr__(self, "delay_ms", _as_pyflink(DELAY, delay_between_attempts_interval))
 
-    def get_description(self) -> str:
-        """Return Flink's sentence."""
-        return self._described(iso_duration)
-
-    def described(self) -> str:
-        """Return the same with durations as a person reads them."""
-        return self._described(rounded_duration)
-
-    def _described(self, duration: Callable[[int], str]) -> str:
+    def _described(self, duration: Callable[[int], str], number: str) -> str:
+        del number
         return f"Restart with fixed delay ({duration(self.delay_ms)}). #{self.restart_attempts} restart attempts."
 
     def get_restart_attempts(self) -> int:
@@ -259,7 +267,7 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
 
 @dataclass(frozen=True, init=False)
-class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
+class FailureRateRestartStrategyConfiguration(_DelayedRestart):
     """Restarts until the failure rate exceeds a limit.
 
     A value out of range is refused by `validate`, as PyFlink refuses it when the stream starts.
@@ -284,15 +292,8 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         object.__setattr__(self, "failure_interval_ms", _as_pyflink(FAILURE_INTERVAL, failure_interval))
         object.__setattr__(self, "delay_ms", _as_pyflink(DELAY_INTERVAL, delay_between_attempts_interval))
 
-    def get_description(self) -> str:
-        """Return Flink's sentence."""
-        return self._described(iso_duration)
-
-    def described(self) -> str:
-        """Return the same with durations as a person reads them."""
-        return self._described(rounded_duration)
-
-    def _described(self, duration: Callable[[int], str]) -> str:
+    def _described(self, duration: Callable[[int], str], number: str) -> str:
+        del number
         return (
             f"Failure rate restart with maximum of {self.failure_rate} failures "
             f"within interval {duration(self.failure_interval_ms)} and fixed delay {duration(self.delay_ms)}."
@@ -353,13 +354,12 @@ _ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
 
 
 @dataclass(frozen=True)
-class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
     """Restarts with exponential back-off, which is reset after the stream has been healthy for long enough.
 
     Flink's default while checkpointing is on (since 1.19, FLIP-364).
 
     Attributes:
-        initial_backoff_ms: First and shortest delay.
         max_backoff_ms: Longest delay, jitter included.
         backoff_multiplier: Growth from one delay to the next, above 1.
         reset_backoff_threshold_ms: Healthy time after which delays and attempts are reset.
@@ -397,14 +397,6 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
             raise OptionError(f"backoff_multiplier is {self.backoff_multiplier}, but must be a number above 1.")
         if not 0 <= self.jitter_factor <= 1:
             raise OptionError(f"jitter_factor is {self.jitter_factor}, but must be a number from 0 to 1.")
-
-    def get_description(self) -> str:
-        """Return Flink's sentence."""
-        return self._described(iso_duration, "f")
-
-    def described(self) -> str:
-        """Return the same with durations as a person reads them."""
-        return self._described(rounded_duration, "g")
 
     def _described(self, duration: Callable[[int], str], number: str) -> str:
         return (

@@ -147,12 +147,9 @@ class Stream:
     Attributes:
         name: Name of the op that runs it, and of the query in Spark.
         untranslated_name: The same without a translator.
-        keys: The assets it writes; each completed snapshot is reported on all of them. Empty for an op
-            outside assets.
-        code_version: Version of the code that defines the query, if given.
+        keys: The assets it writes, on all of which snapshots are reported; empty for an op outside assets.
         start_job: The Dagster job that runs it; None if something outside Dagster starts it.
         runs_externally: Whether its query runs in a process that outlives the runs of its start job.
-        translator: Names its jobs, sensors and schedules, and says which resources it uses.
     """
 
     spec: StreamSpec

@@ -80,11 +80,8 @@ Report = dg.AssetMaterialization | dg.AssetObservation
 class SensorCursor:
     """The state that the sensor keeps in its cursor.
 
-    Attributes:
-        sequence: The last catalog event that was processed.
-        downstream_due: Whether downstream assets must still be started for reported snapshots.
-        downstream_at_ms: When they were last started.
-        tick: Id of the tick that reached this sequence; see `ReportMemory`.
+    `downstream_due` is whether downstream assets must still be started; `tick` the id of the tick that reached the
+    sequence, see `ReportMemory`.
     """
 
     sequence: int = 0
@@ -114,13 +111,11 @@ def build_catalog_sensor(
 ) -> dg.SensorDefinition:
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
-    Dagster keeps events forever, so one periodic checkpoint per interval is reported (see `reports`), with
-    the number of checkpoints since the last report. Dagster stores a tick's events before the cursor, so a
-    daemon that dies in between would report some twice: snapshots that are already on the asset are skipped.
+    Dagster keeps events forever, so one periodic checkpoint per interval is reported (see `reports`). Dagster stores a
+    tick's events before the cursor: after a death in between, snapshots that are already on the asset are skipped.
 
     Args:
-        streams: The streams to report on. If a stream writes several assets, each snapshot is reported
-            on all of them.
+        streams: The streams to report on, each on all of its assets.
         downstream: A job to start after new snapshots, one run at a time.
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported per interval; 0 reports each.

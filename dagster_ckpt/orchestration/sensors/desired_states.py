@@ -58,11 +58,8 @@ NextAttempt = Callable[[str, str], int | None]
 class ReconcileResult:
     """The result of reconciling all managed streams.
 
-    Attributes:
-        runs: Runs to launch. Starts are not included: they are requested in the catalog.
-        held: Streams that the restart strategy must not start now.
-        messages: What was done, for the sensor's log.
-        alerts: What users must know, also for its log.
+    `runs` has no starts, which are requested in the catalog; `held` are streams that the restart strategy
+    must not start now; `messages` and `alerts` are for the sensor's log.
     """
 
     runs: tuple[dg.RunRequest, ...]

@@ -14,9 +14,8 @@ class CheckpointingMode(Enum):
     """The guarantee of a restored query, as in Flink's `CheckpointingMode`.
 
     Attributes:
-        EXACTLY_ONCE: A snapshot is taken at a committed micro-batch: the next batch has the same offsets and
-        state as in
-            an uninterrupted run.
+        EXACTLY_ONCE: A snapshot is taken at a committed micro-batch: the next batch has the same offsets
+            and state as in an uninterrupted run.
         AT_LEAST_ONCE: A snapshot does not wait for a batch boundary. After a restore Spark may plan the running batch
             with other offsets: its rows may be processed twice but are never lost.
     """

@@ -154,7 +154,7 @@ def test_cleaning_is_a_dry_run_unless_told_otherwise(streams: Streams) -> None:
 def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
     streams: Streams, orders: StreamingAsset, how: dict[str, bool]
 ) -> None:
-    request = lifecycle.request_start(streams.orders, StartFrom.parse("batch-1", **how), origin="a test")
+    request = lifecycle.request_start(streams.orders, StartFrom("batch-1", **how), origin="a test")
 
     run = _start_run(orders, request, "a deployment")
 
@@ -165,6 +165,6 @@ def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
 def test_a_name_with_a_bar_does_not_break_a_table(streams: Streams) -> None:
     streams.wrote("foreach(a|b)")
 
-    shown = preview_metadata(lifecycle.preview(streams.orders, StartFrom.parse("batch-3")))
+    shown = preview_metadata(lifecycle.preview(streams.orders, StartFrom("batch-3")))
 
     assert "| foreach(a\\|b) | UNKNOWN |" in str(shown["dagster_ckpt/sinks"].value)

@@ -126,7 +126,7 @@ def _run_to_its_end(
                 handle,
                 resources,
                 describe,
-                state_partitions=config.state_partitions,
+                state_partitions=config.parsed().state_partitions,
                 interrupted=watch.should_stop,
             )
         else:

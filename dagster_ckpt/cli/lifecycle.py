@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
+from dagster_ckpt.cli.command import command, confirm, progress, seconds, stream_exists, timeout, yes
 from dagster_ckpt.cli.output import print_json, working
 from dagster_ckpt.cli.snapshots import last_took, note_same_label
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, start_options

@@ -20,9 +20,9 @@ from dagster_ckpt.operations import lifecycle, requests
 from dagster_ckpt.operations.hand_over import hands_over
 from dagster_ckpt.operations.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StartConfig
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.orchestration.runs.run_status import (
     START_REQUEST_TAG,
     STREAM_ID_TAG,

@@ -21,7 +21,8 @@ from click.testing import CliRunner
 
 from dagster_ckpt.catalog.history import SnapshotFigures
 from dagster_ckpt.catalog.records import RequestStatus
-from dagster_ckpt.cli.main import FAILED, commands
+from dagster_ckpt.cli.command import FAILED
+from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.ui.charts import line_chart, points
 from tests.support.golden_stream import STREAM, GoldenStream

@@ -40,6 +40,11 @@ timeout = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait; default: 600."
 )
 yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+label = click.option("--label", metavar="NAME", help="A name for the snapshot, to start from later.")
+target = click.option(
+    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
+)
+dry_run = click.option("--dry-run", is_flag=True, help="Only report what would be done.")
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

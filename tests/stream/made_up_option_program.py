@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 NAME, DESCRIPTION = "made_up", "An option that only this test has."
-_DECLARATION = f'    {NAME}: Annotated[bool, Meta(description="{DESCRIPTION}")] = False\n\n'
+_DECLARATION = f'    {NAME}: Annotated[bool, Described(description="{DESCRIPTION}")] = False\n\n'
 _MODULE = "dagster_ckpt.stream.start_from"
 
 

@@ -121,7 +121,9 @@ def relocate_output(client: Client, *, folder: str, dry_run: bool, yes: bool, as
         confirm(f"Rewrite the paths in the log of {folder}?", yes=yes)
     done = client.relocate_output(folder, dry_run=dry_run)
     verb = "would be relocated" if dry_run else "relocated"
-    message = f"{done.files} files {verb} from {done.old_place}" if done.files else "its log lists no file of another folder"
+    message = (
+        f"{done.files} files {verb} from {done.old_place}" if done.files else "its log lists no file of another folder"
+    )
     result = {"folder": done.folder, "files": done.files, "old_place": done.old_place}
     print_result(result, [f"{done.folder}: {message}"], as_json)
 

@@ -53,27 +53,23 @@ class _Names(dict[str, Any]):
 
 def parameters(method: Callable[..., Any]) -> list[Parameter]:
     """What a person may say to a method; a `StartFrom` stands for its fields."""
-    names = _Names({**method.__globals__, StartFrom.__name__: StartFrom})
-    described = _described(method)
-    found = []
-    for each in inspect.signature(method, eval_str=True, locals=names).parameters.values():
-        if each.name in _GIVEN:
-            continue
-        kind = _kind(each.annotation)
-        if kind is StartFrom:
+    described, found = _described(method), []
+    for each in _signature(method):
+        if each.annotation is StartFrom:
             found += [Parameter(*option[:4]) for option in start_options()]
-        else:
+        elif each.name not in _GIVEN:
             description = _USUAL.get(each.name) or described.get(each.name) or _UNLESS_DESCRIBED.get(each.name, "")
-            found.append(Parameter(each.name, kind, each.default, description))
+            found.append(Parameter(each.name, each.annotation, each.default, description))
     return found
 
 
 def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a method's parameters as its arguments."""
-    wanted = inspect.signature(method).parameters
-    if "start_from" in wanted and "new_query_id" in values:
-        values = {**values, "start_from": StartFrom.from_record(values)}
-    return {name: values[name] for name in wanted if name in values}
+    return {
+        each.name: StartFrom.from_record(values) if each.annotation is StartFrom else values[each.name]
+        for each in _signature(method)
+        if each.name in values
+    }
 
 
 def summary(method: Callable[..., Any]) -> str:
@@ -81,12 +77,18 @@ def summary(method: Callable[..., Any]) -> str:
     return (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
-def _kind(annotation: Any) -> type[Any]:
+def _signature(method: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a method, each with its kind as annotation."""
+    names = _Names({**method.__globals__, StartFrom.__name__: StartFrom})
+    found = inspect.signature(method, eval_str=True, locals=names).parameters.values()
+    return [each.replace(annotation=_kind(each.annotation)) for each in found]
+
+
+def _kind(annotation: Any) -> Any:
     members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
     kinds = [get_origin(each) or each for each in members if each is not NoneType]
     best = next((each for each in kinds if each is StartFrom or _is_enum(each)), kinds[0])
-    kind: type[Any] = {Mapping: dict, Sequence: list}.get(best, best)
-    return kind
+    return next((kind for origin, kind in ((Mapping, dict), (Sequence, list)) if best is origin), best)
 
 
 def _is_enum(kind: Any) -> bool:

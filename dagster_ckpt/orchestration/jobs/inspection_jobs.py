@@ -43,12 +43,7 @@ class VerifyConfig(StreamConfig):
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that inspect these streams' live directories and snapshots.
-
-    Returns:
-        `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, which is separate because it
-        starts Spark.
-    """
+    """Build `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, which is separate because it starts Spark."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -199,13 +194,7 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
 
 
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:
-    """A stream as Dagster metadata.
-
-    Args:
-        catalog: The catalog.
-        stream_id: A stream that the catalog contains.
-        limit: Rows of each table.
-    """
+    """A stream as Dagster metadata."""
     handle = catalog.streams.get(stream_id)
     snapshots = catalog.snapshots.completed(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)

@@ -43,11 +43,7 @@ class HistoryConfigSchema(dg.Config):
     )
 
     def policy(self) -> RetentionPolicy:
-        """The policy that decides which savepoints of the schedule are kept.
-
-        Raises:
-            OptionError: A value is not valid, or both a policy and a limit are given.
-        """
+        """The policy that decides which savepoints of the schedule are kept."""
         if self.keep is None:
             return SavepointHistory(self.max_count, self.max_age_ms)
         if self.max_count is not None or self.max_age_ms is not None:
@@ -75,12 +71,7 @@ class RestartConfig(StreamConfig):
 
 
 def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that operate these streams.
-
-    Returns:
-        `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`,
-        `cancel_stream_job`, `restart_stream_job` and `prefer_savepoint_job`.
-    """
+    """Build the jobs for checkpoints and savepoints, and those that stop, cancel and restart streams."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -162,11 +153,7 @@ class DesiredStateConfig(StreamConfig):
 
 
 def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs for desired states.
-
-    Returns:
-        `set_desired_state_job` and `roll_back_upgrade_job`; the supervisor sensor launches the second.
-    """
+    """Build `set_desired_state_job`, and `roll_back_upgrade_job`, which the supervisor sensor launches."""
     ops = StreamOps(streams)
 
     @ops.op

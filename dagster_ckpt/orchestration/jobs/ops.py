@@ -72,10 +72,7 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
 
 @contextmanager
 def errors_as_failure() -> Iterator[None]:
-    """Turn our own errors into step failures with their message, without retries.
-
-    The transitions of streams that the op causes are shown in the log of its run.
-    """
+    """Turn our errors into step failures without retries, and show transitions of streams in the log of the run."""
     try:
         with transitions_in_run_log(dg.OpExecutionContext.get()):
             yield
@@ -86,14 +83,7 @@ def errors_as_failure() -> Iterator[None]:
 
 
 class StreamOps:
-    """Makes the ops and jobs of some streams, and finds the stream that a run operates.
-
-    Args:
-        streams: The streams. Other streams of the code location are not found.
-
-    Raises:
-        OptionError: The streams have different translators.
-    """
+    """Makes the ops and jobs of some streams, which share a translator, and finds the stream that a run operates."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
@@ -119,12 +109,7 @@ class StreamOps:
     ) -> dg.JobDefinition:
         """The job of a method of the client: its config is the method's parameters, its description its summary.
 
-        Args:
-            name: Name of the op.
-            method: The method.
-            report: Shows the result on the run's page; what it returns is the output of the op.
-            without: Parameters that are not offered.
-            description: Default: the summary of the method.
+        `report` shows the result on the run's page; what it returns is the output of the op.
         """
         empty: type[dg.Config] = type(f"{name}_config", (dg.Config,), {})
         config_type = with_parameters_of(method, without=without)(empty)
@@ -141,14 +126,7 @@ class StreamOps:
     def call(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
     ) -> _Result:
-        """Call a method of the client with the fields of a config, in the name of the run.
-
-        Args:
-            context: The op's context.
-            method: The method.
-            config: The op's config.
-            more: Further arguments.
-        """
+        """Call a method of the client with the fields of a config, in the name of the run."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         client = self.client(context, values.get("into") or values["stream"])
         own = {"report": context.log.info, "run_id": context.run_id}
@@ -170,25 +148,13 @@ class StreamOps:
         return operator_job
 
     def stream(self, stream_id: str) -> Stream:
-        """The stream with an id, or with the key of one of its assets.
-
-        Raises:
-            StreamNotFoundError: There is none among these.
-        """
+        """The stream with an id, or with the key of one of its assets."""
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
         """The client through which an op operates these streams, in the name of its run.
 
         The run is tagged with the stream that it operates, so that the runs of a stream can be listed.
-
-        Args:
-            context: The op's context.
-            stream_id: The stream that the run operates.
-
-        Raises:
-            StreamNotFoundError: There is no such stream among these.
-            OptionError: The run's config changes a resource of the deployment.
         """
         stream = self.stream(stream_id)
         refuse_overridden_resources(context)

@@ -44,12 +44,7 @@ class RetentionConfig(StreamConfig):
 
 
 def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that keep and delete snapshots of these streams.
-
-    Returns:
-        `apply_retention_job`, `tag_checkpoint_job`, `release_checkpoint_job`,
-        `promote_checkpoint_job` and `rebuild_catalog_job`.
-    """
+    """Build the jobs that keep, delete and register snapshots of these streams."""
     ops = StreamOps(streams)
 
     @ops.op

@@ -32,12 +32,7 @@ class CleanSinkConfig(StreamConfig):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs for rewinds and forks.
-
-    Returns:
-        `preview_rewind_job`, `fork_stream_job`, `import_stream_job`, `adopt_stream_job`,
-        `export_snapshot_job` and `clean_sink_job`.
-    """
+    """Build the jobs that preview rewinds, fork, import, adopt and export, and clean sinks."""
     ops = StreamOps(streams)
 
     @ops.op

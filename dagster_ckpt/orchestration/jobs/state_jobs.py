@@ -70,11 +70,7 @@ class ForgetKeyConfig(StreamConfig):
 
 
 def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that read these streams' state; each of their runs starts Spark.
-
-    Returns:
-        `browse_state_job`, `diff_state_job` and `forget_key_job`.
-    """
+    """Build `browse_state_job`, `diff_state_job` and `forget_key_job`; each of their runs starts Spark."""
     ops = StreamOps(streams)
 
     @ops.op_with_spark

@@ -27,12 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
-    """The end of a run as Dagster metadata; empty if the catalog cannot be read, which must not change the end.
-
-    Args:
-        stream: The stream.
-        outcome: How the run ended.
-    """
+    """The end of a run as Dagster metadata; empty if the catalog cannot be read, which must not change the end."""
     try:
         return _report(stream, outcome)
     except CkptError as error:

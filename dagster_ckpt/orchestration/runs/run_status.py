@@ -73,12 +73,7 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
 
 
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
-    """What started a run: a user (also by re-executing one), or a restart (also one of Dagster's retries).
-
-    Args:
-        tags: The tags of the run.
-        has_started: Whether a previous process already started the stream in this run.
-    """
+    """What started a run: a user (also by re-executing one), or a restart (also a retry, or one within the run)."""
     if RETRY_NUMBER_TAG in tags or has_started:
         return StartCause.RESTART_NEW_RUN
     # A re-executed run inherits the tags of the original.
@@ -89,12 +84,7 @@ def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartC
 
 @dataclass(frozen=True)
 class RunWorker:
-    """A run's process, which executes its steps or starts a process for each.
-
-    Attributes:
-        pid: Its process id on its machine.
-        seen_at_ms: When it logged that id, in ms since the epoch.
-    """
+    """A run's process, which executes its steps or starts a process for each."""
 
     pid: int
     seen_at_ms: int
@@ -128,11 +118,7 @@ _END_REASONS = {
 class RunWatch:
     """Determines whether a stream should stop, and why.
 
-    Args:
-        instance: The Dagster instance.
-        run_id: The run that the stream belongs to.
-        signalled: Whether a signal asked the process to stop.
-        clock: Monotonic time in milliseconds.
+    `signalled` says whether a signal asked the process to stop; `clock` is monotonic time in ms.
     """
 
     def __init__(
@@ -189,11 +175,7 @@ StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 
 
 def refuse_retry_policy(context: StepContext) -> None:
-    """Refuse an op with a retry policy: Dagster would retry it after a cancel (dagster-io/dagster#15026).
-
-    Raises:
-        OptionError: The op has a retry policy.
-    """
+    """Refuse an op with a retry policy: Dagster would retry it after a cancel (dagster-io/dagster#15026)."""
     step = context.op_execution_context
     if step.job_def.get_retry_policy_for_handle(step.op_handle) is not None:
         raise OptionError(
@@ -203,11 +185,7 @@ def refuse_retry_policy(context: StepContext) -> None:
 
 
 def refuse_run_retries(context: StepContext) -> None:
-    """Refuse a run that Dagster would retry in addition to the supervisor sensor.
-
-    Raises:
-        OptionError: The run would be retried.
-    """
+    """Refuse a run that Dagster would retry in addition to the supervisor sensor."""
     step = context.op_execution_context
     retries = _run_retries(step)
     if retries > 0:
@@ -218,11 +196,7 @@ def refuse_run_retries(context: StepContext) -> None:
 
 
 def refuse_required_outputs(context: StepContext) -> None:
-    """Refuse required outputs: a stream must be able to end without another materialization.
-
-    Raises:
-        OptionError: An output is required, so the step would fail when the stream ends.
-    """
+    """Refuse required outputs: a stream must be able to end without another materialization."""
     op_def = context.op_execution_context.op_def
     required = [out.name for out in op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
     if required:
@@ -240,9 +214,6 @@ def refuse_overridden_resources(context: StepContext) -> None:
     run with another catalog would start a second writer next to the first, and a run with another
     storage would delete what the catalog lists elsewhere. Values equal to the deployment's pass: the
     launchpad can fill them in.
-
-    Raises:
-        OptionError: The config gives a field of such a resource another value.
     """
     step = context.op_execution_context
     overrides = cast("Mapping[str, Mapping[str, object]]", step.run.run_config.get("resources", {}))

@@ -64,14 +64,12 @@ def run_stream(
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
-    Uses the same coordinator as a streaming asset: the stream takes checkpoints, is restarted in
-    place, and answers operators' requests through the catalog. It continues where it stopped. If a
-    start was requested through the catalog (by `restart_stream_job`, or by the run that launched
-    this process), the request determines where to start and is answered.
+    The stream takes checkpoints, is restarted in place, and answers operators' requests, as a streaming asset does. It
+    continues where it stopped, unless a start was requested through the catalog (by `restart_stream_job`, or by the run
+    that launched this process).
 
-    The transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if
-    the program has not set up logging. If the environment contains a Dagster Pipes context, the log
-    and the end of the stream are reported there as well.
+    Transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if the program has not set
+    up logging. With a Dagster Pipes context, the log and the end of the stream are reported there as well.
 
     Args:
         stream_id: Its id in catalog and storage, the same as that of its asset in Dagster.
@@ -82,8 +80,7 @@ def run_stream(
             `<storage>/savepoints` unless a storage object specifies another folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Checkpointing options; default: no periodic checkpoints.
-        restart_strategy: What happens after a failure in this process; default: as for a streaming
-            asset.
+        restart_strategy: What happens after a failure; default: as for a streaming asset.
         state_backend: How the query keeps its state; None uses the session's settings.
         spark: The session; default: that of this process, or a new one with the master of
             `spark-submit`, else with the cores of this machine.
@@ -98,13 +95,11 @@ def run_stream(
         How it ended: stopped with a savepoint, suspended, canceled, or out of input.
 
     Raises:
-        OptionError: An option or the stream id cannot be used.
         RequestFailedError: The start that this process was launched for has failed or was withdrawn.
         LeaseHeldError: Another execution of the stream is alive.
         StreamFailedError: The query failed, and its restart strategy allows no further restart.
         LeaseLostError: Another process is the writer now.
         KeyboardInterrupt: SIGINT or SIGTERM was received; the query was stopped and keeps its state.
-        CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
 
     Example:
         >>> run_stream(
@@ -197,11 +192,7 @@ PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context.
-
-    Args:
-        context: The Pipes context, or None.
-    """
+    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context."""
 
     def __init__(self, context: PipesContext | None) -> None:
         self._context = context
@@ -234,13 +225,7 @@ def pipes_report(
 ) -> Iterator[PipesReport]:
     """Pass a stream's log, its progress and its end to Dagster through Pipes while a program runs.
 
-    Does nothing without a Pipes context.
-
-    Args:
-        catalog: The catalog with the progress of the running query.
-        stream_id: The stream that is running.
-        interval_s: Minimum time between two progress messages in Dagster's log.
-        environment: Contains the Pipes context, if any.
+    Does nothing without a Pipes context in the environment.
     """
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)

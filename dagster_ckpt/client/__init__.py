@@ -31,31 +31,22 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.snapshots import describe_snapshot
     from dagster_ckpt.stream.start_from import StartFrom, is_location, start_options
 
-_MODULES = {
-    "Branch": "catalog.history",
-    "HistoryCursor": "catalog.history",
-    "HistoryPage": "catalog.history",
-    "SnapshotFigures": "catalog.history",
-    "EventRecord": "catalog.records",
-    "EventType": "catalog.records",
-    "ExecutionRecord": "catalog.records",
-    "ExecutionStatus": "catalog.records",
-    "SnapshotRecord": "catalog.records",
-    "SnapshotStatus": "catalog.records",
-    "size": "catalog.transitions",
-    "describe_options": "config.checkpoint_options",
-    "lies_in": "io.location",
-    "StreamDescription": "operations.description",
-    "StreamHealth": "operations.health",
-    "StreamSummary": "operations.overview",
-    "RewindPreview": "recovery.rewind_preview",
-    "SnapshotHeader": "snapshot.manifest",
-    "StateEdit": "state.editing",
-    "describe_snapshot": "stream.snapshots",
-    "StartFrom": "stream.start_from",
-    "is_location": "stream.start_from",
-    "start_options": "stream.start_from",
+_NAMES = {
+    "catalog.history": "Branch HistoryCursor HistoryPage SnapshotFigures",
+    "catalog.records": "EventRecord EventType ExecutionRecord ExecutionStatus SnapshotRecord SnapshotStatus",
+    "catalog.transitions": "size",
+    "config.checkpoint_options": "describe_options",
+    "io.location": "lies_in",
+    "operations.description": "StreamDescription",
+    "operations.health": "StreamHealth",
+    "operations.overview": "StreamSummary",
+    "recovery.rewind_preview": "RewindPreview",
+    "snapshot.manifest": "SnapshotHeader",
+    "state.editing": "StateEdit",
+    "stream.snapshots": "describe_snapshot",
+    "stream.start_from": "StartFrom is_location start_options",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Branch",

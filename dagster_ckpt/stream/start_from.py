@@ -38,11 +38,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """Validate a label: `start_from` must be able to find the snapshot by it, unambiguously.
-
-    Raises:
-        OptionError: It is blank, too long, not printable, or means another starting point.
-    """
+    """Validate a label: `start_from` must be able to find the snapshot by it, unambiguously."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -88,11 +84,8 @@ class Described(NamedTuple):
 class StartFrom:
     """Where a start resumes, and what it may do.
 
-    Command line, Dagster config, checkpoint page, requests in the catalog, client and `run_stream` take
-    their options, with these descriptions, from the fields below.
-
-    Raises:
-        OptionError: A value is not valid, or options contradict each other.
+    Every interface takes its options, with these descriptions, from the fields below: command line, Dagster config,
+    checkpoint page, requests in the catalog, client and `run_stream`.
 
     Example:
         >>> StartFrom("before-release-42", accept_loss=True).point
@@ -217,11 +210,7 @@ class StartFrom:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StartFrom:
-        """The start in a request row, a run's config, a command line or a form; other keys and None are ignored.
-
-        Raises:
-            OptionError: A value is not valid.
-        """
+        """The start in a request row, a run's config, a command line or a form; other keys and None are ignored."""
         names = {field.name for field in fields(cls)}
         given = {name: value for name, value in record.items() if name in names and value is not None}
         # Imported here: the help of a command reads the options only.
@@ -271,15 +260,7 @@ def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom`, for an interface.
-
-    Attributes:
-        name: Its name.
-        kind: bool, int, str or an enum.
-        default: Its default; None: no value.
-        description: What it does.
-        confirms: Whether it only confirms what a start otherwise refuses, or safeguards against.
-    """
+    """A field of `StartFrom` for an interface: `kind` is bool, int, str or an enum, `default` None means no value."""
 
     name: str
     kind: type[Any]

@@ -188,7 +188,7 @@ def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> 
         context.instance.report_run_canceling(context.run, message=reason)
         raise _failure(f"The stream was canceled: {reason}", "CANCELED")
     if execution.status is ExecutionStatus.FAILED:
-        raise _failure(f"The stream failed for good: {reason}", "FAILED")
+        raise _failure(f"The stream failed and will not be restarted: {reason}", "FAILED")
     context.log.info(f"{execution.status.value.lower()}: {reason}")
 
 

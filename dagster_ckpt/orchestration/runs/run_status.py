@@ -91,10 +91,7 @@ class RunWorker:
 
 
 def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
-    """The process of a run, or None if none has started.
-
-    Every launcher's process or its executor logs it first: "Started process for run (pid: 42)".
-    """
+    """The process of a run, which logs "Started process for run (pid: 42)" first; None if none has started."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         pid = event.engine_event_data.metadata.get("pid") if event is not None else None
@@ -210,10 +207,8 @@ def refuse_required_outputs(context: StepContext) -> None:
 def refuse_overridden_resources(context: StepContext) -> None:
     """Refuse a run config that changes the deployment: its catalog, storage or live directories.
 
-    Sensors, operator jobs and the lease of a stream belong to the deployment of its code location. A
-    run with another catalog would start a second writer next to the first, and a run with another
-    storage would delete what the catalog lists elsewhere. Values equal to the deployment's pass: the
-    launchpad can fill them in.
+    A run with another catalog would start a second writer next to the first, and a run with another storage would
+    delete what the catalog lists elsewhere. Values equal to the deployment's pass: the launchpad can fill them in.
     """
     step = context.op_execution_context
     overrides = cast("Mapping[str, Mapping[str, object]]", step.run.run_config.get("resources", {}))
@@ -244,8 +239,7 @@ def transitions_in_run_log(
 ) -> Iterator[None]:
     """Show the transitions of a stream, or of every stream that this process changes, in the log of a run.
 
-    Does nothing if Dagster captures this package's logger itself (`managed_python_loggers` in
-    `dagster.yaml`), so that no line is shown twice.
+    Does nothing if Dagster captures this package's logger itself (`managed_python_loggers`): no line is shown twice.
     """
     managed = context.instance.managed_python_loggers
     if any(name == "root" or name.split(".")[0] == PACKAGE_LOGGER for name in managed):

@@ -263,7 +263,7 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
             report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            raise _failure(f"The stream failed for good: {end.reason}", "FAILED", report)
+            raise _failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
         for asset in _written(context) if report else ():
             context.log_event(
                 dg.AssetObservation(asset.key, description=f"run ended: {end.kind.name}", metadata=report)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         SnapshotRecord,
         SnapshotStatus,
     )
-    from dagster_ckpt.catalog.transitions import size
     from dagster_ckpt.config.checkpoint_options import describe_options
     from dagster_ckpt.io.location import lies_in
     from dagster_ckpt.operations.description import StreamDescription
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 _NAMES = {
     "catalog.history": "Branch HistoryCursor HistoryPage SnapshotFigures",
     "catalog.records": "EventRecord EventType ExecutionRecord ExecutionStatus SnapshotRecord SnapshotStatus",
-    "catalog.transitions": "size",
     "config.checkpoint_options": "describe_options",
     "io.location": "lies_in",
     "operations.description": "StreamDescription",
@@ -71,7 +69,6 @@ __all__ = [
     "describe_snapshot",
     "is_location",
     "lies_in",
-    "size",
     "start_options",
 ]
 

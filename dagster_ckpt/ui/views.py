@@ -26,11 +26,11 @@ from dagster_ckpt.client import (
     StreamHealth,
     StreamSummary,
     describe_options,
-    size,
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, size
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.validation import OptionDescription
 
@@ -167,7 +167,12 @@ def overview(client: Client, stream: str) -> Overview:
 
 
 def history(
-    client: Client, stream: str, *, kind: str | None, status: SnapshotStatus | None, older_than: HistoryCursor | None
+    client: Client,
+    stream: str,
+    *,
+    kind: SnapshotKind | None,
+    status: SnapshotStatus | None,
+    older_than: HistoryCursor | None,
 ) -> tuple[StreamDescription, HistoryPage]:
     """A page of a stream's snapshots."""
     described = client.describe_stream(stream, limit=1)

@@ -230,7 +230,7 @@ def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
     values = (
         *(
             snapshot.batch_id,
-            snapshot.kind,
+            snapshot.kind.value,
             snapshot.number,
             snapshot.label,
             _time(snapshot.completed_at_ms),

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Client": "client.client",
     "CheckpointConfig": "config.checkpoint_config",
-    "DesiredState": "config.modes",
+    "DesiredState": "values.modes",
     "run_stream": "driver",
     "HealthCheck": "operations.health",
     "HealthSettings": "operations.health_facts",

@@ -1,6 +1,6 @@
 """Snapshot properties that describe the query, for users and for checks before a restore.
 
-The names are those in the snapshot's header (docs/coverage.md lists them).
+The names are those in the snapshot's header (docs/evidence/coverage.md lists them).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 from tests.support import thorough
 from tests.support.jvm_stacks import stacks_of_own_jvms
 from tests.support.local_files import use_local_files
+from tests.support.memory_files import use_memory_for_files
 from tests.support.needs import select
 from tests.support.postgres_server import started_server
 
@@ -34,6 +35,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    use_memory_for_files(os.environ)
     thorough.configure(config)
     # Workers inherit the environment; `make mutants` has neither cache nor Spark.
     if not hasattr(config, "workerinput") and config.pluginmanager.hasplugin("cacheprovider"):

@@ -267,6 +267,7 @@ class Forgetful:
         return list(self._store.verify(location, deep=deep))
 
 
+@pytest.mark.thorough(but=("rocksdb", "join"))
 @pytest.mark.parametrize("name", WARDS)
 def test_a_snapshot_without_any_one_of_its_files_does_not_pass(wards: dict[str, Ward], name: str) -> None:
     ward = wards[name]

@@ -133,6 +133,7 @@ def original(spark: SparkSession, tmp_path: Path) -> Original:
     return Original(spark, tmp_path, stream)
 
 
+@pytest.mark.thorough(but="savepoint")
 @pytest.mark.core
 @pytest.mark.parametrize("of", ["latest", "batch-2", "savepoint"])
 def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original: Original, of: str) -> None:

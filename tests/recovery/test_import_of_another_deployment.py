@@ -94,6 +94,7 @@ def feed(root: Path, first: int, files: int) -> None:
         lay_file(root / "landing", number, rows)
 
 
+@pytest.mark.thorough(but="with rows")
 @pytest.mark.parametrize("with_rows", [False, True], ids=["apart", "with rows"])
 def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_byte_for_byte_as_it_was(
     spark: SparkSession, tmp_path: Path, with_rows: bool

@@ -136,6 +136,7 @@ def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> Non
     bench.assert_exact()
 
 
+@pytest.mark.thorough(but="state is missing")
 @pytest.mark.core
 @pytest.mark.parametrize("damage", ["deleted", "a commit is missing", "state is missing"])
 def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(bench: Bench, damage: str) -> None:
@@ -329,6 +330,7 @@ def test_a_start_from_a_snapshot_that_does_not_exist_changes_nothing(bench: Benc
     bench.assert_exact()
 
 
+@pytest.mark.thorough(but="altered")
 @pytest.mark.parametrize("harm", ["missing", "truncated", "altered"])
 def test_a_damaged_snapshot_is_refused_and_nothing_is_lost(bench: Bench, harm: str) -> None:
     bench.feed(2)
@@ -380,6 +382,7 @@ def test_a_stream_that_was_never_started_has_nothing_to_save(bench: Bench) -> No
     assert bench.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 
+@pytest.mark.thorough(but="latest")
 @pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint"])
 def test_another_state_backend_is_refused_before_anything_is_changed(bench: Bench, start_from: str) -> None:
     bench.feed(3)

@@ -7,8 +7,8 @@ and databases, at more steps, with more input. Three marks say which is which, w
     @pytest.mark.thorough(but="heap")                # all but these of its parameters: their id, or a pattern of it
     @pytest.mark.thorough(but=("append-*", "heap"))
 
-and `every(15, thorough=3)` is the stride of a loop over steps. A test that is named (`pytest file.py::test`) runs in
-either case. `python -m tests.support.thorough` prints what `make test` leaves out.
+and `either(quick=15, thorough=3)` is a number that differs, such as the stride of a loop. A test that is named
+(`pytest file.py::test`) runs, and in full. `python -m tests.support.thorough` prints what `make test` leaves out.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 import pytest
 
 PROBLEMS = pytest.StashKey[list[str]]()
+Value = TypeVar("Value")
 _VARIABLE = "DAGSTER_CKPT_THOROUGH"
 
 
@@ -32,19 +34,23 @@ def add_option(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     # Workers and the programs that tests start inherit it.
-    if config.getoption("--thorough"):
+    if config.getoption("--thorough") or _is_named(config):
         os.environ[_VARIABLE] = "1"
 
 
-def every(quick: int, *, thorough: int) -> int:
-    """The stride of a loop over steps."""
+def either(*, quick: Value, thorough: Value) -> Value:
+    """What a test does in `make test`, or in `make test-all`."""
     return thorough if os.environ.get(_VARIABLE) else quick
+
+
+def _is_named(config: pytest.Config) -> bool:
+    return any("::" in argument for argument in config.args)
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the thorough tests, unless they are asked for."""
     thorough = {item for item in items if _is_thorough(item)}
-    named = any("::" in argument for argument in config.args)
+    named = _is_named(config)
     config.stash[PROBLEMS] = [] if named else [*_files_without_a_sample(items, thorough), *_idle_patterns(items)]
     if named or config.getoption("--thorough"):
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -14,7 +15,7 @@ from tests.support import thorough
 from tests.support.jvm_stacks import stacks_of_own_jvms
 from tests.support.local_files import use_local_files
 from tests.support.memory_files import use_memory_for_files
-from tests.support.needs import select
+from tests.support.needs import is_without_core, select
 from tests.support.postgres_server import started_server
 
 # How long an example takes says more about what else the machine does.
@@ -67,6 +68,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--spark-core", action="store_true", help="only the tests that each version of Spark must pass")
     thorough.add_option(parser)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--spark-core") and is_without_core(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import pytest
@@ -12,6 +14,7 @@ from dagster_ckpt.spark.versions import Feature, SparkRelease, installed_release
 # As in the Makefile, which runs every test on it.
 MAIN_SPARK = "4.1"
 Made = TypeVar("Made")
+_OF_THE_CORE = re.compile(r"\bmark\.core\b|\bneeds\b|\bby_name\b")
 
 
 def needs(*features: Feature) -> pytest.MarkDecorator:
@@ -39,6 +42,11 @@ class OfEach(dict[str, Made]):
 def _named(name: str) -> set[Feature]:
     features = {"v2": Feature.CHECKPOINT_FORMAT_2, "join-v3": Feature.JOIN_STATE_3}
     return {feature for part, feature in features.items() if part in name}
+
+
+def is_without_core(path: Path) -> bool:
+    """Whether a file has no test of the core, by its words, so that thousands of others need not be collected."""
+    return path.name.startswith("test_") and not _OF_THE_CORE.search(path.read_text(encoding="utf-8"))
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:

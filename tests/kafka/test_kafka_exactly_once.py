@@ -125,6 +125,7 @@ def with_savepoint_two(folder: Path, kafka: Kafka, files: int, *, distinct: bool
     return copying
 
 
+@pytest.mark.thorough
 def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: Kafka, tmp_path: Path) -> None:
     copying = with_savepoint_two(tmp_path, kafka, files=4)
     with copying.how.client() as client:

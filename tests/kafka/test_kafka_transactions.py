@@ -105,6 +105,7 @@ def test_two_deaths_in_a_row_leave_each_row_once(life: Life, call: str, when: st
     assert_each_row_once(life)
 
 
+@pytest.mark.thorough(but="open transaction")
 @pytest.mark.parametrize(
     ("call", "nth"), [("commit_transaction", 5), ("init_transactions", 3)], ids=["open transaction", "not yet begun"]
 )

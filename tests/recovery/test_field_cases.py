@@ -132,6 +132,7 @@ def test_02_a_plain_directory_whose_state_is_gone_is_not_adopted(made: Made) -> 
     assert stream.files_of("plain", "out") == before
 
 
+@pytest.mark.thorough(but="state")
 @pytest.mark.parametrize(("query", "rows"), [(lambda rows: rows, copies), (dedup, distinct)], ids=["plain", "state"])
 def test_04_a_hole_in_the_offset_log_is_damage(made: Made, query: Any, rows: Any) -> None:
     stream = lived(made(query))
@@ -165,6 +166,7 @@ def test_32_a_lifecycle_rule_on_the_live_directory(made: Made, rule: Callable[[P
     comes_back(stream, copies)
 
 
+@pytest.mark.thorough
 def test_32_a_lifecycle_rule_on_the_log_of_the_sink(made: Made) -> None:
     """Spark reads the newest compacted log, and every later entry."""
     stream = lived(made(), after=4)
@@ -380,6 +382,7 @@ def expire(stream: SmallStream, *numbers: int) -> Callable[[], None]:
     return back
 
 
+@pytest.mark.thorough
 def test_20_a_rewind_over_inputs_that_expired_is_refused(made: Made) -> None:
     """The sink would be rolled back, and its rows could not be written again."""
     stream = lived(made(), after=3)
@@ -415,6 +418,7 @@ def test_20_a_replay_over_inputs_that_expired_is_refused(made: Made) -> None:
     assert stream.rows() == distinct(6)
 
 
+@pytest.mark.thorough
 def test_20_a_replay_takes_only_the_files_of_its_batches(made: Made) -> None:
     stream = made(dedup)
 

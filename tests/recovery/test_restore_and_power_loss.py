@@ -14,7 +14,7 @@ from tests.support.power_loss import Disk, Survivors, every_call
 from tests.support.thorough import either
 
 # Of up to a hundred calls.
-EVERY = either(quick=50, thorough=15)
+EVERY = either(quick=70, thorough=15)
 
 
 @pytest.mark.parametrize("survivors", Survivors)

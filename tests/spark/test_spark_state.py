@@ -73,7 +73,7 @@ def compared(before: StateReader, after: StateReader) -> list[StateDifference]:
     return differences(before, after, paired(before.states, after.states))
 
 
-@pytest.mark.thorough(but=("aggregation-by-window-heap", "transform-with-state-changelog"))
+@pytest.mark.thorough(but="aggregation-by-window-heap")
 def test_the_differences_lead_from_one_state_to_the_other(spark: SparkSession, life: Life) -> None:
     early, late = life.read(spark, late=False), life.read(spark, late=True)
 

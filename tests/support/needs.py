@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 
 from dagster_ckpt.spark.versions import Feature, SparkRelease, installed_release, release_of
+from tests.support import thorough
 
 # As in the Makefile, which runs every test on it.
 MAIN_SPARK = "4.1"
@@ -59,11 +60,16 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         needed = {feature for marker in item.iter_markers("needs") for feature in marker.args}
         if needed:
             _skip(item, needed, installed_release())
-        belongs = item.get_closest_marker("core") is not None or not needed <= main.features
+        belongs = _is_core(item, config) or not needed <= main.features
         (kept if belongs or not core else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def _is_core(item: pytest.Item, config: pytest.Config) -> bool:
+    core = item.get_closest_marker("core")
+    return core is not None and (not core.kwargs.get("thorough", False) or thorough.is_on(config))
 
 
 def _skip(item: pytest.Item, needed: set[Feature], release: SparkRelease) -> None:

@@ -34,13 +34,18 @@ def add_option(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     # Workers and the programs that tests start inherit it.
-    if config.getoption("--thorough") or _is_named(config):
+    if is_on(config):
         os.environ[_VARIABLE] = "1"
 
 
 def either(*, quick: Value, thorough: Value) -> Value:
     """What a test does in `make test`, or in `make test-all`."""
     return thorough if os.environ.get(_VARIABLE) else quick
+
+
+def is_on(config: pytest.Config) -> bool:
+    """Whether the thorough tests run too."""
+    return bool(config.getoption("--thorough")) or _is_named(config)
 
 
 def _is_named(config: pytest.Config) -> bool:
@@ -50,11 +55,10 @@ def _is_named(config: pytest.Config) -> bool:
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the thorough tests, unless they are asked for."""
     thorough = {item for item in items if _is_thorough(item)}
-    named = _is_named(config)
-    config.stash[PROBLEMS] = [] if named else [*_files_without_a_sample(items, thorough), *_idle_patterns(items)]
-    if named or config.getoption("--thorough"):
-        return
-    if thorough:
+    config.stash[PROBLEMS] = []
+    if not _is_named(config):
+        config.stash[PROBLEMS] += [*_files_without_a_sample(items, thorough), *_idle_patterns(items)]
+    if thorough and not is_on(config):
         config.hook.pytest_deselected(items=[item for item in items if item in thorough])
         items[:] = [item for item in items if item not in thorough]
 

@@ -6,25 +6,29 @@ checkpoints: the catalog sensor does this for all processes.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.transitions import forwarded_log, printed_log
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CatalogError, CkptError, OptionError
+from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.operations.hand_over import hand_over
 from dagster_ckpt.operations.launching import start_order
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -34,7 +38,7 @@ from dagster_ckpt.spark.query.session import active_in_thread, active_session, s
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.storage_path import location_url
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN
+from dagster_ckpt.values.validation import checked_stream_id
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_levels = Lock()
+_before: list[int] = []
 # Cluster managers stop a driver with SIGTERM, users with Ctrl-C.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -123,12 +130,7 @@ def run_stream(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    if not STREAM_ID_PATTERN.fullmatch(stream_id):
-        raise OptionError(
-            f"stream_id is {stream_id!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or "
-            "digit, "
-            "128 at most: it names a folder."
-        )
+    checked_stream_id(stream_id)
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)
@@ -303,3 +305,69 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
     figures = (execution.progress if execution is not None else None) or {}
     newest = f"newest snapshot at batch {snapshots[0].batch_id}" if snapshots else "no snapshot yet"
     return f"{stream_id}: batch {figures.get('batch_id')}, {figures.get('input_rows')} input rows, {newest}"
+
+
+@contextmanager
+def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
+    """Also pass the transitions of a stream to another log while the context is open, from INFO on.
+
+    A thread passes them on, so that a log that hangs delays neither a lease nor a checkpoint. The
+    context closes once all lines are passed on.
+
+    Args:
+        to: Takes the level and the message.
+        stream_id: Leave out lines of other streams; None for all streams.
+    """
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                to(record.levelno, record.getMessage())
+            except Exception:  # noqa: BLE001 - a log must not end what it reports
+                self.handleError(record)
+
+    queue: SimpleQueue[Any] = SimpleQueue()
+    handler = QueueHandler(queue)
+    if stream_id is not None:
+        handler.addFilter(lambda record: getattr(record, "stream_id", stream_id) == stream_id)
+    listener = QueueListener(queue, Forward())
+    listener.start()
+    try:
+        with _attached(handler):
+            yield
+    finally:
+        listener.stop()
+
+
+@contextmanager
+def printed_log() -> Iterator[None]:
+    """Print the package's log to stderr while the context is open, unless the program has set up logging itself."""
+    if logging.getLogger().handlers or logging.getLogger(PACKAGE_LOGGER).handlers:
+        yield
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    with _attached(handler):
+        yield
+
+
+@contextmanager
+def _attached(handler: logging.Handler) -> Iterator[None]:
+    package = logging.getLogger(PACKAGE_LOGGER)
+    handler.setLevel(logging.INFO)
+    with _levels:
+        # Several streams of one process may be logged at the same time.
+        _before.append(package.level)
+        if not package.isEnabledFor(logging.INFO):
+            package.setLevel(logging.INFO)
+        package.addHandler(handler)
+    try:
+        yield
+    finally:
+        with _levels:
+            package.removeHandler(handler)
+            first = _before.pop(0)
+            if _before:
+                _before[0] = first
+            else:
+                package.setLevel(first)

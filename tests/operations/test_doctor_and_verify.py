@@ -20,7 +20,7 @@ from dagster_ckpt.errors import DamagedCutError, NothingCommittedError, Snapshot
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.verification import locations_of, verify_snapshot
-from dagster_ckpt.recovery.snapshot_examination import layout_problems
+from dagster_ckpt.recovery.examination import layout_problems
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.versions import Feature

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.recovery.fork import fork

@@ -14,19 +14,26 @@ from unittest.mock import patch
 
 from sqlalchemy import text
 
-from dagster_ckpt.catalog.records import EventType, Holder, SnapshotRecord, SnapshotStatus, SnapshotTrigger, StartCause
-from dagster_ckpt.catalog.state_origin import StateOrigin
+from dagster_ckpt.catalog.records import (
+    EventType,
+    Holder,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StartCause,
+    StateOrigin,
+)
 from dagster_ckpt.config.checkpoint_storage import (
     CheckpointStorage,
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.snapshot import object_store
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.streams import storage_at, stream_at
 
@@ -155,7 +162,7 @@ class Shelf:
         as_writer(catalog, STREAM).snapshots.start(
             snapshot_id=snapshot_id,
             execution_id="first",
-            kind=kind.value,
+            kind=kind,
             number=number,
             trigger=trigger,
             timeline=catalog.streams.get(STREAM).timeline,

@@ -8,8 +8,7 @@ from typing import Any
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategies
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.places import catalog_at, is_local, place

@@ -87,7 +87,7 @@ _MODULES = {
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",
     "delta_transaction": "sinks.delta",
-    "to_table": "spark.query.table_names",
+    "to_table": "spark.query.output",
     "spark_packages": "spark.versions",
 }
 

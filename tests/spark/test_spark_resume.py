@@ -169,7 +169,6 @@ PAIRS = [
         "one_total-*",
         "sessions-append-heap",
         "left_outer_join-append-state-v2-v2-changelog",
-        "transform_rows-*",
         "stateless_union-*",
     )
 )

@@ -6,9 +6,10 @@ only schemas, by which its operators are found.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,18 +213,24 @@ def _schema_version(schema: NeededFile) -> int:
 
 def _key_types(schema: NeededFile) -> list[object]:
     """Types of a state's key columns; without any, `StatefulOperatorPartitioning` uses one partition."""
-    data = schema.data or b""
     with reading(lambda why: _no_schema(schema, why)):
-        version, at = _utf(data, 0)
-        chunks = 1
+        _version, key = itertools.islice(_schema_texts(schema.data or b""), 2)
+        return [column.get("type") for column in from_json(key)["fields"]]
+
+
+def _schema_texts(data: bytes) -> Iterator[str]:
+    """The version of a schema, then the schemas of key and value as JSON."""
+    version, at = _utf(data, 0)
+    yield version
+    for _ in ("key", "value"):
+        chunks, text = 1, ""
         if version != "v1":
             (chunks,) = struct.unpack_from(">i", data, at)
             at += 4
-        key = ""
         for _ in range(chunks):
             chunk, at = _utf(data, at)
-            key += chunk
-        return [column.get("type") for column in from_json(key)["fields"]]
+            text += chunk
+        yield text
 
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
@@ -264,24 +271,14 @@ def check_schemas(folder: FileIO, batch_id: int) -> None:
 
 
 def _widened(schema: NeededFile) -> bytes:
-    data = schema.data or b""
     with reading(lambda why: _no_schema(schema, why)):
-        version, at = _utf(data, 0)
+        version, *texts = _schema_texts(schema.data or b"")
         parts = [_as_utf(version)]
-        for _ in ("key", "value"):
-            chunks = 1
-            if version != "v1":
-                (chunks,) = struct.unpack_from(">i", data, at)
-                at += 4
-            text = ""
-            for _ in range(chunks):
-                chunk, at = _utf(data, at)
-                text += chunk
+        for text in texts:
             found = from_json(text)
             _check_type(found)
-            wide = json.dumps(_nullable(found), separators=(",", ":"))
-            if _nullable(found) == found:
-                wide = text
+            nullable = _nullable(found)
+            wide = text if nullable == found else json.dumps(nullable, separators=(",", ":"))
             pieces = [wide[start : start + _MOST_IN_A_CHUNK] for start in range(0, len(wide), _MOST_IN_A_CHUNK)]
             if version == "v1":
                 pieces = [wide]

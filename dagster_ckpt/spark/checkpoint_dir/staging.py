@@ -18,17 +18,15 @@ from functools import cached_property, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.io.file_io import FileVersion
 from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
-from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
-from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
-from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
+from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, CutOptions, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     HELD_IN_MEMORY_BYTES,
     HELD_IN_MEMORY_FILES,
@@ -116,32 +114,11 @@ class StagedCut:
 
 
 @contextlib.contextmanager
-def staged_cut(
-    live: LiveDirectory,
-    *,
-    carry_in_flight: bool,
-    sinks: Sequence[SinkToCapture] = (),
-    base: BaseSnapshot | None = None,
-    at_batch: int | None = None,
-    carry_state: bool = False,
-    known: KnownQuery = NOTHING_KNOWN,
-) -> Iterator[StagedCut]:
+def staged_cut(live: LiveDirectory, **options: Unpack[CutOptions]) -> Iterator[StagedCut]:
     """Cut a live directory for a snapshot, with protection for the files that it reads; see `cut`."""
     with contextlib.ExitStack() as release:
         # Not bound to a variable: handed-over files can be freed.
-        yield StagedCut(
-            cut(
-                live,
-                carry_in_flight=carry_in_flight,
-                sinks=sinks,
-                base=base,
-                at_batch=at_batch,
-                carry_state=carry_state,
-                known=known,
-            ),
-            live,
-            release,
-        )
+        yield StagedCut(cut(live, **options), live, release)
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:

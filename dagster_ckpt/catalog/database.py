@@ -51,11 +51,7 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass
 class _Effect:
-    """What is known of a transaction that fails.
-
-    Attributes:
-        is_known: The commit was not requested, so nothing was changed.
-    """
+    """What is known of a transaction that fails: until the commit is requested, nothing was changed."""
 
     is_known: bool = True
 

@@ -262,10 +262,7 @@ def _of(stream_id: str) -> Any:
 
 
 def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
-    """Whether an upgrade newly names a snapshot that is or is being deleted.
-
-    Its row is locked until the commit, as by the transaction that marks the snapshot and looks for upgrades.
-    """
+    """Whether an upgrade newly names a snapshot that is or is being deleted; its row stays locked until the commit."""
     is_new = before is None or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False

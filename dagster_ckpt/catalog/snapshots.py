@@ -420,7 +420,6 @@ class SnapshotRecords:
 
 
 def _is_past(snapshot: SnapshotRecord, timeline: int, past: Mapping[int, int]) -> bool:
-    """Whether the query of a timeline has had the state of a snapshot."""
     if snapshot.timeline == timeline:
         return True
     return snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1)

@@ -215,7 +215,6 @@ def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
 
 
 def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> None:
-    """Record the parent of the timeline that is about to begin, and where it branches off."""
     now = connection.execute(select(streams.c.timeline).where(streams.c.stream_id == stream_id)).scalar_one()
     parent = now
     if origin.kind in (OriginKind.SNAPSHOT, OriginKind.ADOPTED):
@@ -230,7 +229,6 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
 
 
 def _source(connection: Connection, origin: StateOrigin, pending_restore: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where the state in a new live directory came from, for its event."""
     full_bytes = select(snapshots.c.full_bytes).where(snapshots.c.snapshot_id == origin.snapshot_id)
     return {
         "origin": origin.kind.value,

@@ -48,7 +48,6 @@ class JobProgress:
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """Completed tasks and all tasks of a group's running jobs."""
     tracker = context.statusTracker()
     running = set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(group))
     jobs = [job for each in running if (job := tracker.getJobInfo(each)) is not None]

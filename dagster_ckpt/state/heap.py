@@ -89,7 +89,6 @@ def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 
 
 def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: reads the partitions whose numbers it gets."""
     import pyarrow as pa  # noqa: PLC0415
 
     for batch in batches:
@@ -101,7 +100,6 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
 
 
 def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: writes the partition of the state that has its own number."""
     import pyarrow as pa  # noqa: PLC0415
     from pyspark import TaskContext  # noqa: PLC0415
 
@@ -151,7 +149,6 @@ class _Opened:
 
 
 def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
-    """The decompressed content of a file, in pieces."""
     import pyarrow as pa  # noqa: PLC0415
 
     if codec == "zstd":
@@ -165,7 +162,6 @@ def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
 
 
 def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
-    """Blocks of snappy-java (`SnappyInputStream`)."""
     if not _exactly(stream, _SNAPPY_HEADER).startswith(b"\x82SNAPPY\x00"):
         raise ValueError("it has no header of Snappy")
     while head := stream.read(_LENGTH.size):

@@ -239,8 +239,6 @@ def rewrite_state(
 
 @dataclass(frozen=True)
 class _Rewrite:
-    """One rewrite."""
-
     spark: SparkSession
     source: StoppedState
     target: LiveDirectory
@@ -300,7 +298,6 @@ class _Rewrite:
 
 
 def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
-    """Write the state of every operator."""
     source, target, shape = rewrite.source, rewrite.target, rewrite.shape
     write = _write_to_heap if shape.provider == HEAP else _write_with_spark
     ids: StateIds = {}
@@ -335,7 +332,6 @@ def _write_to_heap(rewrite: _Rewrite) -> StateIds:
 
 
 def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
-    """Check the new directory, and compare its rows with those wanted."""
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
     if not rewrite.written:

@@ -97,7 +97,6 @@ class Lz4Check:
         return "It is truncated in the middle of a block"
 
     def _next_block(self) -> bool:
-        """Verify one block; returns whether there was one."""
         if len(self._buffer) < HEADER_BYTES:
             return False
         header = BlockHeader.parse(self._buffer)
@@ -130,8 +129,6 @@ def _is_nearly_magic(data: bytes | bytearray) -> bool:
 
 
 class _ZipCheck:
-    """Verifies a zip, which is small, as a whole."""
-
     def __init__(self) -> None:
         self._data = io.BytesIO()
 
@@ -300,7 +297,6 @@ def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block whose keys are encoded as differences."""
     if not block:
         return
     end = len(block) - 4
@@ -334,7 +330,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _plain(raw: memoryview) -> bytes | None:
-    """The content of a verified block; None if it is compressed with another codec than Spark's."""
     kind, content = raw[-_TRAILER], bytes(raw[:-_TRAILER])
     if kind == _NO_COMPRESSION:
         return content

@@ -116,7 +116,6 @@ def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutO
 
 
 def _positions_at(live: LiveDirectory, batch_id: int) -> Positions:
-    """Positions of the query when it had committed a batch and planned the next one."""
     planned = batch_id + 1 in batch_ids(live.folder, OFFSETS)
     return Positions(batch_id, batch_id + 1 if planned else batch_id)
 
@@ -251,7 +250,6 @@ def _in_flight_file(live: LiveDirectory, positions: Positions, committed: Offset
 
 
 def _file_sources(*entries: OffsetEntry | None) -> set[str]:
-    """Sources whose offset refers to a separate log, which must exist."""
     return {
         name
         for entry in entries
@@ -362,7 +360,6 @@ def _operator(operator: Operator, committed: OffsetEntry, commit: CommitEntry) -
 
 
 def _offset(text: str | None) -> Any:
-    """An offset as Spark wrote it: JSON, or arbitrary text for a custom source."""
     try:
         return None if text is None else from_json(text)
     except ValueError:

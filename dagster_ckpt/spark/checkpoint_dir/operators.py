@@ -149,7 +149,6 @@ def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
 
 
 def _without_metadata(folder: FileIO, number: int) -> Operator:
-    """An operator of Spark 3.5, with the stores of its first partition."""
     names = folder.listing(f"{STATE}/{number}/0").names
     is_join = any(store in names for store in _JOIN_STORES)
     stores = _JOIN_STORES if is_join else (DEFAULT_STORE,)
@@ -320,7 +319,6 @@ def _check_parts(found: Any, parts: Mapping[str, type]) -> None:
 
 
 def _nullable(part: Any) -> Any:
-    """A part of a schema with nulls allowed everywhere."""
     if isinstance(part, list):
         return [_nullable(each) for each in part]
     if not isinstance(part, dict):
@@ -343,7 +341,6 @@ def _utf(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _below_state(path: str, where: str) -> str:
-    """Relative path of a schema file in its live directory, from Spark's absolute path."""
     head, marker, tail = path.rpartition(f"/{_SCHEMAS}/")
     parts = head.rsplit(f"/{STATE}/", 1)
     if not marker or len(parts) != 2 or ".." in path.split("/"):

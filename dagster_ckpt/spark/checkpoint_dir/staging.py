@@ -97,7 +97,6 @@ class StagedCut:
         return list(wanted)
 
     def _keep_open(self, file: NeededFile) -> bool:
-        """Keep a local file open; False if that is not possible."""
         if not isinstance(file.folder, LocalFileIO) or not _OPEN_FILES.root.is_dir():
             return False
         try:
@@ -223,7 +222,6 @@ def _read_now(folder: LocalFileIO, files: Sequence[NeededFile]) -> None:
 
 
 def _remove_abandoned(root: Path) -> None:
-    """Delete the folders of killed processes, whose locks are free."""
     for path in root.parent.iterdir():
         if not path.name.startswith(f".{root.name}{_MARK}"):
             continue

@@ -53,7 +53,6 @@ def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
 
 
 def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
-    """Problems found by a file's own framing and checksums."""
     if path.startswith("state/") and path.endswith(_FRAMED):
         trouble = lz4_trouble(data, checksums=checksums)
         return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
@@ -64,7 +63,6 @@ def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
 
 
 def _proves_itself(path: str, data: bytes) -> bool:
-    """Whether an intact file has its own checksums over all of its content."""
     return path.endswith(".zip") or (path.endswith(_FRAMED) and is_lz4(data))
 
 

@@ -96,7 +96,6 @@ def good_back_to(
 
 
 def _sinks_are_damaged(taken: Cut) -> bool:
-    """Whether a sink's log lacks the batch, or an entry up to it cannot be parsed."""
     reached = [sink.get("last_batch") for sink in taken.properties["sinks"]]
     if any(last is not None and last < taken.batch_id for last in reached):
         return True
@@ -209,7 +208,6 @@ def diagnose(
 
 
 def _damaged(findings: Sequence[Finding]) -> frozenset[str]:
-    """Paths of files whose content differs from a snapshot."""
     return frozenset(finding.path for finding in findings if finding.code is Code.CONTENT_DIFFERS)
 
 
@@ -234,7 +232,6 @@ def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Findi
 
 
 def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
-    """One finding per file and code."""
     seen = set()
     for finding in findings:
         if (finding.code, finding.path) not in seen:

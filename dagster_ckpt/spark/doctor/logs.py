@@ -194,7 +194,6 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
 
 
 def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
-    """Whether asynchronous progress tracking explains a gap: in both logs, and without state."""
     return not subject.stateful and batch not in subject.commits and batch not in subject.offsets
 
 
@@ -218,8 +217,6 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches that a start requests from the sources."""
-
     committed: OffsetEntry
     before: OffsetEntry | None
     planned: OffsetEntry | None

@@ -117,7 +117,6 @@ def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
 
 
 def _base(entries: set[tuple[int, str]], version: int) -> int:
-    """The version from which the log must be complete to read the table at a version."""
     checkpoints = [at for at, kind in entries if kind != "json" and at <= version]
     return max(checkpoints, default=0)
 
@@ -164,8 +163,6 @@ def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> lis
 
 
 class _HadoopFiles:
-    """The files of a table in the file systems of a session."""
-
     def __init__(self, session: SparkSession, folder: str) -> None:
         jvm: Any = session._jvm
         self._jvm = jvm

@@ -35,8 +35,6 @@ Pair = tuple[str, str]
 
 
 class _Limits(NamedTuple):
-    """Limits on the length of texts and on their number."""
-
     text: int
     items: int
 
@@ -286,7 +284,6 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 
 def _used(node: Any, name: str, below: set[int] | None) -> set[int]:
-    """Ids of the columns that an operator keeps or computes from."""
     if name == "Join":
         return {_id(column) for column in _items(node.output()) if below is None or _id(column) in below}
     return _references(node)
@@ -342,7 +339,6 @@ def _join(node: Any, needed: set[int] | None) -> PlanOperator:
 
 
 def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
-    """User-defined state by key; the details are methods of the plan node."""
 
     def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
         keys = (
@@ -420,7 +416,6 @@ def _without_between(expression: Any) -> str:
 
 
 def _windows(texts: list[str]) -> list[str]:
-    """Windows in the user's notation; other texts unchanged."""
     return list(dict.fromkeys(_window(text) for text in texts))
 
 

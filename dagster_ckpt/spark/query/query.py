@@ -83,7 +83,6 @@ def jvm_pid(spark: SparkSession) -> int | None:
 
 
 def _asks_jvm(method: _Method) -> _Method:
-    """Let another thread see that a call waits for the JVM: `SupervisedQuery.call`."""
 
     @functools.wraps(method)
     def asking(self: SupervisedQuery, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +240,6 @@ class SupervisedQuery:
         return without_secrets(str(jvm.org.apache.spark.util.Utils.exceptionString(error.getCause() or error)))
 
     def _reports(self) -> Iterator[QueryProgress]:
-        """Reports of batches that ran, newest first."""
         for text in self._json_reports():
             report = QueryProgress.of(json.loads(text), self._output)
             if report.ran:

@@ -211,7 +211,6 @@ def _qualified(session: SparkSession, path: str) -> str:
 
 
 def _known(name: str, find: Callable[[], str]) -> dict[str, str]:
-    """What the JVM says; nothing if it cannot."""
     try:
         return {name: find()}
     except Exception:  # noqa: BLE001 - py4j raises whatever the JVM raises; unknown then
@@ -312,7 +311,6 @@ def _files(folder: FileIO, source: str, first: int, last: int) -> int:
 
 
 def _kafka_records(before: Any, after: Any) -> int | None:
-    """Number of records between two `KafkaSourceOffset`s (topic to partition to offset)."""
     total = 0
     try:
         for topic, partitions in after.items():

@@ -125,7 +125,6 @@ def _rows(query: SupervisedQuery, batch_id: int | None) -> int | None:
 
 
 def _without_output(writer: DataStreamWriter) -> DataStreamWriter:
-    """Another writer of the same rows, which discards them."""
     # The stream's query may start with this writer.
     frame: DataFrame = writer._df
     mode = str(described_field(writer._jwrite, "outputMode"))
@@ -158,7 +157,6 @@ def describe_trial_error(error: str) -> str:
 
 
 def _message(error: str) -> str:
-    """Spark's complete message with the schemas it compares, without locations in its code."""
     lines = [line.strip() for line in error.splitlines()]
     said = [line for line in lines if line and not line.startswith(("at ", "... "))]
     return without_secrets("\n".join(said))[:_MAX_MESSAGE]

@@ -143,11 +143,7 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
 
 
 def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> None:
-    """Reject a lineage that begins with a state snapshot that the base does not contain.
-
-    A lineage goes back to the state snapshot uploaded last. An older base contains an older state snapshot
-    and the changes since.
-    """
+    """Reject a lineage that begins with a state snapshot that the base does not contain, as an older base does."""
     if 1 in lineage:
         return
     snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]

@@ -275,6 +275,23 @@ class ExecutionRecord:
     process_start_ticks: int | None = None
     broken: str | None = None
 
+    @property
+    def newest_batch(self) -> int | None:
+        """The newest batch that it reported as committed."""
+        batch_id = (self.progress or {}).get("batch_id")
+        return batch_id if isinstance(batch_id, int) else None
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The sinks that it reported, as Spark names them."""
+        sinks = (self.progress or {}).get("sinks")
+        return tuple(map(str, sinks)) if isinstance(sinks, list) else ()
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a supervisor launches runs of its stream."""
+        return bool((self.recovery or {}).get(IS_LAUNCHED))
+
 
 @dataclass(frozen=True)
 class Holder:

@@ -306,8 +306,8 @@ class ExecutionRecords:
     ) -> None:
         """Record the end of an execution whose process does not (or no longer) hold the lease.
 
-        This cannot contradict a successor, whose start ends all earlier executions. If `seen`, the lease that
-        it held when found dead, was renewed since, it lives and nothing is recorded.
+        An ended execution is unchanged, so this cannot contradict a successor. Nothing is recorded if the
+        lease `seen` when it was found dead was renewed since.
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):

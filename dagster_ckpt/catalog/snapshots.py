@@ -207,8 +207,7 @@ class SnapshotRecords:
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
-        `lease` is None if an operator deletes it. Raises SnapshotHeldError, with nothing changed, if a hold
-        protects it and it is not already being deleted.
+        Raises SnapshotHeldError if a hold protects it and it is not being deleted. Operators have no lease.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -329,9 +328,9 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        These are of the current timeline, its ancestors up to the branch, and the one that it began with.
-        They contain exactly the edits of the stream's state: one without an edit would undo it, and one with
-        more has state that the query has not had.
+        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and
+        contain exactly the edits of the stream's state: others would undo an edit, or have state that the
+        query has not had.
         """
         with self._database.reading() as connection:
             stream = connection.execute(

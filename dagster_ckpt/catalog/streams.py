@@ -142,12 +142,11 @@ class StreamRecords:
         Refuses while an unfenced previous holder may write: its directory would be forgotten.
 
         Args:
-            live_directory: Ready for use.
             restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.
             pending_restore: What remains before the query may start; without a snapshot, a new timeline
                 begins with empty state.
             claims: The stream takes ownership of that snapshot.
-            plan: The plan that the state belongs to, empty if unknown; None as before.
+            plan: The plan of the state, empty if unknown; None as before.
             state_edits: Ids of the edits in the state; None as before.
             duration_ms: How long it took to build.
         """

@@ -1,9 +1,8 @@
 """Heap state (`HDFSBackedStateStoreProvider`) as rows of bytes: read and written by Spark's executors.
 
-Spark cannot read or write these bytes, so tasks do it themselves; executors need this package. A file is a
-compressed stream of records: length of the key, key, length of the value, value, with -1 for the value of a
-deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are bytes of an
-`UnsafeRow`, as in RocksDB.
+A file is a compressed stream of records: length of the key, key, length of the value, value, with -1 for the
+value of a deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are
+bytes of an `UnsafeRow`, as in RocksDB. Executors need this package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Verify files with the checksums that they carry, or that Hadoop wrote beside them.
 
-These are blocks of state files (LZ4), zips, and blocks of RocksDB's tables. Format of tables, with a binary
-index: https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format, versions 2 to 5 (Spark writes
-5). A block is followed by a byte for its compression and by its checksum. Of another version or index only
-the end is verified.
+These are blocks of state files (LZ4), zips, and RocksDB's tables with a binary index, versions 2 to 5 (Spark
+writes 5; https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format). Of other tables only the
+end is verified.
 """
 
 from __future__ import annotations

@@ -77,13 +77,12 @@ class CutOptions(TypedDict, total=False):
     """What a cut includes.
 
     Attributes:
-        carry_in_flight: Include the planned offsets of the batch in flight.
-        sinks: The query's sinks.
+        carry_in_flight: The planned offsets of the batch in flight.
         base: A snapshot that the new one may extend; then only newer files are inspected.
         at_batch: A retained batch after which to resume; by default the newest committed one.
-        carry_state: Include the state after the batch in flight, if complete: a sink that has the
-            batch skips it, so nothing would write its state again.
-        known: Facts from elsewhere; without them, state that is missing altogether goes unnoticed.
+        carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so
+            nothing would write its state again.
+        known: Facts from elsewhere; without them, missing state may go unnoticed.
     """
 
     carry_in_flight: Required[bool]

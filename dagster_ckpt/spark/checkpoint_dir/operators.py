@@ -48,9 +48,8 @@ class Operator:
 
     Attributes:
         number: Its number in the plan, and the name of its directory.
-        name: Spark's name, such as `stateStoreSave`; `unnamed` if no metadata names it.
+        name: Spark's name, such as `stateStoreSave`; `unnamed` without metadata.
         single_partition: It keeps all its state in partition 0.
-        files: Its metadata and schema files.
         metadata_version: 0 if Spark 3.5 wrote the directory.
     """
 
@@ -87,10 +86,10 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
 
 
 def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partitions: int | None = None) -> bytes:
-    """Rewrite the absolute schema paths in operator metadata v2 for a new location, and optionally the partitions.
+    """Rewrite the absolute schema paths in operator metadata v2, and optionally the partitions.
 
-    With the original paths (transformWithState, join state v3 and later), a restored query would read, and
-    even re-create, directories at the original location. Metadata v1 has none.
+    With the original paths (transformWithState, join state v3 and later), a restored query would use the
+    original directory.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -242,10 +241,10 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
 def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
     """Let the state schemas that Spark 3.5 wrote allow nulls, so that any Spark continues; returns those changed.
 
-    Spark refuses state if a column may be null in the query but not in the stored schema. From a join's
-    condition, 3.5 infers that columns are never null, except in a batch in which one side has no rows: if
-    that is the first batch of a start, every start fails. Rows are stored alike in either case, and Spark 4.3
-    stores only nullable schemas.
+    Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers
+    from a join's condition that columns are never null, except in a batch in which one side has no rows: if a
+    start begins with such a batch, it fails. Rows are stored alike, and Spark 4.3 stores only nullable
+    schemas.
     """
     changed = []
     for operator in read_operators(folder, batch_id):

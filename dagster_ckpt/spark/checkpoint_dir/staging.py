@@ -46,11 +46,11 @@ T = TypeVar("T")
 
 
 class StagedCut:
-    """A cut, with protection for the files that will be read.
+    """A cut (`cut`, without files), with protection for the files that will be read.
 
-    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked, or
-    copied if links are impossible. Remote files whose name contains a uuid never change and are read in
-    place; others are copied to this machine. `cut` is the cut without its files.
+    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or
+    copied. Remote files with a uuid in their name never change and are read in place; others are copied to
+    this machine.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:

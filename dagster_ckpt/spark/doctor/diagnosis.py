@@ -75,9 +75,8 @@ def good_back_to(
 ) -> int | None:
     """The newest committed batch after which a resume finds everything that it needs; None without one.
 
-    The newest batch suffices for a snapshot. Going back to an earlier one (`start_from=batch-<n>`) replays
-    exactly the batch after it, whose plan has to be intact too. `deep` also reads the files; `damaged` ones
-    count as missing.
+    Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has
+    to be intact too. `deep` also reads the files.
     """
     bad = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
@@ -172,11 +171,10 @@ def diagnose(
     A finding above NOTE must appear in a second examination too: a running query replaces and purges files.
 
     Args:
-        sinks: Compared with the checkpoint.
-        deep: Read every state file that a resume needs, and examine older state snapshots; otherwise only
-            names and sizes. Logs are always read.
+        deep: Read every state file that a resume needs, and examine older state snapshots; else only names
+            and sizes.
         snapshot: A snapshot of this directory to compare with.
-        looks_back: Also read log entries that no start reads, and find out how far back it is intact.
+        looks_back: Read log entries that no start reads, and find how far back it is intact.
     """
     if not live.exists():
         missing = error(Code.DIRECTORY_MISSING, "", f"{live.url} does not exist.")

@@ -1,12 +1,9 @@
 """Describe the stateful part of a query from its logical plan: readable, and comparable between starts.
 
-It contains operators with their keys, what they compute, the columns computed for them, and watermarks; not
-filters, columns that are passed through, sources, sinks, triggers, or the body of a Python function (use a
-code version). Spark compares only the types of keys and values, so state of one column would continue as that
-of another.
-
-Every snapshot contains a description, so its size is bounded: longer text is truncated and ends with a
-digest.
+That is operators with their keys, what they compute, the columns computed for them, and watermarks; not
+filters, other columns, sources, sinks, triggers, or the body of a Python function (use a code version). Spark
+compares only types, so state of one column would continue as that of another. Every snapshot has a
+description, so its size is bounded.
 """
 
 from __future__ import annotations
@@ -47,10 +44,10 @@ class PlanOperator:
     """An operator that keeps state, or a watermark below one.
 
     Attributes:
-        kind: Spark's name of the logical operator, such as `Aggregate`.
-        keys: Key columns with types, in order; likewise `values`.
-        settings: Other parameters, such as the delay of a watermark.
-        definitions: Computed columns that it uses, up to the previous operator, with their expressions.
+        kind: Spark's name, such as `Aggregate`.
+        keys: Key columns with types; likewise `values`.
+        settings: Such as the delay of a watermark.
+        definitions: Computed columns up to the previous operator, with their expressions.
     """
 
     kind: str

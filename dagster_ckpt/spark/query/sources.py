@@ -54,10 +54,10 @@ class SourceIdentity:
     """What one source of a query reads.
 
     Attributes:
-        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name for another kind.
+        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name.
         name: The query's name for it (Spark 4.2 and later).
         identity: Such as the path of a folder or the id of a table, as far as known.
-        options: Deciding options that differ from their default, names in lower case.
+        options: Deciding options that differ from their default.
     """
 
     kind: str

@@ -1,8 +1,7 @@
 """Trial: run one batch of a described query on a copy of a live directory, without output.
 
-Spark checks whether it can continue from a state only while it runs a batch. The copy is therefore cut one
-batch before the newest commit, and that batch is replayed. Trigger.Once leaves the sources' data alone: a
-source learns of a commit only when the next batch is planned.
+Spark checks only in a batch whether it can continue from a state. The copy is cut one batch before the newest
+commit, and that batch is replayed. Trigger.Once plans no further batch, so the sources' data is left alone.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ def run_trial(
 ) -> Trial:
     """Run one batch of a query in a copy of a live directory, and discard its rows.
 
-    A failing description and a timeout are results too. `replays`: the copy has a batch to replay; otherwise
-    a batch is planned for the available data. `interrupted` is polled while it runs.
+    A failing description and a timeout are results too. With `replays` the copy has a batch to replay,
+    otherwise one is planned for the available data. `interrupted` is polled.
     """
     before = scratch.positions().commit
     try:

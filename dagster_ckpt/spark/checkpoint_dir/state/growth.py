@@ -1,8 +1,7 @@
 """Find the state files that were added since an earlier snapshot, without inspecting older files.
 
-Heap deltas and RocksDB changelogs add one file per store and batch: the state after batch N is that of an
-earlier snapshot plus these files. Shorter chains through newer state snapshots are left to an occasional full
-snapshot.
+Heap deltas and RocksDB changelogs add one file per store and batch to those of an earlier snapshot. An
+occasional full snapshot finds newer state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 - Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` up to the version, and every later
   `.delta`.
 - RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files
-  that the zip lists, and every later `.changelog`. Without changelog checkpointing every version has a zip.
-- RocksDB in checkpoint format v2: each file name contains the unique id of the attempt that wrote it. The
-  commit log has the newest id, the head of the changelog earlier ones. Leftovers of failed attempts are never
-  mistaken for committed state.
+  that it lists, and every later `.changelog`.
+- RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so
+  leftovers of failed attempts do not count. The commit log has the newest id, the head of the changelog
+  earlier ones.
 """
 
 from __future__ import annotations

@@ -388,6 +388,7 @@ def _columns(snapshot: SnapshotRecord) -> dict[str, Any]:
     known = {column.name for column in snapshots.columns}
     values = {each.name: getattr(snapshot, each.name) for each in fields(snapshot) if each.name in known}
     return values | {
+        "kind": snapshot.kind.value,
         "status": snapshot.status.value,
         "trigger": snapshot.trigger.value,
         "properties": as_text(dict(snapshot.properties)),

@@ -86,9 +86,9 @@ def compare_rows(
         now = digests(written(operator, store), F.spark_partition_id())
         if was != now:
             raise StateRewriteError(
-                f"The rewritten state is not that of before: {store} has {_difference(was, now)}. The new directory "
-                "was deleted, and the stream is unchanged. Please report this, with the versions of Spark and "
-                "dagster-ckpt."
+                f"The rewritten state differs from the original: {store} has {_difference(was, now)}. The new "
+                "directory was deleted, and the stream is unchanged. Please report this, with the versions of Spark "
+                "and dagster-ckpt."
             )
         found[store] = _total(now)
     return found

@@ -238,7 +238,7 @@ def _in_hadoop(jvm: Any, session: SparkSession, folder: str, files: Sequence[str
                 existing[each] = int(system.getFileStatus(path).getModificationTime())
     except Exception as error:  # py4j raises what the file system raises
         raise StorageAccessError(
-            f"{unquote(folder)} does not say which files it has: {without_secrets(str(error))[:300]}"
+            f"The files in {unquote(folder)} cannot be listed: {without_secrets(str(error))[:300]}"
         ) from error
     return existing
 

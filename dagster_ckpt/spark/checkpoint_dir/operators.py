@@ -81,7 +81,7 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
     numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
         if expected != number:
-            raise _incomplete(folder, f"{STATE}/{expected}", f"operator {number} has state, but this one has not")
+            raise _incomplete(folder, f"{STATE}/{expected}", f"operator {number} has state, but this one has none")
     return [_read_operator(folder, number, batch_id) for number in numbers]
 
 

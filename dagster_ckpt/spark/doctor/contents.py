@@ -222,8 +222,8 @@ def examine_against_snapshot(
             found = error(
                 Code.CONTENT_DIFFERS,
                 entry.path,
-                f"It does not have the content that it has in {snapshot.location}, and Spark never changes such a "
-                "file: it was altered since.",
+                f"Its content differs from that in {snapshot.location}, and Spark never changes such a "
+                "file: it was altered.",
             )
             yield found if is_read else replace(found, severity=Severity.WARNING)
 
@@ -241,7 +241,7 @@ def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: Fil
         yield warning(
             Code.CONTENT_DIFFERS,
             entry.path,
-            f"It has not the content that it has in {snapshot.location}. Unless a column got another name since, it "
+            f"Its content differs from that in {snapshot.location}. Unless a column was renamed since, it "
             "was altered: Spark compares the query with it, and refuses to start if the types differ.",
         )
 

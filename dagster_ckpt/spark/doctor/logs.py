@@ -230,7 +230,7 @@ def _source(subject: Subject, source: str, batches: _Batches, *, logged: bool) -
         yield error(
             Code.SOURCE_LOG_MISSING,
             path,
-            f"The log of source {source} misses this entry: Spark asks the source for the batch again when it "
+            f"The log of source {source} lacks this entry: Spark asks the source for the batch again when it "
             'starts, and fails with "batch doesn\'t exist".',
         )
         return

@@ -310,6 +310,7 @@ class Failing:
         return PlayedQuery(ends=True, error=CANNOT_LOAD)
 
 
+@pytest.mark.thorough(but="[0-4]")
 @pytest.mark.parametrize("seed", range(20))
 def test_damaged_at_random_it_comes_back_to_the_newest_good_point_or_ends_with_one_alert(
     ladder: Ladder, seed: int

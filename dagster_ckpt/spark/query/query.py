@@ -68,12 +68,6 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
     return SupervisedQuery(query, output_of_started(query, output))
 
 
-def trace_of(error: Exception) -> str:
-    """An error of a JVM call, with causes and frames if PySpark has them."""
-    trace = getattr(error, "_stackTrace", None)
-    return without_secrets(str(trace or error))
-
-
 def jvm_pid(spark: SparkSession) -> int | None:
     """Pid of the JVM of a classic session; None for Spark Connect."""
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415

@@ -259,7 +259,6 @@ def _home_of(database: Database) -> CatalogHome | None:
 
 
 def _is_gone(database: Database, known: CatalogHome, here: CatalogHome) -> bool:
-    """Whether the recorded database no longer exists: this one was moved, not copied."""
     if known.host != here.host:
         return False
     if database.url.get_backend_name() == "sqlite":

@@ -18,18 +18,9 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dagster_ckpt.catalog.records import (
-    EventType,
-    LeaseRecord,
-)
+from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import event_counter, events, leases, snapshots
-from dagster_ckpt.catalog.time_limits import (
-    DEFAULT_TTL_MS,
-    call_limit_s,
-    limit_connections,
-    limit_transaction,
-    limited,
-)
+from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, call_limit_s, limit_connections, limit_transaction, limited
 from dagster_ckpt.catalog.transitions import log_event
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
@@ -60,11 +51,7 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass
 class _Effect:
-    """What is known of a transaction that fails.
-
-    Attributes:
-        is_known: The commit was not requested, so nothing was changed.
-    """
+    """What is known of a transaction that fails: until the commit is requested, nothing was changed."""
 
     is_known: bool = True
 

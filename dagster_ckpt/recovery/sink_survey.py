@@ -265,8 +265,8 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
 
 def _ever_written(stream: StreamHandle) -> list[str]:
     """The sinks of all executions of a stream, as Spark names them."""
-    reported = [(each.progress or {}).get("sinks") for each in stream.catalog.executions.of_stream(stream.stream_id)]
-    return list(dict.fromkeys(str(sink) for sinks in reported if isinstance(sinks, list) for sink in sinks))
+    executions = stream.catalog.executions.of_stream(stream.stream_id)
+    return list(dict.fromkeys(sink for execution in executions for sink in execution.sinks))
 
 
 def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:
@@ -329,8 +329,7 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
     if sink is None or sink.knows_queries:
         return
     for other in stream.catalog.executions.of_other_streams(stream.stream_id):
-        reported = (other.progress or {}).get("sinks")
-        if not sink.is_among(sinks_of([str(name) for name in reported]) if isinstance(reported, list) else []):
+        if not sink.is_among(sinks_of(other.sinks)):
             continue
         if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(

@@ -163,7 +163,7 @@ contracts: $(VENV)/.dev-$(SPARK)
 
 words: $(VENV)/.dev-$(SPARK)
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs deploy dagster_ckpt examples tests benchmarks
-	$(BIN)/pymarkdown scan -r README.md CONTRIBUTING.md CHANGELOG.md docs deploy
+	$(BIN)/pymarkdown scan -r README.md CONTRIBUTING.md CHANGELOG.md docs deploy tests/README.md
 
 format: $(VENV)/.dev-$(SPARK)
 	$(BIN)/ruff check --fix .

@@ -75,7 +75,7 @@ def check(case: Case, scratch: Path) -> None:
         lambda: catalog.events.after(0),
         catalog.desired_states.all,
         lambda: catalog.launches.latest("golden"),
-        lambda: preview_start(stream, StartFrom.parse("sp")),
+        lambda: preview_start(stream, StartFrom("sp")),
         lambda: subsume(stream),
     ]
     for reader in readers:

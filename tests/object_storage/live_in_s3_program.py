@@ -82,9 +82,9 @@ class Sales:
             live_root=self.live_root,
             checkpointing=CHECKPOINTING,
             spark=self.spark,
-            start_from=start_from,
-            no_safety_savepoint=no_safety_savepoint,
-            state_partitions=state_partitions,
+            start_from=StartFrom(
+                start_from, no_safety_savepoint=no_safety_savepoint, state_partitions=state_partitions
+            ),
         )
         execution = self.stream.catalog.executions.latest(self.name)
         assert execution is not None
@@ -166,7 +166,7 @@ def more_steps(sales: Sales, savepoint: str) -> Iterator[dict[str, object]]:
     cleaned = clean_sinks(sales.stream, dry_run=False, grace_ms=0)
     yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
     copy = replace(sales, name="copy-of-sales")
-    fork(sales.stream, copy.stream, StartFrom.parse("latest"), origin="test", outputs={sales.output: copy.output})
+    fork(sales.stream, copy.stream, StartFrom("latest"), origin="test", outputs={sales.output: copy.output})
     copy.feed(1)
     yield ran(copy, "goes on as a fork", copy.run())
     yield looked_into(sales, savepoint)

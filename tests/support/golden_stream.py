@@ -152,7 +152,7 @@ class GoldenStream:
 
     def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryPlan, PreparedStart]:
         """Prepare a start as an execution does."""
-        plan = preview_start(self.stream, StartFrom.parse(text, **how))
+        plan = preview_start(self.stream, StartFrom(text, **how))
         with keeping(self.stream.catalog, STREAM) as lease:
             return plan, prepare(self.stream, plan, lease)
 

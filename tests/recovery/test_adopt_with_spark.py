@@ -39,7 +39,7 @@ from tests.recovery import plain_query
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import SETTINGS, lay_file, small_spark
 
-pytestmark = [pytest.mark.spark, pytest.mark.core(thorough=True)]
+pytestmark = [pytest.mark.spark, pytest.mark.core]
 
 COMPACTING = {"spark.sql.streaming.fileSink.log.compactInterval": "4"}
 DEADLINE_S = 180
@@ -207,6 +207,7 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.mark.thorough(sample="tests/recovery/test_adopt.py")
 def test_a_query_is_adopted_while_it_runs_and_handed_back(spark: SparkSession, tmp_path: Path) -> None:
     copied, in_place = Place(tmp_path / "copied", spark), Place(tmp_path / "in-place", spark)
     both = (copied, in_place)

@@ -57,6 +57,7 @@ class AskedAt:
         return self._pending(stream_id)
 
 
+@pytest.mark.thorough(but=("CANCEL-*-latest", "SUSPEND-*-at 10"))
 @pytest.mark.parametrize("start_from", ["latest", "at 10"])
 @pytest.mark.parametrize(
     ("kind", "end", "status"),

@@ -40,7 +40,6 @@ from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.sinks.guarantees import can_replay_a_batch, guarantees
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle
@@ -57,6 +56,7 @@ from dagster_ckpt.stream.snapshotting import (
     trigger_properties,
 )
 from dagster_ckpt.values.durations import Clock, monotonic_ms
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
@@ -221,7 +221,7 @@ class AttemptRunner:
             self._lease.record,
             snapshot_id=snapshot_id,
             execution_id=self._execution_id,
-            kind=order.kind.value,
+            kind=order.kind,
             number=attempt.number,
             trigger=trigger,
             timeline=self._timeline,

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import ExecutionRecord, OriginKind, SnapshotRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Sink

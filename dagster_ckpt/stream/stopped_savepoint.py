@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
@@ -26,6 +25,7 @@ from dagster_ckpt.stream.snapshotting import (
     trigger_properties,
 )
 from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def savepoint_of_stopped_stream(
             lease,
             snapshot_id=snapshot_id,
             execution_id=lease.execution_id,
-            kind=SnapshotKind.SAVEPOINT.value,
+            kind=SnapshotKind.SAVEPOINT,
             number=number,
             trigger=why,
             timeline=record.timeline,

@@ -39,6 +39,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 
@@ -208,7 +209,7 @@ def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answer
     assert event.reason is CheckpointFailureReason.IO_EXCEPTION
     catalog = stage.shelf.stream.catalog
     assert catalog.requests.get(request_id).status is RequestStatus.FAILED
-    assert catalog.snapshots.of_stream(STREAM, kind="SAVEPOINT", status=SnapshotStatus.IN_PROGRESS) == []
+    assert catalog.snapshots.of_stream(STREAM, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.IN_PROGRESS) == []
 
 
 def test_the_snapshot_of_a_writer_that_was_replaced_is_not_recorded_and_its_bytes_are_left(stage: Stage) -> None:

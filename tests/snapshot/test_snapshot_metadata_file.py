@@ -18,11 +18,11 @@ from dagster_ckpt.snapshot.manifest import (
     Manifest,
     Metadata,
     SnapshotHeader,
-    SnapshotKind,
     decode_metadata,
     decode_references,
     encode_metadata,
 )
+from dagster_ckpt.values.modes import SnapshotKind
 
 WHERE = "file:///snapshots/chk-1/_metadata"
 HEADER = SnapshotHeader(

@@ -10,7 +10,8 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, log_entries, log_trouble, needed_entries
+from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
+from dagster_ckpt.sinks.file_sink_log import log_entries, needed_entries
 from dagster_ckpt.sinks.file_sink_repair import (
     RebuiltLog,
     Relocation,

@@ -18,7 +18,7 @@ from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_
 from dagster_ckpt.operations.description import find_snapshot
 from dagster_ckpt.operations.lifecycle import listed_snapshot, preview_start
 from dagster_ckpt.operations.requests import await_process, is_running, require_running, snapshot_of
-from dagster_ckpt.recovery.prepare import snapshot_location
+from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.snapshot.writer import Progress

@@ -119,7 +119,7 @@ def _weigh_sinks(
     session: SparkSession | None,
 ) -> None:
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
-    replayed = plan if lost is None else lost.in_plan(plan)
+    replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
     if lost is not None and ahead.gone:
         # As the start does: it replays nothing that the sources no longer have.

@@ -16,8 +16,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
 from dagster_ckpt.operations.state_browsing import LIVE, StreamState, session_of_process
-from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.recovery.scratch import scratch_directory
+from dagster_ckpt.recovery.live_directories import scratch_directory, snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER

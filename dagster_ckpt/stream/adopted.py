@@ -1,17 +1,18 @@
 """An adopted checkpoint directory: one that plain Spark wrote, and from which a stream continues.
 
-Until the stream's first start, the query that wrote the directory may still run, so adopting only
-reads and a snapshot of it is no recovery point: a restore would roll back that query's sinks. Every
-start is refused until the adoption is finished or dropped. The start leaves a claim in the
-directory, because only one of several deployments that adopted it may continue from it.
+Until the stream's first start, the query that wrote the directory may still run; adopting only reads.
+A snapshot of it is then no recovery point: a restore would roll back the sinks of that query. So an
+adoption is registered as begun before its snapshot is taken, and until it is finished or dropped every
+start is refused. The start takes the directory over. It first leaves a claim there, which names the stream and its
+deployment: two deployments may have adopted the same directory, and only one may continue from it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dagster_ckpt.catalog.pending_restore import Adopting, ToTakeOver
 from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import same_folder
@@ -30,6 +31,7 @@ class Adopted:
     """The adopted directory that is a stream's current live directory.
 
     Attributes:
+        directory: The directory.
         in_place: The stream's query runs in this very directory, instead of in a clone.
         is_pending: No start of the stream has taken it over yet.
     """
@@ -40,35 +42,27 @@ class Adopted:
 
 
 def adopted_directory(record: StreamRecord) -> Adopted | None:
-    """The adopted directory of a stream; None if the stream created its live directory."""
+    """The adopted directory of a stream; None if its live directory is one that it created."""
     origin, live = record.origin, record.live_directory
     if origin is None or origin.kind is not OriginKind.ADOPTED or origin.directory is None or live is None:
         return None
     if not same_folder(live, origin.directory):
         return None
-    pending = record.pending_restore or {}
-    return Adopted(live, bool(pending.get("in_place", True)), is_pending="adopts" in pending)
-
-
-def pending_adoption(adopted: Adopted, batch_id: int) -> dict[str, object]:
-    """What the catalog keeps of an adoption until a start takes the directory over."""
-    return {"adopts": adopted.directory, "in_place": adopted.in_place, "batch_id": batch_id}
-
-
-def begun_adoption(record: StreamRecord, directory: str) -> dict[str, object]:
-    """What the catalog keeps while a directory is being adopted."""
-    return {**(record.pending_restore or {}), "adopting": directory, "first_number": record.next_number}
-
-
-def before_adoption(pending: Mapping[str, object]) -> dict[str, object] | None:
-    """What was pending before an adoption was begun."""
-    return {name: value for name, value in pending.items() if name not in ("adopting", "first_number")} or None
+    pending = record.pending_restore
+    finished = pending.before if isinstance(pending, Adopting) else pending
+    if isinstance(finished, ToTakeOver):
+        return Adopted(live, finished.in_place, is_pending=True)
+    return Adopted(live, in_place=True, is_pending=False)
 
 
 def refuse_unfinished_adoption(record: StreamRecord) -> None:
-    """Refuse to use a stream whose adoption was begun and not finished."""
-    directory = (record.pending_restore or {}).get("adopting")
-    if directory is not None:
+    """Refuse to use a stream whose adoption was begun and not finished.
+
+    Raises:
+        LiveDirectoryError: It was.
+    """
+    if isinstance(record.pending_restore, Adopting):
+        directory = record.pending_restore.directory
         raise LiveDirectoryError(
             f"The adoption of {directory} for stream {record.stream_id!r} was begun and not finished, so nothing would "
             "fence the query that wrote it. Nothing was changed. Repeat the adoption, which finishes it "
@@ -78,7 +72,11 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
 
 
 def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
-    """The adopted directory of a snapshot if its query may still run: the stream never took it over."""
+    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
     directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
     if not isinstance(directory, str):
         return None
@@ -87,9 +85,14 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 
 
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
-    """Refuse to restore a snapshot of an adopted directory beside the query that wrote it."""
+    """Refuse to restore a snapshot of an adopted directory beside the query that wrote it.
+
+    Raises:
+        LiveDirectoryError: The stream has not taken that directory over, and will not.
+        StorageAccessError: The directory cannot be reached.
+    """
     if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
-        # This start takes the adopted directory over, or the stream has left it behind.
+        # The adopted directory, which this start takes over, or one of the stream's own, after that.
         return
     directory = unclaimed_directory(stream, snapshot)
     if snapshot is not None and directory is not None:
@@ -102,7 +105,11 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """The claim in a checkpoint directory, or None."""
+    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
     try:
         data = live.folder.read(CLAIM, _LONGEST)
     except FileNotFoundError:
@@ -111,14 +118,24 @@ def claim_of(live: LiveDirectory) -> str | None:
 
 
 def claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Leave the claim of a stream in the directory that it is about to take over."""
+    """Leave the claim of a stream in the directory that it is about to take over.
+
+    Raises:
+        LiveDirectoryError: Another stream or deployment has taken it over.
+        StorageAccessError: The directory cannot be reached.
+    """
     if claim_of(live) is None:
         live.folder.create_if_absent(CLAIM, _claim(stream).encode())
     refuse_without_claim(stream, live)
 
 
 def refuse_without_claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Refuse to run a query in an adopted directory that another stream has taken over since."""
+    """Refuse to run a query in an adopted directory that another stream has taken over since.
+
+    Raises:
+        LiveDirectoryError: One has, or there is no claim.
+        StorageAccessError: The directory cannot be reached.
+    """
     found = claim_of(live)
     if found != _claim(stream):
         raise LiveDirectoryError(

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_ckpt.catalog.pending_restore import SinkRollBack
 from dagster_ckpt.catalog.records import ExecutionRecord, OriginKind, SnapshotRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
@@ -120,7 +121,8 @@ def query_ids_of(stream: StreamHandle) -> list[str]:
     known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
     known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
     record = stream.catalog.streams.get(stream.stream_id)
-    known |= {str(each) for each in (record.pending_restore or {}).get("query_ids", ())}
+    if isinstance(record.pending_restore, SinkRollBack):
+        known |= set(record.pending_restore.query_ids)
     if record.live_directory is not None:
         known.add(live_query_id(LiveDirectory(record.live_directory)))
     return sorted(str(each) for each in known if each is not None)

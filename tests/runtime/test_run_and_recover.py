@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import (
     LeaseHeldError,
@@ -30,7 +30,7 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.operations import lifecycle, requests, snapshots
-from dagster_ckpt.recovery import sink_roll_backs
+from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -92,7 +92,7 @@ def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_id
 
     bench.run(bench.feeding(has_batches_after_a_snapshot))
     first = min(bench.snapshots(), key=lambda snapshot: snapshot.number or 0)
-    options = replace(bench.stream.options, interval_ms=None)
+    options = replace(bench.stream.options, interval=None)
     bench.stream = replace(bench.stream, options=options)
     quiet: list[tuple[float, int]] = []
 
@@ -219,7 +219,7 @@ def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_n
         raise SinkRollbackError("the process died here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sink_roll_backs, "roll_back", die)
+        patch.setattr(prepare, "roll_back", die)
         with pytest.raises(SinkRollbackError):
             bench.run(lambda: False, start_from=StartFrom.parse(chosen.snapshot_id))
     assert bench.stream.catalog.streams.get("orders").pending_restore is not None

@@ -19,8 +19,7 @@ from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite, delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import housekeeping

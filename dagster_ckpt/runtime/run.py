@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     LeaseRecord,
@@ -23,7 +22,7 @@ from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import SparkApplication
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.durations import Clock, wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

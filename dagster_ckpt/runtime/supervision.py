@@ -13,7 +13,6 @@ from dataclasses import asdict
 from random import Random
 from typing import Any
 
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, LeaseLostError
@@ -49,7 +48,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import jvm_of
-from dagster_ckpt.values.durations import monotonic_ms, rounded_duration
+from dagster_ckpt.values.durations import Clock, monotonic_ms, rounded_duration
 
 POLL_S = 0.25
 HEARTBEAT_MS = 2_000

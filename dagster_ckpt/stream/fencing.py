@@ -17,10 +17,10 @@ from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, jvm_of
+from dagster_ckpt.stream.ownership import adopted_directory
 
 # Wait for a batch in flight: twice the duration of the previous batch, within these bounds.
 SHORTEST_WAIT_S = 5.0

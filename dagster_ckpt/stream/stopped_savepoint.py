@@ -10,9 +10,9 @@ from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotSt
 from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
+from dagster_ckpt.stream.ownership import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.snapshotting import (
     BatchFigures,

@@ -1,6 +1,5 @@
 """`FileIO`: a tree of files on any storage, and how its failures are reported.
 
-Everything that reads or writes snapshots, live directories or the folders of sinks uses it.
 `open_file_io` in `location.py` opens one by its URL.
 """
 

@@ -69,18 +69,7 @@ _TRIGGERS = {
 
 
 class Supervisor:
-    """Supervises one query from its start to its end.
-
-    Args:
-        stream: The stream.
-        execution_id: The execution in the catalog.
-        prepared: The live directory it runs in.
-        query: The started query.
-        lease: The lease that makes this process the writer.
-        interrupted: Returns True once the surrounding process has been interrupted.
-        predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: For the timestamps of records.
-    """
+    """Supervises one query from its start to its end."""
 
     def __init__(
         self,
@@ -156,7 +145,6 @@ class Supervisor:
             try:
                 self._step()
             except LeaseLostError as error:
-                # The catalog refused a write.
                 self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
         return self._end
 

@@ -135,11 +135,7 @@ class BaseSnapshot:
 class Reuse:
     """Finds files that a new snapshot can share with its base.
 
-    Args:
-        base: The snapshot; None shares nothing.
-        share_object: Makes an object of the base available to the new snapshot.
-        extends: The new snapshot contains all stable blocks of the base. Its stable files are then
-            new, and not searched in the base.
+    If the snapshot `extends` the base, its stable files are new, and not searched there.
     """
 
     def __init__(self, base: BaseSnapshot | None, share_object: ShareObject, *, extends: bool) -> None:

@@ -38,14 +38,8 @@ def fence_predecessor(
 
     Afterwards no query may start in the old live directory, even if this process dies: the next
     start continues from it in a new directory. Does nothing if every previous holder is proven to
-    have ended.
-
-    Args:
-        stream: The stream, whose lease this process holds.
-        acquired: That lease.
-        still_mine: Called before each step; raises LeaseLostError if another execution has the
-            lease.
-        own_jvm_pid: The JVM that works for this process.
+    have ended. `still_mine`, called before each step, raises LeaseLostError if another execution
+    has the lease.
     """
     if acquired.predecessor_ended:
         return

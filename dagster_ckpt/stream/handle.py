@@ -84,13 +84,10 @@ class StreamHandle:
         executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this. They
             must reach live directories and snapshots by the same URLs. None: the supervising
             process always copies.
-        backend: How the query keeps its state. None: the session's settings, unchecked. Its
-            `transfer_threads` copy files.
-        on_backend_change: What a start does with state of another backend.
+        backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
         stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`);
             None: never.
-        code_version: Version of the code that defines the query; snapshots record it.
         storage: The configuration that `store` was opened from; None if unknown.
     """
 

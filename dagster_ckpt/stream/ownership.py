@@ -33,11 +33,7 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
     """Refuse a verb that would use another deployment's files, or files that the catalog does not know.
 
     Starts, forks, imports and rollbacks call it before anything is written, killed or fenced.
-
-    Args:
-        stream: The stream, whose lease this process holds.
-        start_from: The requested starting point of a start. None: the state comes from elsewhere.
-        predecessor_ended: Whether the previous execution can write nothing more.
+    Without a `start_from`, the state comes from elsewhere.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES

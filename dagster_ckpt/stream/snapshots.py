@@ -99,13 +99,8 @@ def holding(
 ) -> Iterator[None]:
     """Hold snapshots for the duration of the context; None and unlisted ones are skipped.
 
-    Raises SnapshotNotFoundError if one was deleted after it was listed.
-
-    Args:
-        catalog: The catalog.
-        snapshots: The snapshots.
-        reader: Who reads them and why, as shown by the catalog.
-        ttl_ms: How long the holds last if this process is killed.
+    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the
+    `reader`; the holds of a killed process last `ttl_ms`.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
@@ -153,8 +148,7 @@ def unregistered_snapshot(
 ) -> SnapshotRecord | None:
     """The snapshot at the location that a start names; None if it names a listed snapshot or no location.
 
-    Raises SnapshotNotFoundError if it belongs to another stream or deployment, or was to be
-    claimed.
+    Raises SnapshotNotFoundError if it is another stream's or deployment's, or was to be claimed.
     """
     location = (start_from.reference or "").rstrip("/").removesuffix("/_metadata")
     if not is_location(location) or any(is_named(snapshot, location) for snapshot in listed):

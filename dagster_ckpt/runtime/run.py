@@ -64,8 +64,6 @@ class QueryEnd:
     """The end of one query.
 
     Attributes:
-        reason: A message for users.
-        savepoint: For FINISHED.
         trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
     """
 
@@ -83,11 +81,8 @@ class RunRequest:
     """How to run a stream in this process.
 
     Attributes:
-        run_id: Id of the surrounding run in the orchestrator.
         describe: Describes the query that `start_query` will start, before anything is changed;
             None: it cannot.
-        start_request_id: The request in the catalog that this run answers, if any.
-        restart_of: The execution that this run restarts, if any.
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM is
             involved.
         interrupted_as: The status of an execution that was interrupted; None if the supervisor
@@ -95,7 +90,6 @@ class RunRequest:
         holder_is_over: Whether the run of a lease holder is recorded as ended.
         is_launched: Whether a supervisor launches the runs of this stream, also while its query
             runs.
-        ttl_ms: Time to live of the lease without a renewal.
     """
 
     run_id: str

@@ -31,7 +31,6 @@ class QueryInactivity:
     """What a query is doing, and for how long nothing has changed.
 
     Attributes:
-        doing: The status message of Spark.
         is_idle: Whether it waits for its next trigger, for any length of time.
         tasks: Tasks of its active Spark jobs; None if they were not, or cannot be, counted.
     """

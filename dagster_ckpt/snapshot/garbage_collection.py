@@ -49,7 +49,6 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
 
     Args:
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
-        directory: Its directory.
         protected: Directories of snapshots whose objects must be kept, whether listed or not.
     """
     # Another process may be deleting the same snapshot: no missing object is an error.
@@ -108,10 +107,8 @@ class Sweep:
     count as used.
 
     Attributes:
-        file_io: The folder.
         now_ms: The time by the storage's clock, ms since the epoch.
         older_than_ms: Minimum age: younger objects may belong to an attempt in progress.
-        dry_run: Report garbage without deleting it.
         under_way: Numbers of attempts whose process is alive: their objects are kept regardless of
             age.
     """

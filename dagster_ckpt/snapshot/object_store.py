@@ -63,10 +63,7 @@ class StoreLayout:
     Attributes:
         stream_root: URL of the stream's folder, with `chk-<n>/_metadata` and `shared/`.
         savepoint_root: URL of the savepoint folder; None if none is configured.
-        inline_threshold: See `WriteOptions`.
         max_bytes: Size limit of a checkpoint; None: no limit.
-        transfer_threads: Maximum number of data objects written or read concurrently.
-        pack_least_bytes: See `WriteOptions`.
     """
 
     stream_id: str

@@ -93,8 +93,6 @@ class BaseSnapshot:
     """An earlier snapshot, whose content a new one may share.
 
     Attributes:
-        file_io: Its parent folder.
-        directory: Its directory there.
         same_folder: Both snapshots refer to the same objects by the same names. Otherwise each
             object has to be linked or copied first.
     """

@@ -63,7 +63,6 @@ class WrittenSnapshot:
 
     Attributes:
         incremental_bytes: Bytes written for it, including metadata.
-        new_objects: Data objects created for it, relative to its directory.
     """
 
     metadata: Metadata

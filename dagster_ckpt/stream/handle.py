@@ -77,7 +77,6 @@ class StreamHandle:
 
     Attributes:
         stream_id: Stable id of the streaming asset; the name of its folder in storage.
-        name: Name of the query in Spark.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
         live_root: The stream's live directories are
             `<live_root>/<stream_id>/live-<generation>-<token>`.
@@ -219,8 +218,6 @@ class RecordedSettings:
     that its own options keep. Credentials are never recorded.
 
     Attributes:
-        options: Checkpointing options, without the storage and the trigger policy.
-        restart: Description of the restart strategy.
         storage: Where its snapshots are stored, without credentials.
         is_own_storage: The stream's own configuration names that storage, not the deployment's.
     """

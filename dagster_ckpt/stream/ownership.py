@@ -136,7 +136,6 @@ class Adopted:
     """The adopted directory that is a stream's current live directory.
 
     Attributes:
-        directory: The directory.
         in_place: The stream's query runs in this very directory, instead of in a clone.
         is_pending: No start of the stream has taken it over yet.
     """

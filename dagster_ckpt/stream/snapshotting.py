@@ -45,7 +45,6 @@ class SnapshotOrder:
         number: From the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared; None writes everything.
-        target_directory: Folder for a savepoint, instead of the configured one.
         sinks: Sinks as named in the query's progress.
         renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same
             position.
@@ -77,7 +76,6 @@ class TakenSnapshot:
 
     Attributes:
         batch_id: The batch after which a restore resumes.
-        properties: The properties in its header.
         renews: Id of the existing checkpoint that it is, if nothing was written.
     """
 
@@ -244,7 +242,6 @@ class BatchFigures:
 
     Attributes:
         rows: Input rows since the previous snapshot, as far as this execution saw them.
-        state_rows: Rows in all state stores.
         watermark: Event-time watermark as ISO-8601, or None if the query has none.
         lags: Records waiting in each partition of the Kafka topics that it reads.
     """

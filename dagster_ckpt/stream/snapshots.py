@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,13 +12,13 @@ from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotSt
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
 from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, checkpoint_number
 from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.durations import utc_time
 from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 from dagster_ckpt.values.redaction import refuse_user_info
 
 if TYPE_CHECKING:
-    from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.stream.handle import StreamHandle
 
 
@@ -226,9 +225,6 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
     )
 
 
-_CHECKPOINT = re.compile(r"chk-(\d+)")
-
-
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
@@ -237,7 +233,7 @@ def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None,
     from the number of the restored checkpoint.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
-    used = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    used = [number for name in names if (number := checkpoint_number(name)) is not None]
     if restored is not None and restored.number is not None:
         used.append(restored.number)
     counted = stream.catalog.streams.get(stream.stream_id).next_number

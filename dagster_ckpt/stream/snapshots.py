@@ -96,7 +96,7 @@ HOLD_TTL_MS = 60_000
 def holding(
     catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
 ) -> Iterator[None]:
-    """Hold snapshots for the duration of the context; None and unlisted ones are skipped.
+    """Hold snapshots for the duration of the context; None and unregistered ones are skipped.
 
     Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the
     `reader`; the holds of a killed process last `ttl_ms`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +23,7 @@ from dagster_ckpt.catalog.tables import event_counter, events, leases, snapshots
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, call_limit_s, limit_connections, limit_transaction, limited
 from dagster_ckpt.catalog.transitions import log_event
 from dagster_ckpt.errors import CatalogError, LeaseLostError
+from dagster_ckpt.values.durations import Clock
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
@@ -38,9 +39,6 @@ _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
-
-
-Clock = Callable[[], int]
 
 
 _Recorded = tuple[str, EventType, dict[str, Any]]

@@ -408,7 +408,7 @@ TO_OPEN_A_STREAM = {
 # What few commands use, each of which makes a start some hundredths of a second slower.
 RARELY_USED = {"psutil", "pendulum", "pydantic_core", "urllib.request", "sqlalchemy.dialects.postgresql"}
 # What only a description of a stream needs: its recorded options with their policies.
-TO_DESCRIBE_A_STREAM = {"dagster_ckpt.stream.recorded_settings", "dagster_ckpt.policies.retention"}
+TO_DESCRIBE_A_STREAM = {"dagster_ckpt.stream.handle", "dagster_ckpt.policies.retention"}
 TO_LIST = {*NEVER, *TO_OPEN_A_STREAM, *RARELY_USED, *TO_DESCRIBE_A_STREAM}
 
 

@@ -32,8 +32,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.spark.versions import Feature, installed_release
-from dagster_ckpt.stream.adopted import CLAIM
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.ownership import CLAIM
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery import plain_query
 from tests.support.query_bench import make_stream

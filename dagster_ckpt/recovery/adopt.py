@@ -70,11 +70,6 @@ class Adoption:
     """What was found in a checkpoint directory, and what the next start of the stream does with it.
 
     Attributes:
-        stream_id: The stream.
-        found: What the directory says of its query.
-        diagnosis: What is wrong with it, if anything.
-        sinks: The sinks that were named, as Spark names them.
-        in_place: The next start continues in the directory itself.
         snapshot: The first snapshot; None for a dry run, which registers nothing.
     """
 
@@ -119,26 +114,11 @@ def adopt(
     (`undo_adoption`). Until the first start it may be repeated, also with other options.
 
     Args:
-        stream: The stream; it must not have any state yet.
-        checkpoint_location: The `checkpointLocation` of the query.
         sinks: Where the query writes: a folder of files, a Delta table by its path, or another
             sink by Spark's name; an Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file
             sink, the first snapshot can be restored exactly.
         in_place: Continue in the directory itself, instead of in a copy in the stream's folder of live
             directories.
-        label: A name of the first snapshot, to start from later.
-        dry_run: Only examine the directory.
-        origin: Who requests it, as shown by the lease.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        OptionError: A sink is named in a way that does not tell what it is.
-        LiveDirectoryError: The directory is none of Spark's, is damaged, managed by a stream, or was taken over before.
-        SharedSinkError: The log of a named sink is not that of this query.
-        RequestFailedError: The stream already has state, or has adopted another directory.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        StorageAccessError: Something cannot be read or written.
     """
     live = LiveDirectory(checkpoint_location)
     _refuse_managed(stream, live)
@@ -215,18 +195,8 @@ def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
 
     The snapshots that were taken of the adopted directory are deleted; the directory is not touched.
 
-    Args:
-        stream: The stream.
-        origin: Who requests it, as shown by the lease.
-
     Returns:
         What was done, for people.
-
-    Raises:
-        RequestFailedError: There is no such adoption, or a snapshot of it is still in use.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        StorageAccessError: The storage cannot be reached.
     """
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
@@ -460,19 +430,10 @@ def take_over(
     """Take over the adopted directory of a stream, if no start has done so yet. May be repeated.
 
     Args:
-        stream: The stream.
-        lease: Its lease.
         resumes: The start continues in the adopted directory itself, if it was adopted in place.
-        still_mine: Called before each step; raises if the start has to stop.
-        wait_s: How long to wait for a batch in flight.
 
     Returns:
         Whether the directory may have changed, so that a plan made before has to be made again.
-
-    Raises:
-        LiveDirectoryError: Another stream has taken the directory over, or it cannot be continued in place.
-        LeaseLostError: The lease is no longer held.
-        StorageAccessError: The directory cannot be read or written.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:

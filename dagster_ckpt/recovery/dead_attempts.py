@@ -27,16 +27,8 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
     Call it before that execution begins its own attempts. Processes that began the others can no
     longer record anything, because each of their writes needs the lease.
 
-    Args:
-        stream: The stream.
-        lease: Its lease.
-
     Returns:
         One message per action.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
-        StorageAccessError: The storage cannot be reached; the next start settles the rest.
     """
     done = []
     for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS):
@@ -94,9 +86,6 @@ def settle_while_stopped(stream: StreamHandle) -> list[str]:
     """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt had failed.
 
     Does nothing while the stream is running: its start has already settled earlier attempts.
-
-    Raises:
-        StorageAccessError: The storage cannot be reached.
     """
     if not _has_something_to_settle(stream):
         return []

@@ -63,7 +63,6 @@ class Damage:
 
     Attributes:
         error: The code of the finding, or the class of the error: the same for the same problem.
-        detail: What was found, for a message.
     """
 
     error: str
@@ -76,15 +75,8 @@ def diagnose_live_directory(
     """Diagnose a live directory of a stream, with everything that the catalog knows of its content. Changes nothing.
 
     Args:
-        stream: The stream.
-        live: Its live directory, an earlier one, or a copy; a query may be running in it.
-        sinks: The sinks of its query, as Spark names them, to be compared with it.
         deep: Read every state file that a resume needs, which costs what loading the state costs. The logs and
             the metadata are always read, and compared with checksums and the newest snapshot.
-        looks_back: See `diagnose`.
-
-    Raises:
-        StorageAccessError: The directory or the newest snapshot cannot be reached.
     """
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -190,9 +182,6 @@ class Examiner:
     """Examines the points that one run of a stream starts from.
 
     What it has just read is not read again by the start that follows.
-
-    Args:
-        stream: The stream.
     """
 
     def __init__(self, stream: StreamHandle) -> None:
@@ -200,41 +189,21 @@ class Examiner:
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a live directory that looks good, after an examination: BROKEN if that finds damage.
-
-        Args:
-            live: The directory.
-            state: The result of its inspection.
-            deep: See `diagnose_live_directory`.
-
-        Raises:
-            UnknownLayoutError: A file in it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The state of a live directory that looks good, after an examination: BROKEN if that finds damage."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """The damage of a live directory; None if everything that a resume needs is good.
-
-        Raises:
-            UnknownLayoutError: A file in it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of a live directory; None if everything that a resume needs is good."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
         return damage
 
     def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
-        """The damage of the point that a plan continues from; None if it is good.
-
-        Raises:
-            UnknownLayoutError: A file of it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of the point that a plan continues from; None if it is good."""
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
@@ -254,12 +223,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """The damage of what the stream's live directory was made from, if that was a snapshot or a directory.
-
-        Raises:
-            UnknownLayoutError: A file of it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of what the stream's live directory was made from, if that was a snapshot or a directory."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -269,11 +233,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """The damage of a snapshot, or of what was captured in it; None if it is good.
-
-        Raises:
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of a snapshot, or of what was captured in it; None if it is good."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -328,12 +288,7 @@ def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: Named
     """Refuse to continue where the log of the query's sink cannot be read or continued.
 
     Args:
-        stream: The stream.
-        live: The directory in which the query continues.
         output: Where it will write; None if unknown: the sinks it last wrote to are examined.
-
-    Raises:
-        SharedSinkError: The doctor finds an error.
     """
     described = described_sink(output)
     sinks = [described] if described is not None else []
@@ -377,11 +332,7 @@ def is_suspicious(error: Exception) -> bool:
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: always, unless it was interrupted.
-
-    Args:
-        reason: The exception that ended it, as text.
-    """
+    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
     return _ENDED.search(reason) is None
 
 
@@ -397,9 +348,6 @@ def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True)
 
     Its data objects exist and are long enough; with `deep`, every byte matches its digest; then, all files that a
     resume after its batch needs are among its files, in known formats.
-
-    Raises:
-        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -411,9 +359,6 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
     """Like `snapshot_problems`, and what the checksums in its files say: they may have been damaged when it was taken.
 
     It is restored to a temporary directory, whose files are read.
-
-    Raises:
-        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
     """
     problems = snapshot_problems(stream.store, location)
     if problems:
@@ -434,10 +379,6 @@ def layout_problems(store: SnapshotStore, location: str) -> list[str]:
 
     Examines a hollow copy like a live directory: logs and metadata files are real, while all other
     files have only names and lengths.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: A file that must be read is missing or was altered.
     """
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:

@@ -49,19 +49,9 @@ def recovery_facts(
     """Gather everything that a recovery plan depends on. Changes nothing.
 
     Args:
-        stream: The stream.
-        start_from: The requested starting point.
-        predecessor_ended: Whether the previous execution can write nothing more.
-        is_automatic: Whether no user requested this start.
         remembers: Whether to consider earlier recovery failures; a start by a user ignores them.
-        output: Where the query to start will write; None if that is unknown.
         examiner: Of a start. Unless all executions in the live directory ended in order, it then reads the state that
             the query will load. None: only the logs and the metadata are read.
-
-    Raises:
-        SnapshotNotFoundError: The named snapshot belongs to another stream.
-        SnapshotCorruptError: The named snapshot cannot be read.
-        StorageAccessError: The storage or the live directory cannot be reached.
     """
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
@@ -161,15 +151,7 @@ _NOT_IN_USE = "; it was built by a restore, rewind, fork or import that did not 
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
-    """Look for live directories, checkpoints, savepoints and sink logs of a stream. Changes nothing.
-
-    Args:
-        stream: The stream.
-        output: Where the query to start will write; None if unknown.
-
-    Raises:
-        StorageAccessError: The storage or the live folder cannot be reached.
-    """
+    """Look for live directories, checkpoints, savepoints and sink logs of a stream. Changes nothing."""
     directories = [
         f"{built.live.url}, up to batch {commit}{_NOT_IN_USE if built.live.is_not_in_use() else ''}"
         for built in stream.live_directories()
@@ -217,13 +199,7 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Digest over the names and contents of a snapshot's state files, from its manifest; None if it has none.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: Its metadata is truncated or modified.
-        StorageAccessError: The storage cannot be reached.
-    """
+    """Digest over the names and contents of a snapshot's state files, from its manifest; None if it has none."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:
@@ -239,11 +215,6 @@ def with_equal_content(
 
     A restore of damaged state, followed by a checkpoint of it, makes the same damage available under
     another id. Manifests are read only if a snapshot failed and there is another one of its batch.
-
-    Args:
-        store: The store of the snapshots.
-        failures: Failures of recoveries, oldest first.
-        snapshots: The snapshots that exist.
     """
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}

@@ -66,30 +66,11 @@ def import_snapshot(
     repeated.
 
     Args:
-        stream: The stream that continues from it; it must not be running.
-        location: Location of the snapshot: a checkpoint or savepoint of another catalog.
         outputs: Each sink that the snapshot names, mapped to the folder, table or topic that the stream
             writes to instead. A file sink is named by its folder. The stream's first start is refused
             if its query writes anywhere else.
-        origin: Who requests the import, as shown by the lease.
         with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
             Without it these contain only what comes after.
-        replace_state: Discard what the stream itself has committed.
-        progress: Called after each file of the snapshot with the number of files that are done and of all.
-
-    Raises:
-        OptionError: The value is not a location.
-        SnapshotNotFoundError: There is no snapshot, or it belongs to this deployment.
-        SnapshotCorruptError: It lacks data or was altered.
-        SharedSinkError: A sink is not mapped, or is mapped to a location of the original or of
-            something else.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        RequestFailedError: The stream has already committed batches.
-        LiveDirectoryError: The stream's storage or live directories are in use by another deployment.
-        RestoreError: The snapshot cannot be restored to a directory that Spark could start in, or a
-            file of the output is missing.
-        StorageAccessError: Something cannot be read or written.
     """
     snapshot = foreign_snapshot(stream, location)
     logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))
@@ -137,13 +118,7 @@ def import_snapshot(
 
 
 def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
-    """Each sink of a snapshot with its new location.
-
-    Raises:
-        SharedSinkError: A sink is not mapped, a mapped name is no sink of the snapshot, or two sinks
-            have the same new location.
-        SnapshotCorruptError: The snapshot does not name its sinks.
-    """
+    """Each sink of a snapshot with its new location."""
     named = _sinks_of(snapshot)
     mapped = {old.strip(): new.strip() for old, new in outputs.items()}
     known = named or {old: sink_of(old).place or old for old in mapped}
@@ -180,11 +155,7 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
 def _refuse_taken(
     stream: StreamHandle, snapshot: SnapshotRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
 ) -> None:
-    """Refuse a new location that belongs to the original, or that something else writes to.
-
-    Raises:
-        SharedSinkError: There is one.
-    """
+    """Refuse a new location that belongs to the original, or that something else writes to."""
     originals = [sink.old or sink.name for sink in sinks]
     others = list(_places_of_others(stream))
     for before, sink in enumerate(sinks):
@@ -238,11 +209,7 @@ def _places_of_others(stream: StreamHandle) -> Iterator[str]:
 
 
 def _refuse_anothers_place(stream: StreamHandle) -> None:
-    """Refuse to import into a stream whose folders are in use although this catalog knows no start of it.
-
-    Raises:
-        LiveDirectoryError: They are.
-    """
+    """Refuse to import into a stream whose folders are in use although this catalog knows no start of it."""
     if stream.catalog.streams.get(stream.stream_id).live_generation > 0 or stream.catalog.snapshots.completed(
         stream.stream_id
     ):

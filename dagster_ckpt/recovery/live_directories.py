@@ -51,9 +51,6 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
     If a previous holder may still be alive, its query is fenced first, and fenced directories stay:
     once a directory is forgotten nothing else can fence its query, which would keep writing without
     the fence.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; its directories are not touched.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -71,12 +68,7 @@ def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, 
     plan further batches.
 
     Args:
-        stream: The stream.
-        current: The directory in use.
         lease: The lease of the stream. Directories with a higher token belong to a successor and stay.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -180,13 +172,7 @@ def left_to_another(stream: StreamHandle) -> str:
 
 @dataclass(frozen=True)
 class StateRewrite:
-    """How a start rewrites the state that it continues from.
-
-    Attributes:
-        spark: The session that does it.
-        shape: How the state will be stored.
-        report: Called with the progress every few seconds.
-    """
+    """How a start rewrites the state that it continues from."""
 
     spark: SparkSession
     shape: StateShape
@@ -194,13 +180,7 @@ class StateRewrite:
 
 
 class Building:
-    """Builds the new live directory; if its state is rewritten, from a temporary copy.
-
-    Args:
-        live: The directory.
-        rewrite: How to rewrite the state, if at all.
-        watch: See `prepare`.
-    """
+    """Builds the new live directory; if its state is rewritten, from a temporary copy."""
 
     def __init__(self, live: LiveDirectory, rewrite: StateRewrite | None, watch: Watch) -> None:
         self.live = live
@@ -214,11 +194,7 @@ class Building:
         return self._rewrite is not None
 
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """Create the directory.
-
-        Args:
-            fill: Creates the directory that it gets.
-        """
+        """Create the directory."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -238,15 +214,7 @@ class Building:
         )
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
-        """Check that no sink would skip the batch in flight, whose state a rewrite leaves behind.
-
-        Args:
-            sinks: The query's sinks.
-            roll_back_tables: Whether this process may roll a table back.
-
-        Raises:
-            RowsAtRiskError: A sink would, and cannot be rolled back. The directory was deleted.
-        """
+        """Check that no sink would skip the batch in flight, whose state a rewrite leaves behind."""
         if self.rewritten is None:
             return
         try:
@@ -273,22 +241,12 @@ def restore_into(
     Every byte is compared with its digest in the snapshot, wherever it comes from.
 
     Args:
-        stream: The stream whose storage contains the snapshot.
-        location: Location of the snapshot.
-        live: The directory to create; it must not exist.
         new_query_id: A separate query id, so that the query can run alongside the original; None keeps
             that of the snapshot.
         donor: A good live directory whose files are linked if they match the snapshot. None: everything
             is read from the snapshot.
         is_scratch: The directory is temporary, so it need not survive a power loss.
-        marked: See `materialize`.
-        watch: See `materialize`.
         progress: Called after each file with the number of files that are placed and of all, from several threads.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: It lacks data or was altered.
-        RestoreError: It cannot be restored to a directory that Spark could start in.
     """
     placed = itertools.count(1)
     total = stream.store.manifest(location).file_count if progress is not None else 0
@@ -308,11 +266,7 @@ def restore_into(
 
 
 def snapshot_location(snapshot: SnapshotRecord) -> str:
-    """The location of a snapshot.
-
-    Raises:
-        SnapshotCorruptError: The catalog has no location for it.
-    """
+    """The location of a snapshot."""
     if snapshot.location is None:
         raise SnapshotCorruptError(
             f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
@@ -331,14 +285,7 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """A temporary directory for a copy of a stream's state; it is not created, and deleted at the end.
-
-    Args:
-        stream: The stream.
-
-    Raises:
-        StorageAccessError: The folder of live directories cannot be reached.
-    """
+    """A temporary directory for a copy of a stream's state; it is not created, and deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
@@ -364,11 +311,7 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
 
 
 def remove_leftovers(stream: StreamHandle) -> None:
-    """Delete the copies of killed processes. Only the catalog's clock determines their age.
-
-    Raises:
-        StorageAccessError: The folder of live directories cannot be reached.
-    """
+    """Delete the copies of killed processes. Only the catalog's clock determines their age."""
     now_ms = stream.catalog.now_ms()
     folder = _folder(stream)
     for name, entry in folder.folder.list().items():
@@ -383,11 +326,7 @@ def remove_leftovers(stream: StreamHandle) -> None:
 
 
 def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
-    """The temporary directories of a stream that exist, in use or left by a killed process.
-
-    Raises:
-        StorageAccessError: The folder of live directories cannot be reached.
-    """
+    """The temporary directories of a stream that exist, in use or left by a killed process."""
     folder = _folder(stream)
     return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
 

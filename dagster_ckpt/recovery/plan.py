@@ -45,7 +45,6 @@ class _Plan:
     """What every plan says.
 
     Attributes:
-        reason: One sentence for messages.
         from_batch: The stream's current batch, if known.
     """
 
@@ -157,7 +156,6 @@ class _GoBack(_Plan):
     """Go back to a point.
 
     Attributes:
-        new_query_id: The query continues under a new query id.
         source_offsets: Where Kafka sources continue; None: where they stopped.
         passed: Better points that are skipped, the best one first.
     """
@@ -221,7 +219,6 @@ class RestoreAndReplay(_Plan):
     """Restore a snapshot and run the lost batches after it again: see `replay.py`.
 
     Attributes:
-        restore: The restore.
         to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
         in_flight: The batch after `to_batch` if exactly its rows are processed first; None if its plan is unknown.
@@ -262,8 +259,6 @@ class UnknownState:
     """What exists in the folders of a stream that its catalog knows no start of, each described briefly.
 
     Attributes:
-        directories: Live directories that contain batches.
-        snapshots: Checkpoints and savepoints.
         sinks: Logs of the file sinks that these snapshots name, and of the one that the query names.
     """
 
@@ -285,7 +280,6 @@ class RecoveryFacts:
         all_snapshots: Every completed snapshot of the stream, and the one at a named location: the
             candidates for an explicit name.
         last_batch: The newest batch that any execution reported as committed in that directory.
-        has_run: Whether a query was ever started in that directory.
         predecessor_ended: Whether the previous execution can write nothing more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
         retained: Batches that the live directory can be rewound to, ascending; only determined if one
@@ -295,8 +289,6 @@ class RecoveryFacts:
         failures: Recovery failures since the last good checkpoint, oldest first.
         origin_batch_is_retained: Whether the directory from which the live one was created still has
             its batch.
-        origin_snapshot_is_gone: Whether the snapshot from which the live directory was created is known
-            to be deleted.
         is_automatic: Whether no user requested this start: snapshots known to be broken are then not
             tried.
         depth: Number of points that a recovery considers besides the live directory; None: all.

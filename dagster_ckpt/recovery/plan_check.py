@@ -57,10 +57,6 @@ _NOTHING = "nothing"
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
     """Differences between two plans that affect the state, one line each.
 
-    Args:
-        before: The plan that wrote the state.
-        after: The plan that would continue from it.
-
     Returns:
         Empty if the state means the same to both.
     """
@@ -73,13 +69,7 @@ def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from:
     """Refuse a start whose code interprets the state differently from the code that wrote it.
 
     Args:
-        stream_id: The stream.
-        differences: The differences.
         came_from: Description of the state that the start would continue from.
-        fingerprint: Fingerprint of the new code's plan.
-
-    Raises:
-        PlanChangedError: Always.
     """
     raise PlanChangedError(
         f"Stream {stream_id!r} is not started, nothing was changed: the code would continue from {came_from} with a "
@@ -162,20 +152,8 @@ class StateCheck:
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
     """Compare how the stream is to keep its state with the state that the plan starts from; changes nothing.
 
-    Args:
-        stream: The stream.
-        plan: The recovery to carry out.
-        start_from: The requested starting point.
-
     Returns:
         Whether the state must be rewritten, which is then possible and allowed.
-
-    Raises:
-        StateBackendChangeError: The backend cannot read the state, and the state may not be converted.
-        StatePartitionsError: The state has another number of partitions, and may not be rewritten.
-        StateRewriteError: The state cannot be rewritten as wanted.
-        UnsupportedSparkError: The installed Spark cannot rewrite state.
-        LiveDirectoryError: The live directory is damaged.
     """
     if isinstance(plan, StartEmpty):
         return StateCheck()
@@ -296,9 +274,7 @@ class PlanChange:
     """How a plan differs from the one that wrote a state.
 
     Attributes:
-        differences: The differences, one line each.
         came_from: Description of the state, for messages.
-        fingerprint: Fingerprint of the new plan.
         is_accepted: Whether a user has already accepted exactly this plan.
     """
 
@@ -310,11 +286,6 @@ class PlanChange:
 
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
     """Compare the plan of a query to start with that of the state it would continue from.
-
-    Args:
-        record: The stream.
-        recovery: Where it would start.
-        new: The plan of the query; None if unknown.
 
     Returns:
         None if the state means the same to both, if there is no state, or if one of the plans is
@@ -337,19 +308,8 @@ def check_plan(
 
     Acceptance also holds for restarts of a start that fails before it is recorded.
 
-    Args:
-        stream: The stream.
-        recovery: Where it is about to start; nothing has been changed yet.
-        new: The plan of the query to start.
-        lease: The lease of the stream.
-        accept: A user accepts a change.
-
     Returns:
         The accepted changes, one message each for the run's log.
-
-    Raises:
-        PlanChangedError: The plan differs, and the change is not accepted.
-        LiveDirectoryError: An adopted directory lacks the state that the query keeps.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     _refuse_adopted_without_state(record, recovery, new)

@@ -44,17 +44,7 @@ from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
-    """Decide what an execution starts from.
-
-    Raises:
-        SnapshotNotFoundError: The requested snapshot does not exist, or there is none.
-        OptionError: Several snapshots have the requested label.
-        LiveDirectoryError: The live directory is lost or broken and there is no snapshot; the message
-            says how to start empty on purpose. Or the requested batch is not retained there. Or the
-            stream's folders contain state that the catalog does not know. Or an adoption is unfinished.
-        RecoveryExhaustedError: Every point that the stream could continue from has failed.
-        StateAtRiskError: State would be discarded without confirmation.
-    """
+    """Decide what an execution starts from."""
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)
@@ -372,11 +362,7 @@ _SHOWN = 12
 
 
 def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse to start a stream that the catalog knows no start of if state of it exists.
-
-    Raises:
-        LiveDirectoryError: State exists.
-    """
+    """Refuse to start a stream that the catalog knows no start of if state of it exists."""
     names_a_snapshot = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
     if not found or facts.snapshots:
@@ -394,11 +380,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an empty start that would discard state, unless the user confirmed it.
-
-    Raises:
-        StateAtRiskError: It would.
-    """
+    """Refuse an empty start that would discard state, unless the user confirmed it."""
     if facts.start_from.discard_state:
         return
     given_up = []

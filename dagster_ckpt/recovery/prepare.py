@@ -94,19 +94,6 @@ def prepare(
     sinks are assumed. A `survey` of the sinks for this plan is used if nothing has happened since. With `rewrite`, the
     query always continues in a new directory. `watch` is called while files are written and before the switch: if it
     raises, the start ends and nothing has changed.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; nothing of it was changed.
-        SnapshotCorruptError: The snapshot lacks data or was altered; the live directory is unchanged.
-        LiveDirectoryError: The live directory is incomplete at the batch to go back to, or the stream's folder of
-            live directories belongs to another deployment.
-        SharedSinkError: The query would write to another query's folder, or to one whose log does not
-            match the query's state.
-        RowsAtRiskError: A sink has a batch that the query does not have, and cannot be rolled back.
-        RestoreError: The snapshot cannot be restored to a directory that Spark could start in.
-        StateRewriteError: The state could not be rewritten; the live directory is unchanged.
-        SinkRollbackError: A file sink could not be rolled back; the next start tries again.
-        StorageAccessError: Something could not be read or written; the next start tries again.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)

@@ -33,9 +33,6 @@ class RecoveryPoint:
     """A point that a stream can continue from if its live directory is unusable.
 
     Attributes:
-        name: A stable name.
-        batch_id: Its batch, if known.
-        snapshot: The snapshot, or None for a live directory.
         directory: An earlier live directory of the stream to rewind to `batch_id`; None for a snapshot.
     """
 
@@ -81,9 +78,6 @@ def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
 
     A live directory is examined at each start. What was found there before does not count, unless only Spark can see
     it.
-
-    Args:
-        failures: Recovery failures, oldest first.
     """
     return {
         failure.point: f"{failure.error}: {failure.detail}"
@@ -100,12 +94,9 @@ def recovery_points(
     """The points that a stream can continue from, in the order to try them, without its live directory.
 
     Args:
-        stream: The stream, with the origin of its live directory.
         snapshots: Snapshots to recover from, in the order to try them.
         batch_is_retained: Whether the directory from which the live one was created still has its
             batch.
-        snapshot_is_gone: Whether the snapshot from which the live directory was created is known to be
-            deleted.
     """
     points = [
         RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot)
@@ -161,12 +152,7 @@ def batch_of(point: RecoveryPoint) -> int:
 
 @dataclass(frozen=True)
 class SkippedSnapshot:
-    """A snapshot that was not chosen.
-
-    Attributes:
-        snapshot: The snapshot.
-        why: What is wrong with it.
-    """
+    """A snapshot that was not chosen."""
 
     snapshot: SnapshotRecord
     why: str
@@ -177,7 +163,6 @@ class SnapshotChoice:
     """The snapshot to use.
 
     Attributes:
-        snapshot: The newest one that can be restored, or None.
         replayed_batches: Committed batches that would be processed again; None if unknown.
         skipped: Newer ones that cannot be restored.
     """
@@ -216,7 +201,6 @@ def choose_snapshot(
     """Choose the newest snapshot that can be restored.
 
     Args:
-        snapshots: Completed snapshots of the stream's timeline.
         newest_batch: The newest batch that the query is known to have committed; None if unknown. A
             snapshot of a later batch belongs to another history of the stream.
         problems: Returns what is wrong with a snapshot; called from the newest on, until one has no

@@ -84,14 +84,7 @@ class LostBatches:
 def lost_batches(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> LostBatches | None:
-    """The batches that a planned start can replay; None if it has nothing to replay, or cannot. Changes nothing.
-
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The plan.
-        output: Where the query to start will write; None if unknown.
-    """
+    """The batches that a planned start can replay; None if it has nothing to replay, or cannot. Changes nothing."""
     if (
         not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST
@@ -143,19 +136,10 @@ def replay(
     The directory is deleted if the replay fails, else by the next start that has another one.
 
     Args:
-        stream: The stream.
-        lost: The batches.
-        lease: The lease of the stream.
-        describe: Describes the query.
         watch: Called while a batch runs; an exception ends the replay.
 
     Returns:
         The plan to continue from that directory.
-
-    Raises:
-        RestoreError: A batch could not be replayed.
-        SnapshotCorruptError: The snapshot lacks data or was altered.
-        StorageAccessError: Something could not be read or written.
     """
 
     def stopped() -> bool:

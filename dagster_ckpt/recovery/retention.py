@@ -48,14 +48,10 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        deleted: Snapshots whose bytes were deleted.
-        kept: Snapshots that stay, each with the reason.
         held: Snapshots still in use; a later pass deletes them.
         failed: Snapshots whose deletion failed; the next pass retries them.
-        live_directory_deleted: The live directory that was deleted, or None.
         swept: Objects that nothing needed any more and that were removed, each with the reason.
         settled: Attempts whose process had died, each with the outcome.
-        dry_run: Nothing was done: the report says what would be done.
     """
 
     deleted: tuple[str, ...] = ()
@@ -109,7 +105,6 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     on, and the one that an upgrade would be rolled back to.
 
     Args:
-        stream: The stream.
         protected: Locations that pending attempts build on; they are left for a later pass.
     """
     tagged = stream.catalog.holds.tagged(stream.stream_id)
@@ -151,9 +146,6 @@ def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
 
     The newest by its batch: it is the one from which a recovery loses least. No policy deletes it,
     because state that no query has loaded may turn out to be damaged when it is needed.
-
-    Args:
-        restorable: The snapshots that a recovery may use.
     """
     proven = [snapshot for snapshot in restorable if snapshot.is_proven]
     newest = max(proven, key=lambda snapshot: (snapshot.batch_id or 0, snapshot.number or 0), default=None)
@@ -174,15 +166,9 @@ def discard(
     lost takes nothing from a successor. It ends at the next snapshot anyway.
 
     Args:
-        stream: The stream.
-        snapshots: The snapshots to delete.
-        reason: The reason recorded in the catalog's event.
         lease: The lease under which they are deleted; None if an operator deletes them, alongside any
             writer.
         protected: Further locations whose bytes must be kept, besides every snapshot the store lists.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; the rest is left to it.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -218,14 +204,7 @@ def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) 
 
 @dataclass(frozen=True)
 class _AtEnd:
-    """What the clean-up option deletes of a stream that has ended.
-
-    Attributes:
-        doomed: The checkpoints to delete.
-        kept: Those that stay, each with the reason.
-        drops_live: Whether the live directories are deleted too.
-        reason: The clean-up option and the state, for events and reports.
-    """
+    """What the clean-up option deletes of a stream that has ended."""
 
     doomed: tuple[SnapshotRecord, ...]
     kept: tuple[str, ...]
@@ -241,12 +220,6 @@ def apply_terminal_retention(
     Savepoints are never deleted unless a start has claimed them. If the live directory is
     incomplete, the newest snapshot is kept even if the policy would delete it, because the stream
     may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything, as requested.
-
-    Args:
-        stream: The stream.
-        execution_id: The execution that ended; it is settled afterwards.
-        state: How it ended.
-        dry_run: Report what would be deleted without deleting it or settling the execution.
 
     Returns:
         What was deleted and kept, with reasons. Nothing is deleted if a newer execution of the stream
@@ -352,10 +325,8 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     """Settle attempts and finish deletions that were interrupted, and remove bytes left by crashed attempts.
 
     Args:
-        stream: The stream.
         older_than_ms: Bytes younger than this by the storage's clock stay, as do those of pending
             attempts. Default: six hours, or twice the checkpoint timeout if that is longer.
-        dry_run: Report what would be done without doing it.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout_ms)

@@ -57,7 +57,6 @@ class RowCount:
     """Rows that are processed again.
 
     Attributes:
-        rows: Their number, or None if unknown.
         is_exact: False if the number is a lower bound.
     """
 
@@ -75,19 +74,15 @@ class RewindPreview:
     """What a start would undo and process again.
 
     Attributes:
-        plan: What the start would do.
-        rows: Input rows that are processed again.
         sources: What is read again, by source, if the offsets show it.
         span_ms: Processing time that is repeated, or None if unknown.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
-        sinks: What each sink will do.
         undone_since_ms: The earliest time at which the first undone batch may have been written, in ms
             since the epoch; None if unknown.
         safety_savepoint: How the current state will be preserved; None if nothing is left behind.
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         inputs: Whether each source still has what is read again; empty if nothing is.
-        survey: The survey of the sinks that the forecasts are based on.
     """
 
     plan: RecoveryPlan
@@ -168,19 +163,11 @@ def preview_rewind(
     """Determine what a planned start would undo and process again.
 
     Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
         plan: The plan. For one that undoes nothing, the preview contains only sinks that already have a
             batch which the query has not committed, or that the query must not write to.
-        output: Where the query to start will write; None if unknown.
         is_running: Whether the current query still runs. If the start continues where it stops, its batch in flight
             is none of the start's: it is stopped first and finishes that.
         session: The session of the query to start, whose file systems its sources use; None if unknown.
-
-    Raises:
-        SnapshotNotFoundError: The snapshot no longer exists.
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot or the live directory cannot be reached.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -233,12 +220,7 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """Descriptions of the edits that the stream's state contains, and the state that it would start from does not.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot cannot be reached.
-    """
+    """Descriptions of the edits that the stream's state contains, and the state that it would start from does not."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()
@@ -260,16 +242,7 @@ def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
-    """Pass a start only if no row can be lost, or if that was accepted.
-
-    Raises:
-        InputGoneError: A source no longer has what is read again.
-        RowsAtRiskError: A sink could lose rows, or a source would hand out some twice.
-        SharedSinkError: A sink belongs to another query, or does not match the query's state; accepting
-            a loss does not help. Or another stream wrote to a table or topic last, and that was not accepted.
-        SinkRollbackError: A sink must be rolled back and cannot be; accepting a loss does not help.
-        StorageAccessError: A sink did not answer; try again.
-    """
+    """Pass a start only if no row can be lost, or if that was accepted."""
     refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
     if refused:
         raise SharedSinkError(

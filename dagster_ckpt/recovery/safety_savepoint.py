@@ -45,19 +45,8 @@ def take_safety_savepoint(
 ) -> str | None:
     """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
 
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The recovery to carry out.
-        start_from: The requested starting point.
-        lease: The lease of the stream.
-
     Returns:
         Message about what was kept; None if nothing is left behind, or if it was declined.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
-        RestoreError: Nothing could be kept; nothing was changed.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None

@@ -43,10 +43,7 @@ class Aim:
     """Where a start brings the query, from the sinks' point of view.
 
     Attributes:
-        start: The kind of start.
         batch_id: The batch it continues after; -1 is before the first.
-        location: The snapshot it restores, if any.
-        snapshot_id: Its id, if the catalog has it.
         sinks: The sinks that the stream wrote to before, as Spark names them.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before and was interrupted while sinks were rolled back.
@@ -75,7 +72,6 @@ class Survey:
     """What a start does with each sink that can be rolled back.
 
     Attributes:
-        aim: Where it brings the query.
         judgements: One for each such sink that the query names, or that the stream or the snapshot is
             known to have written.
         to_settle: Sinks to check for the batch in flight if the query continues.
@@ -99,11 +95,7 @@ class Survey:
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Pass a start only if no sink belongs to another query.
-
-        Raises:
-            SharedSinkError: A sink does.
-        """
+        """Pass a start only if no sink belongs to another query."""
         _refuse(
             self.judgements,
             f"Stream {stream_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
@@ -139,28 +131,14 @@ def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput |
     """Inspect the sinks of a planned start and decide what is done with each. Changes nothing.
 
     Args:
-        stream: The stream.
-        plan: What the start does.
         output: Where the query to start will write; None if unknown: the stream's known sinks are
             assumed.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink or the snapshot cannot be reached.
     """
     return _survey(stream, _aim(stream, plan), output)
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files in the folders that a stream last wrote to, if one no longer belongs to it.
-
-    Raises:
-        SharedSinkError: One does not.
-        SnapshotCorruptError: The newest snapshot cannot be read.
-        LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink, the snapshot or the live directory cannot be reached.
-    """
+    """Refuse to delete files in the folders that a stream last wrote to, if one no longer belongs to it."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
@@ -178,15 +156,7 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
     """Refuse to copy rows of a folder to a folder that is in use.
 
     Args:
-        logs: The logs of all folders of the original stream, up to the batch.
         outputs: Pairs of one of these folders and the folder that receives its rows.
-        batch_id: The batch.
-
-    Raises:
-        SharedSinkError: A target folder is in use, or has files of others.
-        RestoreError: A log names a file that lies elsewhere.
-        LiveDirectoryError: A log cannot be read.
-        StorageAccessError: A folder cannot be reached.
     """
     judgements = []
     originals = [FileSink.at(path) for path in logs]
@@ -316,15 +286,7 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another running stream writes, even before this one has written anything there.
-
-    Args:
-        stream: The stream.
-        output: Where its query is about to write; None if unknown.
-
-    Raises:
-        SharedSinkError: Another stream writes there.
-    """
+    """Refuse to write files where another running stream writes, even before this one has written anything there."""
     sink = described_sink(output)
     if sink is None or sink.knows_queries:
         return
@@ -406,10 +368,6 @@ def missing_batches(
     """Decide whether a sink lacks batches that the query does not write again. A pure function.
 
     Args:
-        found: What is at its place now.
-        known: What is recorded of it.
-        batch_id: The batch after which the query continues.
-        sink: The sink.
         brought_back: The newest batch that the roll-back of the start brings back, which an earlier one has undone.
 
     Returns:
@@ -451,15 +409,8 @@ def forecast_missing_batches(
     """Forecasts for the tables and topics that lack batches before the one that a start continues with.
 
     Args:
-        stream: The stream.
-        survey: Where the start brings the query.
         output: Where the query to start will write; None if unknown: those that the stream wrote to last.
         replay: What the sinks will see if they are rolled back, which may bring back batches undone before.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot cannot be reached.
-        LiveDirectoryError: The log of a table cannot be parsed.
     """
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.

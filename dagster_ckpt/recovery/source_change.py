@@ -49,17 +49,8 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
     What is not known refuses nothing: sources of a state written by an earlier version of the package are
     known from the offsets only.
 
-    Args:
-        stream: The stream.
-        plan: What the start does; nothing has been changed yet.
-        now: The sources of the query to start; None if it cannot be inspected.
-
     Returns:
         Differences with which the query goes on, for the run's log.
-
-    Raises:
-        SourceChangedError: The sources differ.
-        StorageAccessError: The snapshot or the live directory cannot be reached.
     """
     if now is None or isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
         return []
@@ -80,12 +71,7 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
-    """The recorded sources of the state that a plan starts from; None if none were recorded.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot cannot be reached.
-    """
+    """The recorded sources of the state that a plan starts from; None if none were recorded."""
     if plan.snapshot is not None:
         properties: Mapping[str, object] = plan.snapshot.properties
         if SOURCE_IDENTITIES not in properties:
@@ -99,9 +85,6 @@ def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expect
     """What is known of the sources that were read up to a batch, by name or position; empty if nothing is.
 
     Args:
-        stream: The stream.
-        plan: What the start does.
-        batch_id: The batch that it continues after.
         expected: The number of sources of the query to start.
     """
     recorded = recorded_sources(stream, plan)
@@ -177,12 +160,8 @@ class ReadSource:
     """What is known of a source that was read.
 
     Attributes:
-        identity: Its recorded identity; None if none was recorded.
         kind: The kind of source that its offset shows; None if the offset does not show it.
         has_read: Whether it has an offset.
-        files: The files that its log names last.
-        topics: The topics in its offset.
-        table_id: The id of the table in its offset, if the offset has one.
     """
 
     identity: SourceIdentity | None = None
@@ -205,11 +184,7 @@ class SourceDifference:
     """One source that differs.
 
     Attributes:
-        source: Its name or position.
-        was: What was read.
-        now: What would be read.
         why: What that means; empty if a source was only added or taken away.
-        is_refused: Whether the query cannot go on with it.
     """
 
     source: str
@@ -226,12 +201,7 @@ class SourceDifference:
 def source_differences(
     was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity]
 ) -> tuple[SourceDifference, ...]:
-    """How sources differ from those that were read; empty if the query can go on with each of them.
-
-    Args:
-        was: The sources that were read, by name or position.
-        now: The sources of the query to start, likewise.
-    """
+    """How sources differ from those that were read; empty if the query can go on with each of them."""
     found: list[SourceDifference] = []
     for key in dict.fromkeys([*was, *now]):
         before, after = was.get(key), now.get(key)
@@ -320,7 +290,6 @@ def reads(path: str, file: str) -> bool:
 
     Args:
         path: An absolute path or pattern, with its scheme.
-        file: The URI of the file.
     """
     pattern = re.compile(_as_expression(plain_path(path)) + "(/.*)?")
     return pattern.fullmatch(uri_path(file)) is not None

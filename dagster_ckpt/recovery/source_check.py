@@ -28,18 +28,8 @@ def refuse_gone_records(
 ) -> list[str]:
     """Refuse a start whose next batch would read what a topic or a table has already deleted.
 
-    Args:
-        stream: The stream.
-        plan: What the start does.
-        describe: Describes its query.
-        accept_loss: Whether to start all the same.
-
     Returns:
         The missing records, if that was accepted.
-
-    Raises:
-        InputGoneError: Records are missing, and that was not accepted.
-        StorageAccessError: Kafka, a table, the snapshot or the live directory cannot be reached.
     """
     if plan.to_batch is None or plan.to_batch < 0:
         return []
@@ -85,13 +75,7 @@ def resolved_offsets(
     """The plan with an offset for each partition whose position was chosen by a time.
 
     Args:
-        stream: The stream.
-        plan: What the start does.
         describe: Describes its query; None if that is not known before the start.
-
-    Raises:
-        OptionError: The query does not read a topic or a partition, or it cannot be asked for times.
-        StorageAccessError: Kafka, the snapshot or the live directory cannot be reached.
     """
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
@@ -175,15 +159,7 @@ def topic_offsets(text: str | None) -> TopicOffsets | None:
 
 
 def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) -> None:
-    """Refuse topics and partitions that the query does not read.
-
-    Args:
-        chosen: The chosen positions.
-        positions: The position of each Kafka source, by its name.
-
-    Raises:
-        OptionError: It does not read one of them.
-    """
+    """Refuse topics and partitions that the query does not read."""
     known = {(topic, each) for position in positions.values() for topic, read in position.items() for each in read}
     topics = sorted({topic for topic, _ in known})
     for topic in (*chosen.partitions, *chosen.times):
@@ -201,17 +177,7 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """Let the next batch of a new live directory, which is not in use yet, begin at chosen offsets.
-
-    Args:
-        live: The directory.
-        chosen: The positions; times are resolved.
-
-    Raises:
-        RestoreError: No batch is committed there.
-        OptionError: The query does not read a topic or a partition.
-        StorageAccessError: It cannot be written.
-    """
+    """Let the next batch of a new live directory, which is not in use yet, begin at chosen offsets."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")

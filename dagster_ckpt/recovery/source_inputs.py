@@ -81,9 +81,6 @@ class SourceInput:
     """What is read again from one source.
 
     Attributes:
-        source: Name of the source, or its position.
-        kind: Its kind.
-        status: Whether it still has it.
         reason: Why, as a sentence; empty if it has it.
     """
 
@@ -96,18 +93,7 @@ class SourceInput:
 def source_inputs(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, session: SparkSession | None = None
 ) -> tuple[SourceInput, ...]:
-    """Whether each source still has what a planned start reads again; empty if it reads nothing again.
-
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The plan.
-        session: The session whose file systems are used; None looks with those of this process.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot, the live directory or the files of a source cannot be reached.
-    """
+    """Whether each source still has what a planned start reads again; empty if it reads nothing again."""
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
     to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
@@ -133,9 +119,7 @@ class _Again:
         offsets: The offset of each source after the last batch that is kept.
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
-        files: The files of each file source, as its log names them.
         kept: The files that the batches which are kept have read, likewise.
-        live_scheme: The scheme of the live directory.
     """
 
     offsets: Mapping[str, str | None]
@@ -340,12 +324,7 @@ def age_ms(text: str) -> int | None:
 
 
 def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> list[str]:
-    """The files that now have another modification time than when they were read.
-
-    Args:
-        files: The files, as the log of their source has them.
-        existing: The current modification times of those that exist, in ms since the epoch; None if unknown.
-    """
+    """The files that now have another modification time than when they were read."""
     return sorted({each.path for each in files if _has_changed(each, existing.get(each.path))})
 
 

@@ -69,14 +69,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartedQuery:
-    """A query that was started.
-
-    Attributes:
-        plan: Where it resumes.
-        prepared: The live directory it runs in.
-        query: The query.
-        sources: What its sources read; None if the query cannot be inspected.
-    """
+    """A query that was started."""
 
     plan: RecoveryPlan
     prepared: PreparedStart
@@ -94,11 +87,7 @@ class Checked:
     """A start that is not refused.
 
     Attributes:
-        query_plan: Description of the query's plan; None if it is not known.
         rewrite: How the state has to be rewritten first; None if it stays as it is.
-        sources: What its sources read; None if that is not known.
-        lost: The batches to replay first, if any.
-        survey: The survey of the sinks that the check is based on.
     """
 
     query_plan: PlanDescription | None
@@ -112,15 +101,7 @@ class Start:
     """The start of one execution.
 
     Args:
-        stream: The stream.
-        request: What the run was asked to do.
         acquired: The acquired lease, with what is known about the predecessor.
-        lease: The same lease, renewed in the background.
-        execution_id: The execution, already recorded in the catalog.
-        start_from: Where to start.
-        cause: Whether a user or a restart started this execution.
-        predecessor_ended: Whether the previous execution can no longer write anything.
-        examiner: Examines the points that this run starts from.
     """
 
     def __init__(
@@ -161,12 +142,7 @@ class Start:
         return self._watch.request
 
     def run(self) -> StartedQuery:
-        """Start the query.
-
-        Raises:
-            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was interrupted: see `stopped`.
-            CkptError: The start is refused or failed.
-        """
+        """Start the query."""
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
@@ -412,17 +388,7 @@ class Start:
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Start the query of a stream; one that writes to Kafka exactly once gets its transactional sink.
-
-    Args:
-        stream: The stream.
-        writer: Its query, described.
-        live: The live directory to start in.
-
-    Raises:
-        OptionError: An option of the Kafka sink is missing or wrong.
-        UnsupportedSparkError: See `start_query`.
-    """
+    """Start the query of a stream; one that writes to Kafka exactly once gets its transactional sink."""
     executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
     owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
     return start_query(with_transactions(writer, owner, live), stream.name, live)

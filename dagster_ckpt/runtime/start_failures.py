@@ -33,15 +33,7 @@ if TYPE_CHECKING:
 
 
 class StartFailures:
-    """The failures of one execution.
-
-    Args:
-        stream: The stream.
-        request: What the run was asked to do.
-        lease: The lease that makes this process the writer.
-        execution_id: The execution.
-        examiner: Examines the points that the run starts from.
-    """
+    """The failures of one execution."""
 
     def __init__(
         self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, examiner: Examiner
@@ -56,7 +48,6 @@ class StartFailures:
         """Whether a start failed because the point that it began from is damaged. If so, that is noted.
 
         Args:
-            plan: What the start did.
             live: The directory that it had prepared; None if it failed before.
             error: Why it failed. If the point is good, it is given a note that says so.
         """
@@ -80,10 +71,6 @@ class StartFailures:
         """After the started query failed: its end, with what an examination of its live directory found.
 
         Damage is noted, so that the next start chooses another point.
-
-        Args:
-            live: The directory in which the query ran.
-            end: How it failed.
         """
         if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
             return end
@@ -159,13 +146,7 @@ def unloadable_state(
     Nothing is tried if each file that a resume loads has a checksum, or if there is no snapshot.
 
     Args:
-        stream: The stream.
-        live: The directory; no query is running in it.
         describe: Describes the query. On Spark 3.5, which has no reader of state, it runs a batch without data.
-        interrupted: Polled while a batch runs; True ends it.
-
-    Raises:
-        CkptError: A copy cannot be made.
     """
     snapshot = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     if describe is None or snapshot is None or not _without_checksum(live):

@@ -21,12 +21,6 @@ class StartWatch:
 
     A start may stop after any step, as if its process were killed there. Work done before the catalog switches to the
     new live directory has no effect, and the next start finishes work done after that.
-
-    Args:
-        catalog: The catalog.
-        lease: The lease of the stream.
-        interrupted: Returns True once the process has been interrupted.
-        clock: Milliseconds of a monotonic clock.
     """
 
     def __init__(
@@ -44,11 +38,7 @@ class StartWatch:
         self.request: RequestRecord | None = None
 
     def __call__(self) -> None:
-        """Raise an error if the start has to stop. Threads may call it for every file: it polls twice a second at most.
-
-        Raises:
-            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was interrupted.
-        """
+        """Raise an error if the start has to stop. Threads may call it for every file: it polls twice a second at most."""
         if self._clock() >= self._next_ms and self._looking.acquire(blocking=False):
             try:
                 self._look()

@@ -1,8 +1,8 @@
-"""The examination of a recovery point: whether it is damaged is read there, and never inferred from an error's words.
+"""Examines recovery points: whether one is damaged is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts examine a live directory here, so that they say the same. A
-failure only makes a start look: if the point that it began from is found to be good, the failure is one of code,
-source, sink or environment, and no recovery point is passed over for it.
+The doctor, previews, preflights and starts examine a live directory here, so that they agree. A failure only makes
+a start look: if its point is intact, the cause is code, source, sink or environment, and no point is skipped for
+it.
 """
 
 from __future__ import annotations
@@ -59,11 +59,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """What was found to be wrong with a point.
-
-    Attributes:
-        error: The code of the finding, or the class of the error: the same for the same problem.
-    """
+    """What is wrong with a point: the finding's code, or the class of the error, and a text for messages."""
 
     error: str
     detail: str
@@ -72,11 +68,10 @@ class Damage:
 def diagnose_live_directory(
     stream: StreamHandle, live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool, looks_back: bool = False
 ) -> Diagnosis:
-    """Diagnose a live directory of a stream, with everything that the catalog knows of its content. Changes nothing.
+    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content. Changes nothing.
 
-    Args:
-        deep: Read every state file that a resume needs, which costs what loading the state costs. The logs and
-            the metadata are always read, and compared with checksums and the newest snapshot.
+    Logs and metadata are always read. With `deep`, so is every state file that a resume needs, which costs what
+    loading the state costs.
     """
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -90,7 +85,7 @@ def diagnose_live_directory(
         deep=deep,
         snapshot=snapshot,
         looks_back=looks_back,
-        # Another directory may be of before a change of the plan.
+        # Another directory may date from before a change of the plan.
         known=known_query(stream, record) if is_own else NOTHING_KNOWN,
     )
     if newest is None or diagnosis.batch_id is None or (newest.batch_id or 0) <= diagnosis.batch_id:
@@ -118,7 +113,7 @@ def _older_copy(live: LiveDirectory, batch_id: int, newest: SnapshotRecord) -> F
 
 
 def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
-    """What the catalog and the newest snapshot of the timeline know of the query of a stream's live directory."""
+    """What the catalog and the newest snapshot of the timeline know of the query."""
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
@@ -130,7 +125,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     expected: str | None = None
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
-        # Another timeline ran the same batches with other results, unless the directory is a copy, of whatever.
+        # Another timeline has other results of the same batches. A foreign directory may be a copy of anything.
         taken_here = not is_own or _was_taken_in(record, snapshot)
         is_origin = record.origin is not None and snapshot.snapshot_id == record.origin.snapshot_id
         if not (taken_here or is_origin):
@@ -157,7 +152,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
 
 
 def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
-    """Whether a snapshot is of the stream's current live directory, or of one that it is an exact copy of."""
+    """Whether a snapshot is of the current live directory, or of one that it is an exact copy of."""
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
@@ -179,17 +174,14 @@ def _query_of(live: LiveDirectory) -> str | None:
 
 
 class Examiner:
-    """Examines the points that one run of a stream starts from.
-
-    What it has just read is not read again by the start that follows.
-    """
+    """Examines the points that one run starts from. The start that follows does not read again what was just read."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a live directory that looks good, after an examination: BROKEN if that finds damage."""
+        """The state of a directory that looks good: BROKEN if an examination finds damage."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
@@ -203,7 +195,7 @@ class Examiner:
         return damage
 
     def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
-        """The damage of the point that a plan continues from; None if it is good."""
+        """The damage of the point that a plan continues from."""
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
@@ -223,7 +215,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """The damage of what the stream's live directory was made from, if that was a snapshot or a directory."""
+        """The damage of the snapshot or directory that the live directory was made from."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -233,7 +225,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """The damage of a snapshot, or of what was captured in it; None if it is good."""
+        """The damage of a snapshot, or of what was captured in it."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -274,7 +266,7 @@ def _told(finding: Finding, live: LiveDirectory) -> str:
 
 
 def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
-    """The damage of an earlier directory, at a batch to which a recovery would go back there."""
+    """The damage of an earlier directory at a batch."""
     try:
         needed = cut(live, carry_in_flight=True, at_batch=batch_id).needed
     except UnknownLayoutError:
@@ -285,11 +277,7 @@ def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
 
 
 def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
-    """Refuse to continue where the log of the query's sink cannot be read or continued.
-
-    Args:
-        output: Where it will write; None if unknown: the sinks it last wrote to are examined.
-    """
+    """Refuse to continue if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
     described = described_sink(output)
     sinks = [described] if described is not None else []
     if output is None:
@@ -317,26 +305,23 @@ _OF_SOMETHING_ELSE = (
     *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
     *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
 )
-# The process or its JVM was ended. Nothing was said of any file, and nobody may be left to wait for an examination.
+# The process or its JVM was ended: this says nothing of any file.
 _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|SparkContext was shut down)")
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a failed start may have failed because of the point that it began from.
-
-    An error of this package says which it is; any other was raised by Spark or by the user's code.
-    """
+    """Whether a start may have failed because of its point. Errors of this package say so; others may be anything."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
+    """Whether a query may have failed because of its live directory: unless it was interrupted, always."""
     return _ENDED.search(reason) is None
 
 
-# Content that determines which files belong together. For all other files name and length suffice.
+# They determine which files belong together; of all others, name and length suffice.
 _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
@@ -346,8 +331,8 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
     """What is wrong with a snapshot; empty if it can be restored.
 
-    Its data objects exist and are long enough; with `deep`, every byte matches its digest; then, all files that a
-    resume after its batch needs are among its files, in known formats.
+    Its data objects exist and are long enough, with `deep` every byte matches its digest, and it has all files that
+    a resume needs, in known formats.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -356,10 +341,7 @@ def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True)
 
 
 def content_problems(stream: StreamHandle, location: str) -> list[str]:
-    """Like `snapshot_problems`, and what the checksums in its files say: they may have been damaged when it was taken.
-
-    It is restored to a temporary directory, whose files are read.
-    """
+    """Like `snapshot_problems`, and what the checksums in its files say, read in a temporary restore."""
     problems = snapshot_problems(stream.store, location)
     if problems:
         return problems
@@ -375,10 +357,9 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore of a snapshot would lack, without restoring its state.
+    """What a restore would lack, without restoring any state.
 
-    Examines a hollow copy like a live directory: logs and metadata files are real, while all other
-    files have only names and lengths.
+    Diagnoses a hollow copy: logs and metadata are real, all other files have only names and lengths.
     """
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:

@@ -1,8 +1,8 @@
 """Forking: another stream continues from this one's state as an independent query. The original may be running.
 
-The order of the steps makes a crash harmless, as in `prepare`: the directory is built under a
-temporary name, the forked output gets its log, and one catalog transaction assigns both to the new
-stream. What its first start must check is recorded in the catalog until that start has succeeded.
+As in `prepare`, a crash is harmless: the directory is built under a temporary name, the forked output gets its log,
+and one transaction assigns both to the new stream. What its first start must check stays recorded until that start
+has succeeded.
 """
 
 from __future__ import annotations
@@ -43,12 +43,10 @@ from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 @dataclass(frozen=True)
 class Fork:
-    """A stream forked from another one.
+    """A stream forked from another one, perhaps of another deployment (`import_snapshot`).
 
-    Attributes:
-        outputs: Folders of the original's file sinks, mapped to the folders that received their rows.
-        parent_outputs: Folders of the original's file sinks; the fork must not write there.
-        of_deployment: The deployment of the original, if it is another one: see `import_snapshot`.
+    `outputs` maps folders of the original's file sinks to those that received their rows. The fork must not write
+    to `parent_outputs`.
     """
 
     stream_id: str
@@ -71,14 +69,12 @@ def fork(
     outputs: Mapping[str, str] | None = None,
     replace_state: bool = False,
 ) -> Fork:
-    """Fork another stream's state into a stream; its next start, from `latest`, continues there.
+    """Fork another stream's state into a stream that is not running; its next start, from `latest`, continues there.
 
     Args:
-        start_from: The state to fork: `latest` (its newest committed batch), `batch-<n>`, or a
-            snapshot.
-        outputs: Folders of the original's file sinks, mapped to folders of the fork, whose readers then
-            also see the original's rows up to the fork. Without it the fork's folder contains only
-            what comes after.
+        start_from: `latest` (the newest committed batch), `batch-<n>`, or a snapshot.
+        outputs: Folders of the original's file sinks, mapped to folders of the fork, whose readers then also see
+            the original's rows up to the fork. Without it the fork's folder contains only what comes after.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
@@ -132,11 +128,9 @@ def assign_state(
     plan: Mapping[str, Any],
     check: Callable[[], None] = lambda: None,
 ) -> ForkedState:
-    """Assign another stream's state to a stream; its next start, from `latest`, continues there.
+    """Let the next start of a stream that is not running continue from another stream's state.
 
-    Args:
-        plan: Description of the plan that wrote the state; empty if unknown.
-        check: Called under the lease before anything is written or fenced; raises to refuse.
+    `plan` describes the plan that wrote it. `check` is called under the lease before anything is written or fenced.
     """
     above = stream.token_in_use(stream.register())
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
@@ -151,7 +145,7 @@ def assign_state(
             )
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         check()
-        # Do this while the catalog still has the directory in which a lost holder's query runs.
+        # While the catalog still has the directory in which a lost holder's query runs.
         fence_predecessor(stream, acquired, still_mine=lease.check)
         started_ms = monotonic_ms()
         claim_live_folder(stream)
@@ -243,12 +237,9 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy the rows of another stream's folders up to a batch into new folders. Can be interrupted and repeated.
+    """Copy the rows of another stream's folders up to a batch into new folders. May be repeated.
 
-    Args:
-        outputs: Some of them, mapped to the folders that receive their rows.
-        still_mine: Entered around each file change; raises if this process is no longer the writer.
-        may_link: Hard-link files on the same disk, so that they share their bytes; otherwise copy them.
+    With `may_link`, files on the same disk are hard-linked and share their bytes.
     """
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():

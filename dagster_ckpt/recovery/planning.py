@@ -73,9 +73,9 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
-    """The facts with which a recovery continues from a newer point than one whose input is `gone`.
+    """The facts to continue from a newer point than one whose input is `gone`.
 
-    None if there is no newer point, or a person named the point.
+    None if there is none, or if a person named the point.
     """
     if facts.start_from.point is not StartPoint.LATEST or not isinstance(plan, Restore | Rewind):
         return None
@@ -142,7 +142,7 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _donor(facts: RecoveryFacts) -> Donor | None:
-    """The live directory, if a restore may link its files; a broken one is not used."""
+    """The live directory, if a restore may link its files."""
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
     # A person who goes back, or named a snapshot, has a reason not to trust the current files.
@@ -186,8 +186,7 @@ def _from_adopted_directory(facts: RecoveryFacts, adopted: Adopted) -> RecoveryP
 
 
 def _can_be_finished(facts: RecoveryFacts, pending: PendingRestore) -> bool:
-    # An empty start has no directory yet. A restored or rewound one may get lost before its query
-    # starts.
+    # An empty start has no directory yet. A restored or rewound one may be lost before its query starts.
     return isinstance(pending, Emptied) or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
 
 
@@ -253,8 +252,7 @@ def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | Non
         lacking = _lacks_logs(facts, point)
         if lacking is not None:
             return lacking
-    # A user may try: the snapshot may have been repaired, and every file is compared with its
-    # digest.
+    # A user may try: it may have been repaired, and every file is compared with its digest.
     problem = point.snapshot.verified_problem if point.snapshot is not None and facts.is_automatic else None
     return None if problem is None else f"a verification found it broken: {problem}"
 
@@ -380,7 +378,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an empty start that would discard state, unless the user confirmed it."""
+    """Refuse an empty start that would discard state without confirmation."""
     if facts.start_from.discard_state:
         return
     given_up = []

@@ -54,11 +54,7 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again.
-
-    Attributes:
-        is_exact: False if the number is a lower bound.
-    """
+    """Rows that are processed again, at least if not exact; None if unknown."""
 
     rows: int | None
     is_exact: bool
@@ -75,14 +71,13 @@ class RewindPreview:
 
     Attributes:
         sources: What is read again, by source, if the offsets show it.
-        span_ms: Processing time that is repeated, or None if unknown.
+        span_ms: Processing time that is repeated.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
-        undone_since_ms: The earliest time at which the first undone batch may have been written, in ms
-            since the epoch; None if unknown.
+        undone_since_ms: When the first undone batch may have been written at the earliest, in ms since the epoch.
         safety_savepoint: How the current state will be preserved; None if nothing is left behind.
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
-        inputs: Whether each source still has what is read again; empty if nothing is.
+        inputs: Whether each source still has what is read again.
     """
 
     plan: RecoveryPlan
@@ -100,12 +95,12 @@ class RewindPreview:
 
     @property
     def gone(self) -> str:
-        """What the sources no longer have of what is read again, in sentences; empty if they have all of it."""
+        """What the sources no longer have of what is read again, in sentences."""
         return reasons(self.inputs, InputStatus.GONE)
 
     @property
     def repeated(self) -> str:
-        """What the sources would hand out once more though it was read, in sentences; empty if nothing."""
+        """What the sources would hand out again although it was read, in sentences."""
         return reasons(self.inputs, InputStatus.REPEATED)
 
     @property
@@ -162,12 +157,9 @@ def preview_rewind(
 ) -> RewindPreview:
     """Determine what a planned start would undo and process again.
 
-    Args:
-        plan: The plan. For one that undoes nothing, the preview contains only sinks that already have a
-            batch which the query has not committed, or that the query must not write to.
-        is_running: Whether the current query still runs. If the start continues where it stops, its batch in flight
-            is none of the start's: it is stopped first and finishes that.
-        session: The session of the query to start, whose file systems its sources use; None if unknown.
+    For a plan that undoes nothing, the preview has only sinks that already have a batch which the query has not
+    committed, or that it must not write to. A query that still runs finishes its batch in flight before it is
+    stopped. `session` is that of the query to start, whose file systems its sources use.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -209,7 +201,7 @@ def preview_rewind(
 
 
 def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkForecast:
-    """A forecast that promises each row once only if the sources have these rows."""
+    """Promise each row once only if the sources have these rows."""
     if forecast.effect is not SinkEffect.EXACT:
         return forecast
     for status, effect in _EFFECTS.items():
@@ -220,7 +212,7 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """Descriptions of the edits that the stream's state contains, and the state that it would start from does not."""
+    """Descriptions of the edits of the stream's state that the state to start from lacks."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()
@@ -242,7 +234,7 @@ def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
-    """Pass a start only if no row can be lost, or if that was accepted."""
+    """Refuse a start that could lose or repeat rows, unless that was accepted."""
     refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
     if refused:
         raise SharedSinkError(
@@ -285,7 +277,7 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
 
 
 def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
-    """The sinks the query wrote to when the snapshot was taken, and its current ones."""
+    """The sinks of the snapshot, and the current ones."""
     then = sinks_of_snapshot(stream, plan.snapshot) if plan.snapshot is not None else ()
     return distinct(sinks_of([*then, *sinks_written(stream)]))
 
@@ -293,7 +285,6 @@ def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
 def _sinks_in_flight(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey
 ) -> tuple[SinkForecast, ...]:
-    """Forecasts for sinks that already have a batch which the query has not committed."""
     live = facts.stream.live_directory
     if live is None or not isinstance(plan, Resume | Clone):
         return ()
@@ -306,7 +297,7 @@ def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, 
 
 
 def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes]:
-    """The few small files of the snapshot that describe its sinks and sources."""
+    """The small files of the snapshot that describe its sinks and sources."""
     if plan.snapshot is None:
         return {}
     planned = f"offsets/{plan.snapshot.batch_id}"

@@ -21,7 +21,7 @@ def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:
-    """Announcement of how to come back to the current state; None if nothing is left behind."""
+    """Announcement of how to come back to the current state, if it is left behind."""
     if not leaves_something_behind(plan, facts.start_from):
         return None
     if facts.start_from.no_safety_savepoint:
@@ -31,7 +31,7 @@ def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str |
 
 
 def _unedited(facts: RecoveryFacts, plan: RecoveryPlan) -> str:
-    """A start from edited state keeps a way back to the state from before: what was forgotten is still in it."""
+    """What an edit removed is still in the safety savepoint."""
     if plan.snapshot is None or set(plan.snapshot.state_edits) <= set(facts.stream.state_edits):
         return ""
     return (
@@ -45,8 +45,7 @@ def take_safety_savepoint(
 ) -> str | None:
     """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
 
-    Returns:
-        Message about what was kept; None if nothing is left behind, or if it was declined.
+    Returns what was kept, for a message; None if nothing is left behind, or if it was declined.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None

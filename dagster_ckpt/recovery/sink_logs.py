@@ -24,12 +24,10 @@ from dagster_ckpt.stream.handle import StreamHandle, sinks_written
 def damaged_sink_logs(
     stream: StreamHandle, record: StreamRecord, output: NamedOutput | None, live: LiveDirectory | None
 ) -> list[DamagedLog]:
-    """The logs that are damaged, that only this stream writes, and that a snapshot of its timeline captured.
+    """The damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
-    Any other log that cannot be continued is refused by the survey of the sinks.
-
-    Args:
-        output: Where the query to start will write; None if unknown: where the stream has written last.
+    The survey of the sinks refuses any other log that cannot be continued. If `output` is unknown, the sinks that
+    the stream wrote to last are examined.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
         # What an interrupted start does with the sinks does not depend on what their logs say.
@@ -54,7 +52,7 @@ def damaged_sink_logs(
 
 
 def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> str | None:
-    """Why a recovery with damaged logs cannot go back to a snapshot: it captured none of one of them. Pure."""
+    """Why a recovery with damaged logs cannot go back to a snapshot: it lacks one of them."""
     captured = captured_sinks(snapshot.properties)
     if captured is None:
         # The restore reads it.
@@ -66,7 +64,7 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
 
 
 def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sink]) -> dict[str, Sequence[SinkEntry]]:
-    """The logs in a snapshot, with those of the folders to which the files of one of them were moved since."""
+    """The logs in a snapshot, and those of folders to which the files of one of them were moved since."""
     found = dict(logs)
     for sink in sinks:
         if not isinstance(sink, FileSink) or any(same_folder(place, sink.folder) for place in logs):

@@ -1,4 +1,8 @@
-"""Inspects the sinks of a start: the facts that the guard decides on, and the meaning of its verdicts for users."""
+"""Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
+
+A table or topic must also have the batches that the query continues after: one that was dropped and created again,
+or restored from an older copy, lacks batches that are not written again. Such a start is refused.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +48,11 @@ class Aim:
 
     Attributes:
         batch_id: The batch it continues after; -1 is before the first.
-        sinks: The sinks that the stream wrote to before, as Spark names them.
+        sinks: The sinks that the stream wrote to before.
         originals: Folders of the stream that a fork comes from.
-        is_unfinished: The start was judged before and was interrupted while sinks were rolled back.
-        noted_batch: The batch of the snapshot; None: the one it continues after.
-        mapped: Locations that an import maps sinks to, the only ones that its query may write to; None
-            if there is no import.
+        is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
+        noted_batch: The batch of the snapshot, if it is not `batch_id`.
+        mapped: The only places that the query of an import may write to.
     """
 
     start: Start
@@ -63,7 +66,7 @@ class Aim:
     mapped: Sequence[str] | None = None
 
     def is_mapped(self, place: str) -> bool:
-        """Whether an import, if any, allows the query to write to a location."""
+        """Whether an import, if any, allows the query to write to a place."""
         return self.mapped is None or any(same_folder(place, mapped) for mapped in self.mapped)
 
 
@@ -72,8 +75,7 @@ class Survey:
     """What a start does with each sink that can be rolled back.
 
     Attributes:
-        judgements: One for each such sink that the query names, or that the stream or the snapshot is
-            known to have written.
+        judgements: One for each such sink that the query names, or that the stream or the snapshot wrote to.
         to_settle: Sinks to check for the batch in flight if the query continues.
     """
 
@@ -95,7 +97,7 @@ class Survey:
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Pass a start only if no sink belongs to another query."""
+        """Refuse a start if a sink belongs to another query."""
         _refuse(
             self.judgements,
             f"Stream {stream_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
@@ -130,15 +132,13 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
     """Inspect the sinks of a planned start and decide what is done with each. Changes nothing.
 
-    Args:
-        output: Where the query to start will write; None if unknown: the stream's known sinks are
-            assumed.
+    If `output` is unknown, the stream's known sinks are assumed.
     """
     return _survey(stream, _aim(stream, plan), output)
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files in the folders that a stream last wrote to, if one no longer belongs to it."""
+    """Refuse to delete files in folders that a stream last wrote to, if one no longer belongs to it."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
@@ -153,11 +153,7 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to copy rows of a folder to a folder that is in use.
-
-    Args:
-        outputs: Pairs of one of these folders and the folder that receives its rows.
-    """
+    """Refuse to copy rows from the first folder of a pair to the second if that is in use."""
     judgements = []
     originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:
@@ -225,8 +221,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
     to_settle = [sink.name for sink in named.sinks]
     if not (named.is_seen and named.sinks):
-        # The query may still write to a table that its description does not name. Otherwise a table that
-        # the stream wrote to before is not its own any more, and keeps what it has.
+        # It may write to a table that its description does not name. Otherwise a former table keeps what it has.
         to_settle += [
             sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)
         ]
@@ -240,7 +235,7 @@ def _ever_written(stream: StreamHandle) -> list[str]:
 
 
 def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:
-    """Whether the stream's own output was moved to the folder of a sink, and its log relocated."""
+    """Whether a sink is the stream's own output, moved there with a relocated log."""
     is_asked = facts.start is Start.RESUME and facts.named and not facts.ours and not facts.anothers
     if not is_asked or facts.last is None or not isinstance(sink, FileSink):
         return False
@@ -248,14 +243,14 @@ def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence
 
 
 def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
-    """The sinks without a log to capture that the snapshot of this stream names."""
+    """The sinks of the snapshot without a log."""
     if aim.start is not Start.TO_SNAPSHOT or aim.location is None:
         return []
     return other_sinks(stream.store.manifest(aim.location).header.properties) or []
 
 
 def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None, aim: Aim) -> SinkFacts:
-    """The facts, with what the log of a file sink says of who wrote it."""
+    """The facts, with what the log of a file sink says of its writer."""
     if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
         return facts
     if _is_written_back(sink, facts, entries):
@@ -266,7 +261,7 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
 
 
 def _is_written_back(sink: FileSink, facts: SinkFacts, entries: Sequence[SinkEntry] | None) -> bool:
-    """Whether the start writes a damaged log back from the snapshot that it goes back to."""
+    """Whether the start writes a damaged log back from its snapshot."""
     if facts.start is not Start.TO_SNAPSHOT or not facts.ours or facts.anothers or not entries:
         return False
     return damaged_log(sink.folder, entries) is not None
@@ -286,7 +281,7 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another running stream writes, even before this one has written anything there."""
+    """Refuse to write files where another running stream writes, even before this one has written any."""
     sink = described_sink(output)
     if sink is None or sink.knows_queries:
         return
@@ -365,13 +360,9 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
 def missing_batches(
     found: FoundSink, known: KnownSink, batch_id: int, sink: Sink, brought_back: int | None = None
 ) -> SinkForecast | None:
-    """Decide whether a sink lacks batches that the query does not write again. A pure function.
+    """Decide whether a sink lacks batches that the query does not write again; None if not, or if unknown. Pure.
 
-    Args:
-        brought_back: The newest batch that the roll-back of the start brings back, which an earlier one has undone.
-
-    Returns:
-        None if it has them, or if that is not known.
+    `brought_back`: the newest batch that the roll-back of the start brings back, which an earlier one has undone.
     """
     expected = known.expected(batch_id)
     if expected is None or expected < 0:
@@ -408,9 +399,8 @@ def forecast_missing_batches(
 ) -> tuple[SinkForecast, ...]:
     """Forecasts for the tables and topics that lack batches before the one that a start continues with.
 
-    Args:
-        output: Where the query to start will write; None if unknown: those that the stream wrote to last.
-        replay: What the sinks will see if they are rolled back, which may bring back batches undone before.
+    If `output` is unknown, those that the stream wrote to last. A roll-back (`replay`) may bring back undone
+    batches.
     """
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.

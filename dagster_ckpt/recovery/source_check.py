@@ -1,12 +1,13 @@
-"""Check before a start whether topics and tables still have what the query would read next: Kafka, Delta, Iceberg."""
+"""What a query would read next: whether Kafka, Delta and Iceberg still have it, and chosen Kafka positions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError, RestoreError
+from dagster_ckpt.errors import InputGoneError, OptionError, RestoreError
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Rewind
 from dagster_ckpt.snapshot.store import read_files
@@ -26,10 +27,9 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read what a topic or a table has already deleted.
+    """Refuse a start whose next batch would read what a topic or a table has deleted.
 
-    Returns:
-        The missing records, if that was accepted.
+    If that was accepted, returns what is missing.
     """
     if plan.to_batch is None or plan.to_batch < 0:
         return []
@@ -37,7 +37,7 @@ def refuse_gone_records(
     sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
     if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
-    offsets = _offsets(stream, plan, plan.to_batch)
+    offsets = list(read_offsets(stream, plan, plan.to_batch).values())
     positions = [topic_offsets(offset) for offset in offsets]
     chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
     if chosen is not None:
@@ -72,15 +72,11 @@ def refuse_gone_records(
 def resolved_offsets(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The plan with an offset for each partition whose position was chosen by a time.
-
-    Args:
-        describe: Describes its query; None if that is not known before the start.
-    """
+    """The plan with an offset for each partition whose position was chosen by a time."""
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
-    positions = _positions(stream, plan, plan.to_batch)
+    positions = [topic_offsets(offset) for offset in read_offsets(stream, plan, plan.to_batch).values()]
     check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
     if not chosen.times:
         return plan
@@ -122,29 +118,23 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
             )
 
 
-def _positions(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[TopicOffsets | None]:
-    """Up to where each source is read, in the order of the offset log; None if a source has other offsets."""
-    return [topic_offsets(offset) for offset in _offsets(stream, plan, batch_id)]
-
-
-def _offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[str | None]:
-    name = f"{OFFSETS}/{batch_id}"
-    data = _offsets_in_snapshot(stream, plan, name) if plan.snapshot is not None else _live_offsets(stream, plan, name)
-    return list(parse_offset_entry(data, name).sources.values()) if data is not None else []
-
-
-def _offsets_in_snapshot(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
-    if plan.snapshot is None:
-        return None
-    return read_files(stream.store, snapshot_location(plan.snapshot), name.__eq__).get(name)
-
-
-def _live_offsets(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
+def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
+    """Files of the state that a plan continues from; those that do not exist are left out."""
+    if plan.snapshot is not None:
+        return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
-    try:
-        return LiveDirectory(url).folder.read(name) if url is not None else None
-    except (FileNotFoundError, LiveDirectoryError):
-        return None
+    found: dict[str, bytes] = {}
+    for path in paths if url is not None else ():
+        with suppress(FileNotFoundError):
+            found[path] = LiveDirectory(url or "").folder.read(path)
+    return found
+
+
+def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
+    """Up to where each source was read in a batch of the state that a plan continues from; empty if unknown."""
+    name = f"{OFFSETS}/{batch_id}"
+    data = state_files(stream, plan, [name]).get(name)
+    return dict(parse_offset_entry(data, name).sources) if data is not None else {}
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:
@@ -177,7 +167,7 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """Let the next batch of a new live directory, which is not in use yet, begin at chosen offsets."""
+    """Let the next batch of a new live directory begin at chosen offsets, whose times are resolved."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")

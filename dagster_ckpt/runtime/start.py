@@ -1,7 +1,6 @@
-"""Starting a query: check the request, fence the predecessor, choose a recovery point, prepare the live directory.
+"""Starts a query: fence the predecessor, choose a recovery point, check the start, prepare the live directory.
 
-If a start fails, the point that it began from is examined. One that is found to be damaged is noted in the catalog, and
-the start tries the next one.
+If a start fails, its point is examined. Damage is noted in the catalog, and the start tries the next point.
 """
 
 from __future__ import annotations
@@ -84,11 +83,7 @@ class StartedQuery:
 
 @dataclass(frozen=True)
 class Checked:
-    """A start that is not refused.
-
-    Attributes:
-        rewrite: How the state has to be rewritten first; None if it stays as it is.
-    """
+    """A start that is not refused, and what the check has found."""
 
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
@@ -98,11 +93,7 @@ class Checked:
 
 
 class Start:
-    """The start of one execution.
-
-    Args:
-        acquired: The acquired lease, with what is known about the predecessor.
-    """
+    """The start of one execution."""
 
     def __init__(
         self,
@@ -167,7 +158,7 @@ class Start:
         self._lease.check()
 
     def _start_at_best_point(self) -> StartedQuery:
-        """Start the query at the best recovery point. If that one is damaged, try the next one.
+        """Start the query at the best recovery point; if that is damaged, at the next one.
 
         If one would read again what a source no longer has, try a newer one.
         """
@@ -233,7 +224,7 @@ class Start:
         lost = self._lost_batches(facts, plan, output)
         ahead = self._preview(facts, plan if lost is None else lost.plan(), output)
         if lost is not None and ahead.gone:
-            # Spark would run these batches without a word, and build state that lacks their rows.
+            # Spark would run these batches all the same, and build state that lacks their rows.
             log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
             self._replays, lost = False, None
             ahead = self._preview(facts, plan, output)
@@ -278,7 +269,7 @@ class Start:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
         self._report_sinks(plan, prepared)
-        # The restore may have outlived the lease, and a successor may be using the same directories.
+        # The restore may have outlived the lease.
         self._lease.check()
         query_plan = checked.query_plan
         stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
@@ -338,7 +329,7 @@ class Start:
                 log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
 
     def _check_state(self, plan: RecoveryPlan) -> StateRewrite | None:
-        """How the state has to be rewritten before the query continues from it, if at all."""
+        """How the state has to be rewritten first, if at all."""
         checked = check_state(self._stream, plan, self._start_from)
         for message in checked.messages:
             log_message(self._stream.stream_id, message)
@@ -375,7 +366,7 @@ class Start:
             )
 
     def _note_output(self, output: NamedOutput | None, live: LiveDirectory) -> None:
-        """Record which query writes where: it may be killed before it reports that itself.
+        """Record which query writes where, in case it is killed before it reports that itself.
 
         Without its id, its batches in a table would be another writer's, which no roll-back undoes.
         """

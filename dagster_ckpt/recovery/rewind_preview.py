@@ -234,45 +234,44 @@ def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
-    """Refuse a start that could lose or repeat rows, unless that was accepted."""
-    refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
-    if refused:
-        raise SharedSinkError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
-            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in refused)
+    """Refuse a start that could lose or repeat rows, unless that was accepted.
+
+    Acceptance does not help where a sink must not be written to, does not answer, or cannot be rolled back.
+    """
+    start = f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed"
+
+    def sinks(effect: SinkEffect) -> str:
+        return " ".join(
+            f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.sinks if sink.effect is effect
         )
-    for effect, error in ((SinkEffect.UNREACHABLE, StorageAccessError), (SinkEffect.IRREVERSIBLE, SinkRollbackError)):
-        stuck = [sink for sink in preview.sinks if sink.effect is effect]
-        if stuck:
-            raise error(
-                f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: "
-                + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
-            )
-    shared = [sink for sink in preview.sinks if sink.effect is SinkEffect.SHARED]
-    if shared and not accept_loss:
-        raise SharedSinkError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
-            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}" for sink in shared)
-        )
-    if preview.gone and not accept_loss:
+
+    if refused := sinks(SinkEffect.REFUSED):
+        raise SharedSinkError(f"{start}. {refused}")
+    if unreachable := sinks(SinkEffect.UNREACHABLE):
+        raise StorageAccessError(f"{start}: {unreachable}")
+    if irreversible := sinks(SinkEffect.IRREVERSIBLE):
+        raise SinkRollbackError(f"{start}: {irreversible}")
+    if accept_loss:
+        return
+    if shared := sinks(SinkEffect.SHARED):
+        raise SharedSinkError(f"{start}. {shared}")
+    if preview.gone:
         raise InputGoneError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: its sources no "
-            f"longer have what it would read again. {preview.gone} Put these files back, with their modification "
-            "times and no others, or start from a newer snapshot, after which they are not read. To continue without "
-            "their rows, start with accept_loss.",
+            f"{start}: its sources no longer have what it would read again. {preview.gone} Put these files back, with "
+            "their modification times and no others, or start from a newer snapshot, after which they are not read. To "
+            "continue without their rows, start with accept_loss.",
             preview.gone,
         )
-    if preview.repeated and not accept_loss:
+    if preview.repeated:
         raise RowsAtRiskError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: rows would be "
-            f"read twice. {preview.repeated} Take these files out of the folder, where nothing needs them any more, "
-            "or give them their old modification times. To read them twice, start with accept_loss."
+            f"{start}: rows would be read twice. {preview.repeated} Take these files out of the folder, where nothing "
+            "needs them any more, or give them their old modification times. To read them twice, start with "
+            "accept_loss."
         )
-    if preview.losing and not accept_loss:
-        sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
+    if losing := sinks(SinkEffect.LOSE):
         raise RowsAtRiskError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: rows could be "
-            f"lost. {sinks} Follow the advice for each sink, or start with accept_loss to accept the loss."
+            f"{start}: rows could be lost. {losing} Follow the advice for each sink, or start with accept_loss to "
+            "accept the loss."
         )
 
 

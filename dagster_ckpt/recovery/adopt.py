@@ -265,7 +265,6 @@ def _switch(
     *,
     in_place: bool,
 ) -> None:
-    """Record the adoption, in one transaction."""
     stream.catalog.streams.switch_live_directory(
         lease.record,
         live.url,
@@ -369,7 +368,6 @@ def _owner(folder: str) -> str | None:
 
 
 def _sink(place: str) -> Sink:
-    """The sink that a user names by its location, or as Spark does."""
     if not is_location(place) and not place.startswith("file:"):
         named = sink_of(place)
         if isinstance(named, NamedTable):

@@ -131,7 +131,6 @@ def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
 
 
 def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
-    """Location and manifest of a snapshot that is complete in storage."""
     if snapshot.kind == SnapshotKind.CHECKPOINT:
         places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
     else:

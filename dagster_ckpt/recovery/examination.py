@@ -94,7 +94,6 @@ def diagnose_live_directory(
 
 
 def _newest_taken_from(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> SnapshotRecord | None:
-    """The newest snapshot of the timeline that was taken from exactly this directory."""
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
         directory = snapshot.properties.get(TAKEN_FROM)
         if snapshot.timeline == record.timeline and isinstance(directory, str) and same_folder(directory, live.url):
@@ -266,7 +265,6 @@ def _told(finding: Finding, live: LiveDirectory) -> str:
 
 
 def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
-    """The damage of an earlier directory at a batch."""
     try:
         needed = cut(live, carry_in_flight=True, at_batch=batch_id).needed
     except UnknownLayoutError:

@@ -194,7 +194,6 @@ def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: Rec
 
 
 def _state_plan(original: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
-    """Description of the plan that wrote the forked state."""
     return (
         plan.snapshot.plan if plan.snapshot is not None else original.catalog.streams.get(original.stream_id).plan or {}
     )

@@ -108,7 +108,6 @@ def import_snapshot(
 
 
 def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
-    """Each sink of a snapshot with its new location."""
     named = _sinks_of(snapshot)
     mapped = {old.strip(): new.strip() for old, new in outputs.items()}
     known = named or {old: sink_of(old).place or old for old in mapped}

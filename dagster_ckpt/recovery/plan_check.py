@@ -231,7 +231,6 @@ def _live(stream: StreamHandle, plan: RecoveryPlan) -> LiveDirectory:
 
 
 def _shape(stream: StreamHandle, plan: RecoveryPlan) -> StateShape | None:
-    """How the state that the plan starts from is stored; None without state."""
     if isinstance(plan, Restore):
         stored = StoredState.of_properties(_properties(stream, plan))
         return stored.shape if stored is not None else None

@@ -142,7 +142,6 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _donor(facts: RecoveryFacts) -> Donor | None:
-    """The live directory, if a restore may link its files."""
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
     # A person who goes back, or named a snapshot, has a reason not to trust the current files.
@@ -239,7 +238,6 @@ def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tu
 
 
 def _in_order(facts: RecoveryFacts) -> list[SnapshotRecord]:
-    """The snapshots in the order in which a recovery tries them."""
     rest, ordered = list(facts.snapshots), []
     while (snapshot := newest_for_recovery(rest, prefer_checkpoint=facts.prefer_checkpoint)) is not None:
         ordered.append(snapshot)

@@ -131,7 +131,6 @@ def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRec
 
 
 def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
-    """Insert a point before the first one with an earlier batch."""
     batch_id = -1 if point.batch_id is None else point.batch_id
     place = next((at for at, other in enumerate(points) if batch_of(other) < batch_id), len(points))
     points.insert(place, point)

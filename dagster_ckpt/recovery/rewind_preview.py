@@ -22,13 +22,7 @@ from dagster_ckpt.recovery.plan import (
 )
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_logs import with_moved_logs
-from dagster_ckpt.recovery.sink_survey import (
-    BEFORE_THE_FIRST_BATCH,
-    Survey,
-    forecast_missing_batches,
-    forecast_shared,
-    survey_sinks,
-)
+from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, forecast_sinks, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
@@ -163,10 +157,9 @@ def preview_rewind(
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
-    judged = [*survey.forecasts(), *forecast_shared(stream, survey, output)]
     if isinstance(plan, Resume | Clone | FinishRestore):
-        judged += forecast_missing_batches(stream, survey, output)
-        going_on = (*judged, *(() if is_running else _sinks_in_flight(stream, facts, plan, survey)))
+        in_flight = () if is_running else _sinks_in_flight(stream, facts, plan, survey)
+        going_on = (*forecast_sinks(stream, survey, output), *in_flight)
         return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on, inputs=inputs, survey=survey)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
@@ -182,7 +175,7 @@ def preview_rewind(
         query_ids=query_ids_of(stream),
         roll_back_tables=stream.options.roll_back_tables,
     )
-    judged += forecast_missing_batches(stream, survey, output, replay)
+    judged = forecast_sinks(stream, survey, output, replay)
     left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
     sinks = (*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged)))
     return RewindPreview(
@@ -276,7 +269,6 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
 
 
 def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
-    """The sinks of the snapshot, and the current ones."""
     then = sinks_of_snapshot(stream, plan.snapshot) if plan.snapshot is not None else ()
     return distinct(sinks_of([*then, *sinks_written(stream)]))
 
@@ -296,7 +288,6 @@ def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, 
 
 
 def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes]:
-    """The small files of the snapshot that describe its sinks and sources."""
     if plan.snapshot is None:
         return {}
     planned = f"offsets/{plan.snapshot.batch_id}"

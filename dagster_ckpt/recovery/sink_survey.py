@@ -229,7 +229,6 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
 
 
 def _ever_written(stream: StreamHandle) -> list[str]:
-    """The sinks of all executions of a stream, as Spark names them."""
     reported = [(each.progress or {}).get("sinks") for each in stream.catalog.executions.of_stream(stream.stream_id)]
     return list(dict.fromkeys(str(sink) for sinks in reported if isinstance(sinks, list) for sink in sinks))
 
@@ -394,8 +393,22 @@ def missing_batches(
     return SinkForecast(sink.name, SinkEffect.LOSE, reason, advice)
 
 
-def forecast_missing_batches(
+def forecast_sinks(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
+) -> list[SinkForecast]:
+    """Forecasts for sinks that the query must not write to, or that are neither simply continued nor rolled back.
+
+    `replay` is what the sinks will see if they are rolled back.
+    """
+    return [
+        *survey.forecasts(),
+        *_forecast_shared(stream, survey, output),
+        *_forecast_missing_batches(stream, survey, output, replay),
+    ]
+
+
+def _forecast_missing_batches(
+    stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
     """Forecasts for the tables and topics that lack batches before the one that a start continues with.
 
@@ -427,7 +440,7 @@ def forecast_missing_batches(
     return tuple(told)
 
 
-def forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
+def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
     """A forecast if the query starts from the beginning in a table or topic that another stream wrote last.
 
     The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.

@@ -273,7 +273,6 @@ _Files = Mapping[str, Sequence[SourceFile]]
 
 
 def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
-    """The files that the logs in a snapshot name."""
     if plan.snapshot is None:
         return {}
     location = snapshot_location(plan.snapshot)
@@ -289,7 +288,6 @@ def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | No
 
 
 def _in(files: Mapping[str, bytes]) -> _Files:
-    """The files that some entries of logs name, by source."""
     logs: dict[str, dict[str, bytes]] = defaultdict(dict)
     for path, data in files.items():
         place, _, source = path.rpartition("/")[0].rpartition("/")

@@ -157,7 +157,7 @@ def _how_to_mend(live: LiveDirectory, state: LiveState) -> str:
     if state.status is LiveStatus.BROKEN:
         return (
             f"{state.reason} No snapshot of this directory exists yet: put back from a backup what is missing, or "
-            "start the query anew, with an empty checkpoint directory and an empty output."
+            "start the query from the beginning, with an empty checkpoint directory and an empty output."
         )
     return state.reason
 

@@ -188,7 +188,7 @@ def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: Rec
             f"Stream {original.stream_id!r} is not forked into {stream.stream_id!r} after batch {plan.to_batch}, "
             f"nothing was changed: the fork would read again what the original has read since, and would lack rows or "
             f"have some twice. {lacking} Put back the files that are read again, with their modification times and no "
-            "others, or fork from a newer snapshot. To fork all the same, set accept_loss.",
+            "others, or fork from a newer snapshot. To fork nevertheless, set accept_loss.",
             lacking,
         )
 

@@ -257,9 +257,8 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
         )
     if preview.repeated:
         raise RowsAtRiskError(
-            f"{start}: rows would be read twice. {preview.repeated} Take these files out of the folder, where nothing "
-            "needs them any more, or give them their old modification times. To read them twice, start with "
-            "accept_loss."
+            f"{start}: rows would be read twice. {preview.repeated} Remove these files from the folder, or "
+            "restore their old modification times. To read them twice, start with accept_loss."
         )
     if losing := sinks(SinkEffect.LOSE):
         raise RowsAtRiskError(

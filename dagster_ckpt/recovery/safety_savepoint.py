@@ -25,7 +25,7 @@ def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str |
     if not leaves_something_behind(plan, facts.start_from):
         return None
     if facts.start_from.no_safety_savepoint:
-        return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost for good"
+        return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost permanently"
     kept = f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
     return kept + _unedited(facts, plan)
 

@@ -376,12 +376,12 @@ def missing_batches(
     # A snapshot from before belongs to another table as well.
     older = ""
     if found.identity is None:
-        reason = f"{what} does not exist any more, with batches up to {expected} of this stream."
+        reason = f"{what} no longer exists; it had batches up to {expected} of this stream."
     elif known.identity is not None and known.identity != found.identity:
-        reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and made again"
+        reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and created again"
         reason += f": {lost}." if lost else "."
     elif found.is_certain and lost and (brought_back is None or brought_back < expected):
-        reason = f"{what}: {lost}. It was made again, restored, or brought back from an older copy."
+        reason = f"{what}: {lost}. It was created again, restored, or replaced by an older copy."
         older = f"from a snapshot of batch {kept} or before, or " if kept >= 0 else ""
     else:
         return None
@@ -463,8 +463,8 @@ def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput |
             f"Stream {other!r} of this catalog wrote to {sink.place} last, and this start reads its sources from the "
             "beginning: rows that both read would be there twice.",
             f"To continue that stream under another name, stop it (dagster-ckpt stop {other}) and set "
-            f"stream_id={other!r} in the new definition. To begin anew, write elsewhere. If both streams are to write "
-            "there, start this one once with accept_loss.",
+            f"stream_id={other!r} in the new definition. To start from the beginning, write elsewhere. If both streams "
+            "should write there, start this one once with accept_loss.",
         ),
     )
 

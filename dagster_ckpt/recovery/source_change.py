@@ -65,8 +65,8 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
         f"Stream {stream.stream_id!r} is not started, nothing was changed: it would continue from {came_from}, and "
         f"the sources of the query are not those that its offsets belong to.\n{listed}\n"
         "Put the sources back: the paths, topics, tables and their order as they were. If files were moved, move them "
-        "back, or put a symbolic link at the old path. Or begin anew with these sources: a new stream, or "
-        "start_from=empty with discard_state."
+        "back, or put a symbolic link at the old path. Or start from the beginning with these sources: a new stream, "
+        "or start_from=empty with discard_state."
     )
 
 
@@ -108,7 +108,7 @@ def _read_source(identity: SourceIdentity | None, key: str, offset: str | None, 
     return ReadSource(
         identity=identity,
         kind=kind,
-        # Without offsets nobody knows.
+        # Unknown without offsets.
         has_read=has_read or (identity is not None and offset is None),
         files=_newest_files(f"{SOURCES}/{key}/{position}", read) if position is not None and has_read else (),
         topics=topics_in(topic_offsets(offset)) if kind == KAFKA else (),
@@ -225,7 +225,7 @@ def _kafka(was: ReadSource, now: SourceIdentity) -> str | None:
     named, pattern = (now.identity.get(TOPICS) or "").split(","), now.identity.get(PATTERN)
     left = [each for each in read if each not in named and not (pattern and matches(pattern, each))]
     if left:
-        return f"it does not read topic {', '.join(left)} any more"
+        return f"it no longer reads topic {', '.join(left)}"
     ids = {name for name in before if name.startswith(TOPIC_ID) and name in now.identity}
     made_again = sorted(name.removeprefix(TOPIC_ID) for name in ids if before[name] != now.identity[name])
     if made_again:

@@ -104,7 +104,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
     for (topic, partition), kept in kept_offsets(writer, source, partitions).items():
         reads_from = position[topic][str(partition)]
         if kept is None:
-            yield f"Topic {topic} has no partition {partition} any more."
+            yield f"Topic {topic} no longer has partition {partition}."
         elif kept.start > reads_from:
             yield (
                 f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic begins at "

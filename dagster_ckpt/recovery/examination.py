@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,11 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
     """The newest snapshot whose files the directory must have, and the id of its query."""
     record = stream.catalog.streams.get(stream.stream_id)
-    rewrite_id, query_id, commit = _rewrite_of(live), _query_of(live), live.positions().commit
+    rewrite_id, query_id, commit = (
+        _in_metadata(live, parse_rewrite_id),
+        _in_metadata(live, parse_query_id),
+        live.positions().commit,
+    )
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     expected: str | None = None
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
@@ -157,18 +161,11 @@ def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
     return is_adopted or snapshot.timeline == record.timeline
 
 
-def _rewrite_of(live: LiveDirectory) -> str | None:
+def _in_metadata(live: LiveDirectory, parse: Callable[[bytes, str], str | None]) -> str | None:
     try:
-        return parse_rewrite_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return parse(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
         # Reported by the diagnosis.
-        return None
-
-
-def _query_of(live: LiveDirectory) -> str | None:
-    try:
-        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-    except (FileNotFoundError, LiveDirectoryError):
         return None
 
 

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
     from dagster_ckpt.orchestration.translator import StreamTranslator
-    from dagster_ckpt.policies.restart_strategies import RestartStrategies
+    from dagster_ckpt.policies.restart import RestartStrategies
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-    from dagster_ckpt.sinks.delta_merge import delta_transaction
+    from dagster_ckpt.sinks.delta import delta_transaction
     from dagster_ckpt.sinks.registry import register_sink
     from dagster_ckpt.spark.query.output import to_table
     from dagster_ckpt.spark.versions import spark_packages
@@ -82,11 +82,11 @@ _MODULES = {
     "StreamResource": "orchestration.resources.stream_resource",
     "declare_stream": "orchestration.resources.stream_resource",
     "StreamTranslator": "orchestration.translator",
-    "RestartStrategies": "policies.restart_strategies",
+    "RestartStrategies": "policies.restart",
     "UpgradeMode": "policies.upgrade",
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",
-    "delta_transaction": "sinks.delta_merge",
+    "delta_transaction": "sinks.delta",
     "to_table": "spark.query.table_names",
     "spark_packages": "spark.versions",
 }

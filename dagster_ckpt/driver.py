@@ -23,13 +23,12 @@ from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CatalogError, CkptError, OptionError
+from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.operations.hand_over import hand_over
 from dagster_ckpt.operations.launching import start_order
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -39,7 +38,7 @@ from dagster_ckpt.spark.query.session import active_in_thread, active_session, s
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.storage_path import location_url
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN
+from dagster_ckpt.values.validation import checked_stream_id
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -131,12 +130,7 @@ def run_stream(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    if not STREAM_ID_PATTERN.fullmatch(stream_id):
-        raise OptionError(
-            f"stream_id is {stream_id!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or "
-            "digit, "
-            "128 at most: it names a folder."
-        )
+    checked_stream_id(stream_id)
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)

@@ -33,9 +33,8 @@ from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import unknown_state
 from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.registry import sink_of
+from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
-from dagster_ckpt.sinks.tables import NamedTable
 from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence, lift_fence, open_fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     CheckpointDescription,
@@ -57,13 +56,14 @@ from dagster_ckpt.stream.adopted import (
     claim_of,
 )
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import OWNER, check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import is_location
 from dagster_ckpt.stream.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
+from dagster_ckpt.values.durations import wall_clock_ms
 
 _DELTA_LOG = "_delta_log"
 

@@ -313,7 +313,7 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     hours, or twice the checkpoint timeout if that is longer.
     """
     if older_than_ms is None:
-        older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout_ms)
+        older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
     interrupted = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     if dry_run:
         under_way = attempts_under_way(stream)

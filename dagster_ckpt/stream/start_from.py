@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from dagster_ckpt.config.execution_config import MAX_PARALLELISM
+from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.values.modes import RecoveryClaimMode

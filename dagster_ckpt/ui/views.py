@@ -14,7 +14,6 @@ from markupsafe import Markup
 from dagster_ckpt.catalog.history import Branch, HistoryCursor, HistoryPage, SnapshotFigures
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.client import Client
-from dagster_ckpt.config.checkpoint_options import describe_options
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.operations.description import StreamDescription
 from dagster_ckpt.operations.health import StreamHealth
@@ -302,7 +301,7 @@ def configuration(client: Client, stream: str) -> Configuration:
     recorded = described.settings
     options = tuple(
         Option(each.option, _option_value(each), each.effect.value, each.explanation)
-        for each in (describe_options(recorded.options) if recorded.options is not None else ())
+        for each in (recorded.options.describe() if recorded.options is not None else ())
         if each.option not in _RECORDED_ELSEWHERE
     )
     settings = [(_SETTINGS[name], _json(value)) for name, value in _places(recorded.as_record()) if value is not None]

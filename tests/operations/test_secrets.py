@@ -24,7 +24,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.state_backend import CustomStateBackend
 from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
-from dagster_ckpt.io.errors import accessing
+from dagster_ckpt.io.file_io import accessing
 from dagster_ckpt.operations.launching import DriverLaunch, launch_driver
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import (
     LeaseHeldError,
@@ -92,7 +92,7 @@ def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_id
 
     bench.run(bench.feeding(has_batches_after_a_snapshot))
     first = min(bench.snapshots(), key=lambda snapshot: snapshot.number or 0)
-    options = replace(bench.stream.options, interval_ms=None)
+    options = replace(bench.stream.options, interval=None)
     bench.stream = replace(bench.stream, options=options)
     quiet: list[tuple[float, int]] = []
 

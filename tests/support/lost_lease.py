@@ -34,7 +34,7 @@ from dagster_ckpt.errors import (
     SharedSinkError,
 )
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryKind

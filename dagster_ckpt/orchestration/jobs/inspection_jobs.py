@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-import pendulum
 from pydantic import Field
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -20,7 +19,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
     table,
 )
 from dagster_ckpt.stream.lease import has_living_holder
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -285,4 +284,4 @@ def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
 
 
 def _time(ms: int | None) -> str | None:
-    return None if ms is None else pendulum.from_timestamp(ms / 1000).to_datetime_string()
+    return None if ms is None else utc_time(ms)

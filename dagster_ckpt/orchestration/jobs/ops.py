@@ -9,7 +9,7 @@ import dagster as dg
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream, find_stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.stream_resource import DefinedStreams
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -19,7 +19,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
-from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES, translator_of
+from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import dagster as dg
-import pendulum
 from pydantic import Field
 
 from dagster_ckpt.operations.sink_cleaning import Orphan, SinkCleaning
@@ -19,6 +18,7 @@ from dagster_ckpt.orchestration.resources.settings import NEW_QUERY_ID, START_FR
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 
 class PreviewConfigSchema(dg.Config):
@@ -325,11 +325,11 @@ def _orphan(orphan: Orphan, done: str) -> tuple[object, ...]:
 
 
 def _duration(ms: int | None) -> str:
-    return "unknown" if ms is None else pendulum.duration(milliseconds=ms).in_words(locale="en") or "0 seconds"
+    return "unknown" if ms is None else rounded_duration(ms)
 
 
 def _time(ms: int | None) -> str:
-    return "unknown" if ms is None else pendulum.from_timestamp(ms / 1000).to_datetime_string()
+    return "unknown" if ms is None else utc_time(ms)
 
 
 def _source(kind: str, count: int | None) -> str:

@@ -8,7 +8,7 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
 from dagster_ckpt.operations.unsettled_executions import Restart, Retain, Wait, reconcile
-from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.runs.run_status import (
     DEPLOYMENT_TAG,
@@ -28,9 +28,9 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
     undefined_streams,
 )
-from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
-from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.stream.liveness import holds_lease
+from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import TerminalState
 
 # Pause before an unsuccessful run is repeated, doubled each time.

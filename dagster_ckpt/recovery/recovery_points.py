@@ -72,7 +72,7 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
     """The points that are damaged, each with what was found there.
 
-    Each start examines its live directory anew: an earlier finding counts only if nothing but Spark can see it.
+    Each start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
     """
     return {
         failure.point: f"{failure.error}: {failure.detail}"

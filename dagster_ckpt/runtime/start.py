@@ -5,10 +5,10 @@ If a start fails, its point is examined. Damage is noted in the catalog, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_ckpt.catalog.records import (
     SOURCE_IDENTITIES,
@@ -63,6 +63,9 @@ from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -204,13 +207,18 @@ class Start:
                 passed.add(plan.point)
 
     @cached_property
-    def _writer(self) -> DataStreamWriter | None:
+    def _writer(self) -> DataStreamWriter:
         """The query, described once for all checks of this start."""
-        return self._request.describe() if self._request.describe is not None else None
+        assert self._request.describe is not None
+        return self._request.describe()
+
+    def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
+        """What the query tells of itself; None if it is not known before it runs."""
+        return ask(self._writer) if self._request.describe is not None else None
 
     @cached_property
     def _output(self) -> NamedOutput | None:
-        return named_output(self._writer) if self._writer is not None else None
+        return self._of_query(named_output)
 
     def _plan(self, facts: RecoveryFacts) -> RecoveryPlan:
         return resolved_offsets(self._stream, plan_recovery(facts), self._request.describe)
@@ -315,8 +323,8 @@ class Start:
             return lost.restore, ahead.survey
 
     def _preview(self, facts: RecoveryFacts, plan: RecoveryPlan) -> RewindPreview:
-        writer = self._writer
-        session = session_of(writer) if writer is not None and is_described_query(writer) else None
+        is_described = self._of_query(is_described_query)
+        session = session_of(self._writer) if is_described else None
         return preview_rewind(self._stream, facts, plan, self._output, session)
 
     def _check_loss(self, preview: RewindPreview) -> None:
@@ -325,7 +333,7 @@ class Start:
         refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
 
     def _unchanged_sources(self, plan: RecoveryPlan) -> Sequence[SourceIdentity] | None:
-        sources = source_identities(self._writer) if self._writer is not None else None
+        sources = self._of_query(source_identities)
         for message in refuse_changed_sources(self._stream, plan, sources):
             log_message(self._stream.stream_id, message)
         return sources
@@ -343,7 +351,7 @@ class Start:
             log_message(self._stream.stream_id, message)
         if checked.rewrite is None:
             return None
-        session = session_of(self._writer) if self._writer is not None else active_session()
+        session = session_of(self._writer) if self._request.describe is not None else active_session()
         if session is None:
             raise StateRewriteError(
                 f"The state of stream {self._stream.stream_id!r} has to be rewritten, but this process has no Spark "
@@ -353,7 +361,7 @@ class Start:
         return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id))
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
-        plan = plan_of_writer(self._writer) if self._writer is not None else None
+        plan = self._of_query(plan_of_writer)
         accept = self._start_from.accept_plan_change
         for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
             log_message(self._stream.stream_id, message)

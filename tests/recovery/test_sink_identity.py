@@ -137,7 +137,7 @@ def test_a_restart_that_would_be_refused_by_its_sink_does_not_suspend_the_query(
     (tmp_path / "shelf").write_text("b -1")
     monkeypatch.setattr(lifecycle, "is_running", lambda _stream: True)
 
-    with pytest.raises(RowsAtRiskError, match="dropped and made again"):
+    with pytest.raises(RowsAtRiskError, match="dropped and created again"):
         restart(history.shelf.stream, StartFrom(), origin=ORIGIN)
 
     assert history.shelf.stream.catalog.requests.pending(STREAM) == []

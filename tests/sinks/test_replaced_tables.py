@@ -16,13 +16,13 @@ from tests.support.thorough import either
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S)]
 
 OTHER_ID = (
-    r"another id: was [0-9a-f-]{36}, is [0-9a-f-]{36}\. It was dropped and made again: batches 0 to 2 of this stream"
+    r"another id: was [0-9a-f-]{36}, is [0-9a-f-]{36}\. It was dropped and created again: batches 0 to 2 of this stream"
 )
 # By scenario: what the refusal says, and the rows after the way on that it names.
 BOTH: dict[str, tuple[str, list[int]]] = {
     "put back": (OTHER_ID, [0, 1, 2, 3]),
     "written again": (OTHER_ID, [0, 1, 2, 3, 4]),
-    "gone": ("does not exist any more, with batches up to 2", [0, 1, 2, 3, 4]),
+    "gone": ("no longer exists; it had batches up to 2", [0, 1, 2, 3, 4]),
     "accepted": (OTHER_ID, [3]),
     "older copy": ("batches 2 to 3 of this stream are not in it.*from a snapshot of batch 1 or before", [0, 1, 2, 3]),
     "of today": ("batches 0 to 2 of this stream are not in it", [0, 1, 2]),
@@ -32,7 +32,7 @@ BOTH: dict[str, tuple[str, list[int]]] = {
 DELTA = {
     **BOTH,
     "emptied": ("not refused", [2, 3]),
-    "running": ("another id: was .* dropped and made again", [2, 3]),
+    "running": ("another id: was .* dropped and created again", [2, 3]),
     "restored by others": ("batch 3 of this stream is not in it", [0, 1, 2, 3]),
 }
 ICEBERG = {
@@ -68,4 +68,4 @@ def test_each_start_that_would_lose_or_double_rows_is_refused_and_its_advice_end
         assert re.search(message, told[name]["told"][0]), (name, told[name]["told"][0])
     # A refused start changes nothing, so the next one is refused in the same words.
     assert told["put back"]["told"][0] == told["put back"]["told"][1]
-    assert "was dropped and made again. Put the table back" in told["accepted"]["told"][1]
+    assert "was dropped and created again. Put the table back" in told["accepted"]["told"][1]

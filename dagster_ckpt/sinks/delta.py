@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import OptionError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
@@ -39,9 +39,7 @@ from dagster_ckpt.spark.query.session import active_session, default_file_system
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _SCHEME = "delta:"
-_MERGE_NAME = re.compile(rf"ForeachBatchSink\[{_SCHEME}(?P<path>.+)\]")
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _ONE_WRITE = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
@@ -58,6 +56,7 @@ _NAME_IT = (
 class DeltaTable(TableSink):
     """A Delta table known by its folder."""
 
+    names = re.compile(r"DeltaSink\[(?P<place>.+)\]")
     table_format = "Delta"
     on_repeat = OnRepeat.SKIPS
     knows_queries = True
@@ -66,12 +65,6 @@ class DeltaTable(TableSink):
     def __init__(self, name: str, place: str) -> None:
         super().__init__(name, place)
         self.folder = place
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        match = _NAME.fullmatch(name)
-        return cls(name, match["path"]) if match else None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
@@ -184,13 +177,8 @@ class DeltaTable(TableSink):
 class DeltaMerge(DeltaTable):
     """A Delta table that a `foreachBatch` function writes to within `delta_transaction`."""
 
+    names = re.compile(rf"ForeachBatchSink\[{_SCHEME}(?P<place>.+)\]")
     has_parts = True
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        match = _MERGE_NAME.fullmatch(name)
-        return cls(name, match["path"]) if match else None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
@@ -208,8 +196,7 @@ class DeltaMerge(DeltaTable):
         ids = {*replay.query_ids, replay.query_id}
         if found.effect is not SinkEffect.EXACT or any(self.last_batch(each) is not None for each in ids):
             return found
-        return SinkForecast(
-            self.name,
+        return self.told(
             SinkEffect.UNKNOWN,
             "The table has no batch of this stream. A function that writes outside delta_transaction writes the "
             "rewound batches once more.",

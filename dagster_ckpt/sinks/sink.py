@@ -7,6 +7,7 @@ other rows. One class for each kind of sink knows what it then does. `registry.p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -168,10 +169,12 @@ class Sink:
         remembers_undone: Whether it still skips an undone batch of the same query id, so that the query continues under
             a new one after a roll-back.
         effect: Effect of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
+        names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.
         noun: What it is, for messages.
     """
 
     noun: ClassVar[str] = "sink"
+    names: ClassVar[re.Pattern[str] | None] = None
     on_repeat: ClassVar[OnRepeat] = OnRepeat.UNKNOWN
     is_proven: ClassVar[bool] = True
     rolls_back: ClassVar[bool] = False
@@ -190,13 +193,14 @@ class Sink:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The sink of this kind with a name, or None if the name is that of another kind.
+        """The sink of this kind with a name, or None if the name is that of another kind. By default by `names`.
 
         Args:
             name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A `foreachBatch` query
                 whose writer has the option `path` or `table` is named `ForeachBatchSink[<that option>]`.
         """
-        return None
+        match = cls.names.fullmatch(name) if cls.names is not None else None
+        return cls(name, match.groupdict().get("place")) if match is not None else None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
@@ -250,6 +254,10 @@ class Sink:
         """
         return None
 
+    def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
+        """A forecast for this sink."""
+        return SinkForecast(self.name, effect, reason, advice)
+
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
         """What a snapshot needs of it (see `SinkToCapture`); None for nothing."""
         return None
@@ -260,16 +268,14 @@ class Sink:
         The start has already checked that a sink that rolls back belongs to the stream.
         """
         if not self.rolls_back:
-            return SinkForecast(self.name, self.effect, self.reason, self.advice)
+            return self.told(self.effect, self.reason, self.advice)
         try:
             last = newest_batch(self, replay.query_id)
         except CkptError as error:
-            reason = f"It must be rolled back but cannot be reached: {error}"
-            return SinkForecast(self.name, SinkEffect.UNREACHABLE, reason)
+            return self.told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         if last is None or last <= replay.to_batch:
-            return SinkForecast(self.name, SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
-        return SinkForecast(
-            self.name,
+            return self.told(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
+        return self.told(
             SinkEffect.EXACT,
             f"It is rolled back to batch {replay.to_batch}: batches {replay.to_batch + 1} to {last} are undone.",
         )

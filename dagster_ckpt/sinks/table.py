@@ -131,7 +131,7 @@ def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
 
 
 class TableSink(Sink):
-    """A table that is rolled back with the stream. A kind of table implements `of`, `last_batch`, `plan`, `commit`.
+    """A table that is rolled back with the stream. A kind of table has `names`, `last_batch`, `plan`, `commit`.
 
     Attributes:
         table_format: Its format, for messages.
@@ -177,10 +177,9 @@ class TableSink(Sink):
             with self._answering():
                 found = verdict(self.foresee(replay.back), replay.back)
         except StorageAccessError as error:
-            return SinkForecast(self.name, SinkEffect.UNREACHABLE, str(error))
+            return self.told(SinkEffect.UNREACHABLE, str(error))
         except CkptError as error:
-            return SinkForecast(
-                self.name,
+            return self.told(
                 SinkEffect.LOSE,
                 f"The batches that the table remembers cannot be read from here ({error}): it may skip the rewound "
                 "ones.",
@@ -188,7 +187,7 @@ class TableSink(Sink):
             )
         goes_on = found.step is Step.ROLL_BACK and self.remembers_undone
         continues = " The query continues under a new id." if goes_on else ""
-        return SinkForecast(self.name, found.effect, f"{found.reason}{continues}", found.advice)
+        return self.told(found.effect, f"{found.reason}{continues}", found.advice)
 
     def check_roll_back(self, to: RollBack) -> None:
         """See `Sink.check_roll_back`."""
@@ -213,13 +212,14 @@ class TableSink(Sink):
         taken: VersionTakenError | None = None
         for _ in range(_ATTEMPTS):
             plan = self.plan(to)
-            found = verdict(plan, to)
-            self._refuse(found)
             if plan is None:
                 # Nothing was ever written.
                 return
+            # Before the verdict: what a successor has written is no reason to refuse.
             with still_mine():
                 pass
+            found = verdict(plan, to)
+            self._refuse(found)
             try:
                 (self.commit if found.step is Step.ROLL_BACK else self.fence)(plan)
             except VersionTakenError as error:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
     from dagster_ckpt.sinks.delta import delta_transaction
     from dagster_ckpt.sinks.registry import register_sink
-    from dagster_ckpt.spark.query.table_names import to_table
+    from dagster_ckpt.spark.query.output import to_table
     from dagster_ckpt.spark.versions import spark_packages
     from dagster_ckpt.values.modes import DesiredState
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Client": "client.client",
     "CheckpointConfig": "config.checkpoint_config",
-    "DesiredState": "config.modes",
+    "DesiredState": "values.modes",
     "run_stream": "driver",
     "HealthCheck": "operations.health",
     "HealthSettings": "operations.health_facts",

@@ -6,15 +6,20 @@ checkpoints: the catalog sensor does this for all processes.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.transitions import forwarded_log, printed_log
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
@@ -42,6 +47,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_levels = Lock()
+_before: list[int] = []
 # Cluster managers stop a driver with SIGTERM, users with Ctrl-C.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -303,3 +311,69 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
     figures = (execution.progress if execution is not None else None) or {}
     newest = f"newest snapshot at batch {snapshots[0].batch_id}" if snapshots else "no snapshot yet"
     return f"{stream_id}: batch {figures.get('batch_id')}, {figures.get('input_rows')} input rows, {newest}"
+
+
+@contextmanager
+def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
+    """Also pass the transitions of a stream to another log while the context is open, from INFO on.
+
+    A thread passes them on, so that a log that hangs delays neither a lease nor a checkpoint. The
+    context closes once all lines are passed on.
+
+    Args:
+        to: Takes the level and the message.
+        stream_id: Leave out lines of other streams; None for all streams.
+    """
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                to(record.levelno, record.getMessage())
+            except Exception:  # noqa: BLE001 - a log must not end what it reports
+                self.handleError(record)
+
+    queue: SimpleQueue[Any] = SimpleQueue()
+    handler = QueueHandler(queue)
+    if stream_id is not None:
+        handler.addFilter(lambda record: getattr(record, "stream_id", stream_id) == stream_id)
+    listener = QueueListener(queue, Forward())
+    listener.start()
+    try:
+        with _attached(handler):
+            yield
+    finally:
+        listener.stop()
+
+
+@contextmanager
+def printed_log() -> Iterator[None]:
+    """Print the package's log to stderr while the context is open, unless the program has set up logging itself."""
+    if logging.getLogger().handlers or logging.getLogger(PACKAGE_LOGGER).handlers:
+        yield
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    with _attached(handler):
+        yield
+
+
+@contextmanager
+def _attached(handler: logging.Handler) -> Iterator[None]:
+    package = logging.getLogger(PACKAGE_LOGGER)
+    handler.setLevel(logging.INFO)
+    with _levels:
+        # Several streams of one process may be logged at the same time.
+        _before.append(package.level)
+        if not package.isEnabledFor(logging.INFO):
+            package.setLevel(logging.INFO)
+        package.addHandler(handler)
+    try:
+        yield
+    finally:
+        with _levels:
+            package.removeHandler(handler)
+            first = _before.pop(0)
+            if _before:
+                _before[0] = first
+            else:
+                package.setLevel(first)

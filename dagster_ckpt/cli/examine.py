@@ -130,7 +130,7 @@ def snapshot(client: Client, *, stream: str, snapshot: str, as_json: bool) -> No
 
     SNAPSHOT is a label, a number such as chk-7, an id, a location, or latest.
     """
-    from dagster_ckpt.catalog.transitions import size
+    from dagster_ckpt.values.durations import size
 
     found = client.describe_snapshot(stream, snapshot)
     if as_json:
@@ -262,15 +262,11 @@ def _pace(summary: StreamSummary) -> list[str]:
 
 
 def _name(snapshot: SnapshotRecord | None) -> str | None:
-    if snapshot is None:
-        return None
-    if snapshot.kind == "CHECKPOINT":
-        return f"chk-{snapshot.number}"
-    return f"savepoint {snapshot.label or snapshot.snapshot_id}"
+    return snapshot.name if snapshot is not None else None
 
 
 def _print_snapshots(found: Sequence[SnapshotRecord]) -> None:
-    from dagster_ckpt.catalog.transitions import size
+    from dagster_ckpt.values.durations import size
 
     print_table(
         ["snapshot", "batch", "status", "completed (UTC)", "size", "new", "took", "problem"],

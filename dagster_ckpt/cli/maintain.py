@@ -97,7 +97,7 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
     if as_json:
         print_json(done)
         return
-    from dagster_ckpt.catalog.transitions import size
+    from dagster_ckpt.values.durations import size
 
     verb = "deleted" if done.deleted else "would be deleted"
     click.echo(f"{len(done.removable)} files, {size(done.bytes)}, {verb}")

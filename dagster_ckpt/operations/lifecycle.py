@@ -29,8 +29,7 @@ from dagster_ckpt.operations.requests import (
     require_running,
     snapshot_of,
 )
-from dagster_ckpt.recovery.damage import is_suspicious
-from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
@@ -238,7 +237,7 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
                 lost = lost_batches(stream, facts, plan)
-                running, replayed = is_running(stream), plan if lost is None else lost.in_plan(plan)
+                running, replayed = is_running(stream), plan if lost is None else lost.plan()
                 ahead = preview_rewind(stream, facts, replayed, is_running=running)
                 if lost is not None and ahead.gone:
                     # As the start does: it replays nothing that the sources no longer have.

@@ -97,7 +97,7 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
         )
     refuse_loss(stream, preview, accept_loss=False)
     try:
-        prepared = prepare(stream, plan, lease, output)
+        prepared = prepare(stream, plan, lease, output, survey=preview.survey)
     except SinkRollbackError as error:
         # Refusals were raised earlier: a file could not be read or written, and the next try
         # continues there.

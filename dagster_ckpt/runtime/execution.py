@@ -7,6 +7,7 @@ import time
 import uuid
 from random import Random
 
+from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import IS_LAUNCHED, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
@@ -160,7 +161,7 @@ class StreamRun:
                 recovery={**started.as_record(), **({IS_LAUNCHED: True} if self._request.is_launched else {})},
                 application=application.as_record() if application is not None else None,
             )
-            if "fork_of" in (stream.catalog.streams.get(stream.stream_id).pending_restore or {}):
+            if isinstance(stream.catalog.streams.get(stream.stream_id).pending_restore, Forked):
                 # In this order: a directory that is still marked has its note in the catalog.
                 started.prepared.live.note_in_use()
                 stream.catalog.streams.restore_finished(self._lease.record)

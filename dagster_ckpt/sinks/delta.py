@@ -33,7 +33,7 @@ from dagster_ckpt.sinks.delta_commit import (
 from dagster_ckpt.sinks.delta_log import LOG, DeltaLog
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.table import Obstacle, TablePlan, TableSink
-from dagster_ckpt.spark.query.description import FOREACH_BATCH, foreach_batch_name
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 from dagster_ckpt.spark.query.session import active_session, default_file_system
 
 if TYPE_CHECKING:

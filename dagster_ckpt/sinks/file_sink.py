@@ -32,8 +32,7 @@ from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.doctor.finding import Finding
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
 # `ManifestFileCommitProtocol`: a uuid makes the bare name unique.
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")

@@ -16,12 +16,11 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.file_sink_log import LOG, bare, below, has_beginning, listed, log_entries, needed_entries
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json
 
 _SHOWN = 3

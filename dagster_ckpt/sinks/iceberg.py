@@ -23,8 +23,8 @@ from dagster_ckpt.sinks.iceberg_history import (
 )
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, Sink, SinkEffect
 from dagster_ckpt.sinks.table import Obstacle, TablePlan, TableSink, VersionTakenError
+from dagster_ckpt.spark.query.output import iceberg_name
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.spark.query.table_names import iceberg_name
 
 _NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
 # What Spark calls a table by its folder if its query cannot be inspected.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark.query.table_names import is_iceberg, load_table
+from dagster_ckpt.spark.query.output import is_iceberg, load_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

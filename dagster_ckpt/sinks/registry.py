@@ -16,7 +16,7 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.spark.query.description import FOREACH_BATCH, NamedOutput, foreach_batch_name
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, foreach_batch_name
 
 
 class ConsoleSink(Sink):

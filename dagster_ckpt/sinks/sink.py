@@ -18,8 +18,7 @@ from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 
 if TYPE_CHECKING:
-    from dagster_ckpt.spark.doctor.finding import Finding
-    from dagster_ckpt.spark.doctor.subject import Subject
+    from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
 
 class OnRepeat(StrEnum):

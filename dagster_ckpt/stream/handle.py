@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.pending_restore import SinkRollBack
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StreamRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend, StatePartitions
@@ -288,7 +288,8 @@ def query_ids_of(stream: StreamHandle) -> list[str]:
     known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
     known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
     record = stream.catalog.streams.get(stream.stream_id)
-    known |= {str(each) for each in (record.pending_restore or {}).get("query_ids", ())}
+    if isinstance(record.pending_restore, SinkRollBack):
+        known |= set(record.pending_restore.query_ids)
     if record.live_directory is not None:
         known.add(live_query_id(LiveDirectory(record.live_directory)))
     return sorted(str(each) for each in known if each is not None)

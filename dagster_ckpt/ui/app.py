@@ -24,7 +24,6 @@ from starlette.staticfiles import StaticFiles
 
 from dagster_ckpt.catalog.history import HistoryCursor
 from dagster_ckpt.catalog.records import SnapshotStatus
-from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StreamNotFoundError
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
@@ -32,7 +31,8 @@ from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
 from dagster_ckpt.ui.locations import refuse_location
-from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 
 _COOKIE = "dagster_ckpt_actions"
@@ -136,7 +136,7 @@ class CheckpointPage:
 
     def _history(self, request: Request) -> Response:
         asked = request.query_params
-        kind = asked.get("kind") if asked.get("kind") in ("CHECKPOINT", "SAVEPOINT") else None
+        kind = SnapshotKind(asked["kind"]) if asked.get("kind") in list(SnapshotKind) else None
         status = SnapshotStatus(asked["status"]) if asked.get("status") in _statuses() else None
         try:
             older_than = HistoryCursor.parse(asked["before"]) if asked.get("before") else None

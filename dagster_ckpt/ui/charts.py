@@ -12,6 +12,7 @@ from dagster_ckpt.catalog.history import SnapshotFigures
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.durations import utc_time
+from dagster_ckpt.values.modes import SnapshotKind
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
 # More dots than fit side by side only cover each other.
@@ -55,7 +56,7 @@ def thinned(values: Sequence[Point]) -> list[Point]:
 
 
 def _named(snapshot: SnapshotFigures) -> str:
-    kind = "chk-" if snapshot.kind == "CHECKPOINT" else "savepoint "
+    kind = "chk-" if snapshot.kind is SnapshotKind.CHECKPOINT else "savepoint "
     return f"{kind}{snapshot.number}, batch {snapshot.batch_id}"
 
 
@@ -161,7 +162,7 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
     for each in thinned(
         # Of a part of the time with several snapshots, a savepoint is shown.
         [
-            Point(one.completed_at_ms, _SAVEPOINT if one.kind == "SAVEPOINT" else 1.0, one)
+            Point(one.completed_at_ms, _SAVEPOINT if one.kind is SnapshotKind.SAVEPOINT else 1.0, one)
             for one in taken
             if one.completed_at_ms >= first
         ]

@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from dagster_ckpt.catalog.history import Branch, HistoryCursor, HistoryPage, SnapshotFigures
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus
-from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.client import Client
 from dagster_ckpt.config.checkpoint_options import describe_options
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
@@ -22,7 +21,8 @@ from dagster_ckpt.operations.health import StreamHealth
 from dagster_ckpt.operations.overview import StreamSummary
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, size
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.validation import OptionDescription
 
@@ -212,14 +212,19 @@ def overview(client: Client, stream: str) -> Overview:
 
 
 def history(
-    client: Client, stream: str, *, kind: str | None, status: SnapshotStatus | None, older_than: HistoryCursor | None
+    client: Client,
+    stream: str,
+    *,
+    kind: SnapshotKind | None,
+    status: SnapshotStatus | None,
+    older_than: HistoryCursor | None,
 ) -> tuple[StreamDescription, HistoryPage]:
     """A page of a stream's snapshots.
 
     Args:
         client: The client.
         stream: The stream.
-        kind: CHECKPOINT or SAVEPOINT; None for both.
+        kind: None for both.
         status: Only those with this status; None for all.
         older_than: Where the page begins; None for the first page.
     """

@@ -27,8 +27,8 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.versions import RELEASES
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.history import lengthen
 

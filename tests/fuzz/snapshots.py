@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.recovery.snapshot_examination import layout_problems
+from dagster_ckpt.recovery.examination import layout_problems
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.metadata_file import decode_metadata

@@ -26,7 +26,7 @@ from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.operations.state_editing import edit_state
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.editing import StateEdit

@@ -17,7 +17,7 @@ from dagster_ckpt.errors import CkptError, RequestFailedError, RequestTimeoutErr
 from dagster_ckpt.operations import start_check
 from dagster_ckpt.operations.hand_over import hand_over, hands_over
 from dagster_ckpt.operations.restart import restart
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM

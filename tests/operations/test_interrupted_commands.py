@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Adopting
 from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import StreamRecords
@@ -24,11 +25,11 @@ from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.snapshots import promote_checkpoint
 from dagster_ckpt.recovery.adopt import undo_adoption
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.recovery.test_adopt import Outside, tree
 from tests.support.executioner import CHANGES, Executioner, Killed
 from tests.support.retention_shelf import STREAM, Shelf
@@ -93,8 +94,8 @@ def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None
         outside.commit(LAST + 1)
         now = tree(outside.directory), tree(outside.sink)
         stream = outside.stream
-        pending = stream.catalog.streams.get(STREAM).pending_restore or {} if stream.catalog.streams.all() else {}
-        if "adopting" in pending:
+        pending = stream.catalog.streams.get(STREAM).pending_restore if stream.catalog.streams.all() else None
+        if isinstance(pending, Adopting):
             for point in ("latest", "first", "empty"):
                 with pytest.raises(LiveDirectoryError, match=r"begun and not finished.*--undo"):
                     outside.start(point)
@@ -133,7 +134,7 @@ def test_an_adoption_that_is_dropped(tmp_path: Path, signal: type[BaseException]
             try:
                 plan = preview_start(stream, StartFrom())
             except LiveDirectoryError:
-                assert "adopting" in (stream.catalog.streams.get(STREAM).pending_restore or {})
+                assert isinstance(stream.catalog.streams.get(STREAM).pending_restore, Adopting)
             # Before the first step the adoption stands.
             assert plan is None or plan.kind is RecoveryKind.CLONE
             undo_adoption(stream, origin="a test")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import (
     InputGoneError,
@@ -30,7 +31,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
@@ -343,4 +344,4 @@ def test_a_fork_that_was_started_is_rebuilt_like_any_stream(history: History) ->
     request = RunRequest("run", lambda _live: PlayedQuery(ends=True))  # type: ignore[arg-type, return-value]
     execute_stream(stream, request)
     assert not live.is_not_in_use()
-    assert "fork_of" not in (stream.catalog.streams.get("scratch").pending_restore or {})
+    assert not isinstance(stream.catalog.streams.get("scratch").pending_restore, Forked)

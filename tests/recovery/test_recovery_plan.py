@@ -11,11 +11,18 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
+from dagster_ckpt.catalog.pending_restore import read_pending
+from dagster_ckpt.catalog.records import (
+    OriginKind,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StateOrigin,
+    StreamRecord,
+)
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState, skipped_distance
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, Restore, Rewind, UnknownState, skipped_distance
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.recovery_points import point_of_origin, snapshot_of_origin
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
@@ -24,10 +31,11 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.snapshots import is_named
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.values.modes import SnapshotKind
 
 PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())
 LIVE_DIRECTORY = "file:///live/flights/live-1"
-KINDS = {"cp": "CHECKPOINT", "sp": "SAVEPOINT", "stop": "SAVEPOINT"}
+KINDS = {"cp": SnapshotKind.CHECKPOINT, "sp": SnapshotKind.SAVEPOINT, "stop": SnapshotKind.SAVEPOINT}
 LIVE = {
     "never": None,
     "missing": LiveState(LiveStatus.MISSING, "it was deleted."),
@@ -110,7 +118,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         timeline=1,
         restored_snapshot_id=None,
         preferred_savepoint_id=f"id-{case['preferred']}" if "preferred" in case else None,
-        pending_restore=case.get("pending"),
+        pending_restore=read_pending(case["pending"]) if "pending" in case else None,
         next_number=100,
         created_at_ms=0,
         updated_at_ms=0,
@@ -181,10 +189,13 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert [words for words in case.get("reason", []) if words not in plan.reason] == []
     assert plan.reason == case.get("told", plan.reason)
     assert plan.directory == case.get("directory")
-    assert (plan.point, plan.donor) == (point(case), donor(case))
+    assert plan.point == point(case)
+    assert (plan.donor if isinstance(plan, Restore) else None) == donor(case)
     assert plan.rewound_ms == case.get("rewound_ms")
-    assert plan.source_offsets == (SourceOffsets.parse(case["source_offsets"]) if "source_offsets" in case else None)
-    assert [point.name for point in plan.passed] == case.get("passed", [])
+    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
+    assert chosen == (SourceOffsets.parse(case["source_offsets"]) if "source_offsets" in case else None)
+    passed = plan.passed if isinstance(plan, Restore | Rewind) else ()
+    assert [point.name for point in passed] == case.get("passed", [])
     record = plan.as_record()
     assert record.pop("point") == point(case)
     assert record.pop("source_offsets", None) == case.get("source_offsets")
@@ -234,6 +245,7 @@ def test_a_point_whose_input_is_gone_gives_way_to_a_newer_one_only(
     if newer is not None:
         plan = plan_recovery(newer)
         assert plan.point == then
+        assert isinstance(plan, Restore)
         assert plan.passed[0].name.startswith("chk-2")
         assert plan.passed[0].why == "its input is gone. Source 0: 3.json is not there."
         assert plan.passed[0].why in plan.reason
@@ -416,7 +428,7 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
         batch_id=4,
         snapshot_id="id",
         location="/ckpt/chk-7",
-        snapshot_kind="CHECKPOINT",
+        snapshot_kind=SnapshotKind.CHECKPOINT,
         snapshot_number=7,
         query_id="query",
     )
@@ -424,7 +436,7 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
         snapshot_id="id",
         stream_id="flights",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=7,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.UNKNOWN,
@@ -435,7 +447,9 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
     )
 
     assert snapshot_of_origin(stream, came_from) == known
-    assert snapshot_of_origin(stream, replace(came_from, snapshot_kind=None)) == replace(known, kind="SAVEPOINT")
+    assert snapshot_of_origin(stream, replace(came_from, snapshot_kind=None)) == replace(
+        known, kind=SnapshotKind.SAVEPOINT
+    )
     assert snapshot_of_origin(stream, replace(came_from, location=None)) is None
     assert snapshot_of_origin(stream, replace(came_from, snapshot_id=None)) is None
 

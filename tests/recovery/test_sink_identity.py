@@ -17,11 +17,11 @@ from dagster_ckpt.operations.restart import restart
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.recovery.sink_identity import missing_batches
+from dagster_ckpt.recovery.sink_survey import missing_batches
 from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.registry import register_sink
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import KnownSink
 from dagster_ckpt.stream.start_from import StartFrom

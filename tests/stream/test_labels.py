@@ -9,9 +9,9 @@ import pytest
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.lifecycle import stop_with_savepoint
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.snapshotting import SnapshotOrder
 from dagster_ckpt.stream.start_from import LONGEST_LABEL, StartPoint, checked_label
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.rewind_history import History
 
 ORIGIN = "a test"

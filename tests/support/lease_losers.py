@@ -21,9 +21,9 @@ from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackErr
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.recovery import new_directory, prepare, sink_roll_backs
+from dagster_ckpt.recovery import live_directories, prepare
 from dagster_ckpt.recovery.adopt import adopt
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
@@ -81,7 +81,7 @@ def with_unfinished_restore(scene: Scene) -> None:
         raise SinkRollbackError("the process died here")
 
     with pytest.MonkeyPatch.context() as patch, suppress(SinkRollbackError):
-        patch.setattr(sink_roll_backs, "roll_back", die)
+        patch.setattr(prepare, "roll_back", die)
         scene.history.start("sp")
 
 
@@ -147,7 +147,7 @@ def rewritten(start_from: str) -> Old:
 
         def run() -> None:
             try:
-                with mock.patch.object(new_directory, "rewrite_state", copied_state):
+                with mock.patch.object(live_directories, "rewrite_state", copied_state):
                     prepare.prepare(stream, plan, keeper, rewrite=rewrite)
             except RowsAtRiskError:
                 # It saw batches of its successor in the sink; a run then records that it failed.

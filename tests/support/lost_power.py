@@ -19,12 +19,10 @@ from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite, delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import housekeeping
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID
@@ -34,6 +32,7 @@ from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import keeping
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.places import has_files, is_local, place

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotStatus
-from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.orchestration.jobs.ops import markdown_table
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 from dagster_ckpt.values.redaction import without_secrets
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, forwarded_log
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
+from dagster_ckpt.driver import forwarded_log
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import changed_fields
 from dagster_ckpt.orchestration.resources.resources import (

@@ -24,7 +24,7 @@ from dagster_ckpt.sinks.kafka.session import (
 )
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace
+from dagster_ckpt.spark.query.output import KafkaPlace
 
 # A claim that another one has fenced is repeated: the one with the later live directory wins.
 _CLAIMS = 3

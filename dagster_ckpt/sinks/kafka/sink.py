@@ -13,7 +13,7 @@ from dagster_ckpt.sinks.kafka.claim import place_in
 from dagster_ckpt.sinks.kafka.marker import Marker, fields_of
 from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace
+from dagster_ckpt.spark.query.output import KafkaPlace
 
 # A file of client properties, for processes that describe no query, such as the command line.
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"

@@ -1,15 +1,14 @@
 """Delta tables: those that Delta's own sink writes, and those that a `foreachBatch` function writes, such as by MERGE.
 
-What the table remembers is read from its log (`delta_log.py`). A roll-back brings back the files of an earlier
-version in one conditional commit (`delta_commit.py`). The query then continues under a new id, because the table still
-skips the undone batches of the old one.
+What the table remembers is read from its log (`delta_log.py`). A roll-back restores an earlier version in one
+conditional commit (`delta_commit.py`). The query then continues under a new id, because the table still skips the
+undone batches of the old one.
 
-Delta drops a write whose `txnAppId` and `txnVersion` it has already, without running it, so that no state is written
-for a repeated batch (`OnRepeat.SKIPS`). In `delta_transaction` these are the query's id and the batch: the log then
-reads like that of Delta's own sink. Delta would also drop a second, different write under the same two. So the session
-lets Delta forget the version after the first (`autoReset`), and Delta refuses the second. Several writes of a batch
-have names, which are part of their `txnAppId`. They are not numbered: a batch that changed code repeats may make
-another write first.
+Delta drops a write whose `txnAppId` and `txnVersion` it has already, without running it (`OnRepeat.SKIPS`). In
+`delta_transaction` these are the query's id and the batch, so that the log reads like that of Delta's own sink. Delta
+would also drop a second, different write under the same two: so the session lets Delta forget the version after the
+first (`autoReset`), and Delta refuses the second. Several writes of a batch have names, which are part of their
+`txnAppId`, and no numbers: changed code may make another write first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
 Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*:
-no task runs, no state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after
-N, every start must ensure one of three things: the complete state of N+1 is available, or the sink is rolled back to
-N, or the query is not started. Checkpoint format v2 identifies state by ids that only the missing commit would
-contain, and Spark 4.3 does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there the
-sink must go back.
+no state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, every start
+must ensure one of three things: the complete state of N+1 is available, or the sink is rolled back to N, or the query
+is not started. Checkpoint format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3
+does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there the sink must go back.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ class Unfinished:
     Attributes:
         batch_id: The newest committed batch; -1 before the first.
         planned: The offsets of the next batch exist, so that exactly that batch is run again.
-        stateful: The query keeps state.
         unique_ids: State is in checkpoint format v2.
         state_is_there: The complete state after the next batch is available where the query will start.
     """

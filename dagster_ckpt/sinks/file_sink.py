@@ -22,6 +22,7 @@ from dagster_ckpt.sinks.file_sink_log import (
     entry_of,
     files_of,
     listed,
+    log_entries,
     logged_batch,
     name_below,
     own_past,
@@ -132,7 +133,7 @@ class FileSink(Sink):
         """See `Sink.forecast`."""
         try:
             folder = open_file_io(self.folder)
-            names = {number: name for name in folder.list(LOG) if (number := entry_id(name)) is not None}
+            names = log_entries(folder)
             if replay.to_batch < 0:
                 return self.told(SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes.")
             if replay.log_entries is None:
@@ -161,8 +162,10 @@ class FileSink(Sink):
         return self.told(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
     def leftovers(self) -> Leftovers:
-        """Its part files, and the log that decides which of them are needed."""
-        return read_leftovers(self.folder)
+        """Its part files, listed before the log that decides which of them are needed."""
+        files = tuple(part_files(self.folder))
+        has_batch_job = open_file_io(self.folder).size(_SUCCESS) is not None
+        return Leftovers(files, read_sink_log(self.folder), storage_time_ms(self.folder), has_batch_job)
 
     def delete_leftovers(self, files: Sequence[PartFile]) -> None:
         """Delete part files, with their checksums."""
@@ -185,13 +188,6 @@ class FileSink(Sink):
             f"up to {last_batch}, even if they contain other rows.",
             "Write to a new folder.",
         )
-
-
-def read_leftovers(path: str) -> Leftovers:
-    """List the part files of a folder, then read its log."""
-    files = tuple(part_files(path))
-    has_batch_job = open_file_io(path).size(_SUCCESS) is not None
-    return Leftovers(files, read_sink_log(path), storage_time_ms(path), has_batch_job)
 
 
 def part_files(path: str) -> list[PartFile]:

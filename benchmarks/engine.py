@@ -16,8 +16,9 @@ from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, take_snapshot
+from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import SnapshotKind
 
 STREAM = "bench"

@@ -17,7 +17,8 @@ from dagster_ckpt.sinks.file_sink import FileSink, Leftovers, PartFile
 from dagster_ckpt.sinks.file_sink_log import committed_files
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import part_files_in_snapshot
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.stream.snapshots import describe_snapshot
 

@@ -31,9 +31,10 @@ from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, pla
 from dagster_ckpt.state.reading import StateName, StateReader
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.spark_rewriter import require_rewriter
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.values.durations import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -53,13 +53,14 @@ from dagster_ckpt.stream.adopted import (
     claim_of,
 )
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import OWNER, check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import is_location
 from dagster_ckpt.stream.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
+from dagster_ckpt.values.durations import wall_clock_ms
 
 _DELTA_LOG = "_delta_log"
 

@@ -39,7 +39,8 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.sources import Distance, SourceDistance, distance
-from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 
 
 def damaged_sink_logs(

@@ -31,8 +31,8 @@ from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, other_sinks, sin
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_written
-from dagster_ckpt.stream.known_sinks import KnownSink, known_in, known_of_executions
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import KnownSink, known_in, known_of_executions, query_ids_of, sinks_written
 from dagster_ckpt.stream.liveness import is_held
 
 BEFORE_THE_FIRST_BATCH = -1

@@ -54,13 +54,12 @@ from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
 from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.adopted import refuse_unclaimed
-from dagster_ckpt.stream.completion import advance_checkpoint_id
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
-from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
-from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places
-from dagster_ckpt.stream.snapshots import holding
+from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import copy_for_trial, run_trial
 from dagster_ckpt.spark.versions import Feature, release_of
 from dagster_ckpt.state.reading import StateReader
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshots import holding
+from dagster_ckpt.values.durations import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,8 @@ from click.testing import CliRunner, Result
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
+from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
+from dagster_ckpt.cli.main import commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
 from dagster_ckpt.operations.overview import StreamStatus, StreamSummary

@@ -19,7 +19,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.retention import subsume
 from dagster_ckpt.snapshot.opening import open_store
@@ -79,7 +79,7 @@ def check(case: Case, scratch: Path) -> None:
         lambda: catalog.events.after(0),
         catalog.desired_states.all,
         lambda: catalog.launches.latest("golden"),
-        lambda: preview_start(stream, StartFrom.parse("sp")),
+        lambda: preview_start(stream, StartFrom("sp")),
         lambda: subsume(stream),
     ]
     for reader in readers:

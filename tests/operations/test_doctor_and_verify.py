@@ -22,7 +22,7 @@ from dagster_ckpt.errors import DamagedCutError, NothingCommittedError, Snapshot
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.verification import locations_of, verify_snapshot
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.examination import layout_problems
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.doctor.finding import Code

@@ -15,7 +15,7 @@ from dagster_ckpt import errors
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.lifecycle import preview
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.examination import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.runtime.run import EndKind

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange, PinnedState, StatePartitions
 from dagster_ckpt.errors import (
     CkptError,
@@ -119,6 +119,6 @@ def test_what_is_refused(
 def test_an_empty_start_rewrites_nothing(stream: Changed) -> None:
     assert check_state(stream(), StartEmpty(reason="empty"), StartFrom()).rewrite is None
     with pytest.raises(OptionError, match="start_from is 'empty', which keeps none"):
-        StartFrom.parse("empty", state_partitions=12)
+        StartFrom("empty", state_partitions=12)
     with pytest.raises(OptionError, match="state_partitions is 0"):
-        StartFrom.parse("latest", state_partitions=0)
+        StartFrom("latest", state_partitions=0)

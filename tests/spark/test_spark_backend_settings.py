@@ -18,8 +18,7 @@ from application_settings import THREADS
 from pyspark.sql import SparkSession
 from spark_scenarios import Workload, aggregation
 
-from dagster_ckpt.config.rocksdb_options import PredefinedOptions
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, PredefinedOptions, RocksDBStateBackend
 from dagster_ckpt.config.state_backend import (
     CustomStateBackend,
     FsStateBackend,

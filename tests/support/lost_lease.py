@@ -34,7 +34,7 @@ from dagster_ckpt.errors import (
     SharedSinkError,
 )
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -126,7 +126,7 @@ def make_fork(stream: StreamHandle) -> None:
     store = open_store(storage_at(root), FORK)
     forked = replace(stream, stream_id=FORK, name=FORK, asset_key=FORK, store=store)
     outputs = {str(root / SINK): str(root / FORK_OUTPUT)}
-    fork(stream, forked, StartFrom.parse("latest"), origin="me", outputs=outputs)
+    fork(stream, forked, StartFrom("latest"), origin="me", outputs=outputs)
 
 
 @dataclass

@@ -84,7 +84,7 @@ class TransactionalKafkaSink(Sink):
             return self.told(
                 SinkEffect.IRREVERSIBLE,
                 f"The topic has batches up to {left.newest(query_id)} of this query, and then up to {left.batch} of "
-                f"query {left.query}, with which the stream was started in its place.",
+                f"query {left.query}, which has replaced it.",
                 _WRITE_AGAIN,
             )
         if left is None and last <= replay.to_batch:

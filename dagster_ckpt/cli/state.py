@@ -198,7 +198,7 @@ def _spark() -> SparkSession:
     from dagster_ckpt.spark.query.session import start_application
 
     with suppress(ImportError):
-        # Since Spark 4.0. PySpark logs each error that it raises, with the stack of the JVM; a command says it itself.
+        # PySpark 4 logs each error that it raises, with the JVM's stack; the command prints the error itself.
         from pyspark.logger import PySparkLogger
 
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

@@ -109,8 +109,7 @@ def _find_or_launch(
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
-    # A driver whose start request was withdrawn will not start its query, even if it comes up
-    # later.
+    # Once its start request is withdrawn, a driver does not start its query, even if it comes up later.
     return f"this run was asked to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 

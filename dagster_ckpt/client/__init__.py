@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         SnapshotRecord,
         SnapshotStatus,
     )
-    from dagster_ckpt.config.checkpoint_options import describe_options
     from dagster_ckpt.io.location import lies_in
     from dagster_ckpt.operations.description import StreamDescription
     from dagster_ckpt.operations.health import StreamHealth
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 _NAMES = {
     "catalog.history": "Branch HistoryCursor HistoryPage SnapshotFigures",
     "catalog.records": "EventRecord EventType ExecutionRecord ExecutionStatus SnapshotRecord SnapshotStatus",
-    "config.checkpoint_options": "describe_options",
     "io.location": "lies_in",
     "operations.description": "StreamDescription",
     "operations.health": "StreamHealth",
@@ -65,7 +63,6 @@ __all__ = [
     "StreamDescription",
     "StreamHealth",
     "StreamSummary",
-    "describe_options",
     "describe_snapshot",
     "is_location",
     "lies_in",

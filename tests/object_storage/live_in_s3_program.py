@@ -18,7 +18,7 @@ from pyspark.sql.streaming import DataStreamWriter
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.rocksdb_options import ROCKSDB
+from dagster_ckpt.config.rocksdb import ROCKSDB
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory

@@ -1,8 +1,8 @@
-"""`Client`, the programmatic face of this package: every operation on the streams of a catalog.
+"""`Client`, the programmatic face of this package: every operation on the streams of a catalog, from any process.
 
-Each module adds one kind of methods to the client. They call the verbs of `operations/` and hold no
-logic of their own, and each imports what it calls, so that reading a catalog is quick to start.
-Start with `client.py`.
+Each verb is a method of the client and is described there; the methods are grouped by subject, a module each. Decisions
+are pure functions beside them, such as those in `health.py` and `desired_state.py`. Nothing here imports Dagster. What
+only some methods need is imported by them, so that reading a catalog is quick to start. Start with `client.py`.
 """
 
 from typing import TYPE_CHECKING, Any

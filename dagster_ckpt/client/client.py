@@ -17,8 +17,7 @@ from dagster_ckpt.client.state import StateMethods
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
-    from dagster_ckpt.operations.description import SnapshotDescription, StreamDescription
-    from dagster_ckpt.operations.overview import StreamSummary
+    from dagster_ckpt.client.description import SnapshotDescription, StreamDescription, StreamSummary
     from dagster_ckpt.snapshot.manifest import SnapshotKind
 
 
@@ -52,9 +51,9 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
 
     def list_streams(self) -> list[StreamSummary]:
         """All streams that the catalog knows, by id."""
-        from dagster_ckpt.operations import overview
+        from dagster_ckpt.client import description
 
-        return overview.summarize_streams(self._catalog)
+        return description.summarize_streams(self._catalog)
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
         """A stream in full: settings, executions, snapshots, desired state, open requests.
@@ -63,7 +62,7 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
             stream: The stream.
             limit: Maximum number of executions and of snapshots.
         """
-        from dagster_ckpt.operations import description
+        from dagster_ckpt.client import description
 
         return description.describe_stream(self._catalog, self._id_of(stream), limit=limit)
 
@@ -89,7 +88,7 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
 
     def describe_snapshot(self, stream: str, snapshot: str = "latest") -> SnapshotDescription:
         """A snapshot in full: what its metadata says, and what protects it from deletion."""
-        from dagster_ckpt.operations import description
+        from dagster_ckpt.client import description
 
         return description.describe_snapshot_of(self._open(stream), snapshot)
 

@@ -6,11 +6,14 @@ import copy
 import getpass
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import StreamNotFoundError
+from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 if TYPE_CHECKING:
@@ -70,6 +73,13 @@ class Connection:
         client = cls(streams.catalog, origin=origin)
         client._defined = streams
         client._is_own = True
+        return client
+
+    @classmethod
+    def of_stream(cls, stream: StreamHandle, *, origin: str) -> Self:
+        """A client for a stream that is already open, such as in its run. It does not close the catalog."""
+        client = cls(stream.catalog, origin=origin)
+        client._defined = _OpenStream(stream)
         return client
 
     @classmethod
@@ -169,6 +179,28 @@ class Connection:
         return self._streams.open(stream, new_like=new_like)
 
 
+@dataclass(frozen=True)
+class _OpenStream:
+    """The source of a client for one stream."""
+
+    stream: StreamHandle
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.stream.catalog
+
+    def id_of(self, stream: str) -> str:
+        return self.open(stream).stream_id
+
+    def on_storage(self) -> list[str]:
+        return [self.stream.stream_id]
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it is open
+        if stream not in (self.stream.stream_id, self.stream.asset_key):
+            raise StreamNotFoundError(f"This client was made for stream {self.stream.stream_id!r}, not {stream!r}.")
+        return self.stream
+
+
 def _ready(resource: Resource) -> Resource:
     """A resource with the values of its environment variables, which Dagster reads only in a run."""
     initialize = getattr(resource, "process_config_and_initialize", None)
@@ -183,6 +215,21 @@ def given_folder(folder: str | None, option: str = "target_directory") -> str | 
         OptionError: It is a relative path.
     """
     return location_url(option, folder) if folder is not None else None
+
+
+def checked_target(label: str | None, target_directory: str | None) -> str | None:
+    """The URL of the folder for a savepoint with a label.
+
+    Raises:
+        OptionError: The label means another starting point or is not valid, or the folder is a relative path or
+            contains user credentials.
+    """
+    from dagster_ckpt.stream.start_from import checked_label
+
+    target = given_folder(target_directory)
+    checked_label(label)
+    refuse_user_info("target_directory", target)
+    return target
 
 
 def _storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.errors import CkptError, NothingCommittedError, OptionError
 from dagster_ckpt.values.modes import TerminalState
 from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.pruning import PrunedHistory
-    from dagster_ckpt.operations.doctor import StreamExamination
-    from dagster_ckpt.operations.health import StreamHealth
-    from dagster_ckpt.operations.health_facts import HealthSettings
-    from dagster_ckpt.operations.output_repair import RebuiltOutput
-    from dagster_ckpt.operations.rebuild import CatalogRebuild, ContinueFrom, RebuildReport
-    from dagster_ckpt.operations.sink_cleaning import SinkCleaning
+    from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
+    from dagster_ckpt.client.examination import StreamExamination
+    from dagster_ckpt.client.health import StreamHealth
+    from dagster_ckpt.client.health_facts import HealthSettings
+    from dagster_ckpt.client.outputs import RebuiltOutput, SinkCleaning
+    from dagster_ckpt.client.rebuild import CatalogRebuild, ContinueFrom, RebuildReport
     from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.retention import RetentionReport
     from dagster_ckpt.sinks.file_sink_repair import Relocation
@@ -40,7 +41,7 @@ class MaintenanceMethods(Connection):
             deep: Read the content of every state file that a resume needs.
             deep_snapshots: Compare every byte of the recommended snapshot with its digest.
         """
-        from dagster_ckpt.operations.doctor import examine_live_directory
+        from dagster_ckpt.client.examination import examine_live_directory
 
         return examine_live_directory(
             self._open(stream), url=given_folder(directory, "directory"), deep=deep, deep_snapshots=deep_snapshots
@@ -53,8 +54,8 @@ class MaintenanceMethods(Connection):
             stream: The stream.
             settings: The thresholds; default: `HealthSettings()`.
         """
-        from dagster_ckpt.operations.health import stream_health
-        from dagster_ckpt.operations.health_facts import HealthSettings
+        from dagster_ckpt.client.health import stream_health
+        from dagster_ckpt.client.health_facts import HealthSettings
 
         return stream_health(self._open(stream), settings or HealthSettings())
 
@@ -75,10 +76,23 @@ class MaintenanceMethods(Connection):
             execution_id: The execution that ended; default: the newest one.
             dry_run: Only report what would be deleted and removed.
         """
-        from dagster_ckpt.operations import retention
+        from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
+        from dagster_ckpt.runtime.settlement import settle_execution
 
-        ended = TerminalState(state) if state is not None else None
-        return retention.apply_retention(self._open(stream), state=ended, execution_id=execution_id, dry_run=dry_run)
+        opened, ended = self._open(stream), TerminalState(state) if state is not None else None
+        finished = housekeeping(opened, dry_run=dry_run)
+        if ended is None:
+            return finished
+        if execution_id is None:
+            latest = self._catalog.executions.latest(opened.stream_id)
+            if latest is None:
+                raise NothingCommittedError(
+                    f"Stream {opened.stream_id!r} was never started: there is nothing to keep or delete."
+                )
+            execution_id = latest.execution_id
+        if dry_run:
+            return finished.and_then(apply_terminal_retention(opened, execution_id, ended, dry_run=True))
+        return finished.and_then(settle_execution(opened, execution_id, ended))
 
     def apply_retention_to_all(
         self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
@@ -109,10 +123,42 @@ class MaintenanceMethods(Connection):
         return reports
 
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
-        """Delete the savepoints that a schedule took and that its history does not keep."""
-        from dagster_ckpt.operations import retention
+        """Delete the savepoints that a schedule took and that its history does not keep.
 
-        return retention.apply_savepoint_history(self._open(stream), schedule, history)
+        Savepoints of a user or another schedule are not considered, nor is one that a start has claimed. The
+        preferred savepoint, the one that the current timeline began with, the newest one and the newest proven one
+        are kept regardless of the history. Ages are by the catalog's clock.
+
+        Returns:
+            What was deleted, and what was kept with the reason. `sweep` retries failed deletions.
+        """
+        from dagster_ckpt.policies.guard import decide_retention, needed_of_history
+        from dagster_ckpt.policies.retention import RetentionContext
+        from dagster_ckpt.recovery.retention import RetentionReport, discard, newest_proven
+        from dagster_ckpt.snapshot.manifest import SnapshotKind
+        from dagster_ckpt.stream.snapshots import describe_snapshot, retained
+        from dagster_ckpt.values.validation import policy_name
+
+        opened, snapshots = self._open(stream), self._catalog.snapshots
+        record = self._catalog.streams.get(opened.stream_id)
+        proven = newest_proven(snapshots.restorable(opened.stream_id))
+        listed = snapshots.of_stream(
+            opened.stream_id, kind=SnapshotKind.SAVEPOINT.value, status=SnapshotStatus.COMPLETED
+        )
+        # The catalog lists them newest first.
+        taken = {each.snapshot_id: each for each in reversed(listed) if each.schedule == schedule and not each.claimed}
+        held = {
+            each.snapshot_id: why for each in taken.values() if (why := _held_because(each, record, proven)) is not None
+        }
+        queue = [retained(each) for each in taken.values()]
+        context = RetentionContext(self._catalog.now_ms())
+        decision = decide_retention(history, queue, context, needed=needed_of_history(queue, held))
+        kept = tuple(f"{describe_snapshot(taken[snapshot_id])}: {why}" for snapshot_id, why in held.items())
+        if decision.problem is not None:
+            kept += (f"everything: the history of {schedule} failed: {decision.problem}",)
+        doomed = [taken[each.snapshot_id] for each in decision.dropped]
+        why = f"history of {schedule}: {policy_name(history)}"
+        return RetentionReport(kept=kept).and_then(discard(opened, doomed, reason=why, lease=None))
 
     def prune_history(
         self, stream: str, *, older_than_days: int = HISTORY_DAYS, dry_run: bool = False
@@ -161,7 +207,7 @@ class MaintenanceMethods(Connection):
         Example:
             >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
         """
-        from dagster_ckpt.operations.sink_cleaning import output_files
+        from dagster_ckpt.client.outputs import output_files
 
         return output_files(self._open(stream))
 
@@ -173,7 +219,7 @@ class MaintenanceMethods(Connection):
             dry_run: Only report.
             grace_ms: Younger files stay. Default: one day.
         """
-        from dagster_ckpt.operations.sink_cleaning import clean_sinks
+        from dagster_ckpt.client.outputs import clean_sinks
 
         return clean_sinks(self._open(stream), dry_run=dry_run, grace_ms=grace_ms)
 
@@ -187,7 +233,7 @@ class MaintenanceMethods(Connection):
             folder: The folder. No stream that writes there may be running.
             dry_run: Only find the files.
         """
-        from dagster_ckpt.operations.output_repair import relocate_output
+        from dagster_ckpt.client.outputs import relocate_output
 
         return relocate_output(self._catalog, location_url("folder", folder), dry_run=dry_run)
 
@@ -201,7 +247,7 @@ class MaintenanceMethods(Connection):
         Returns:
             One result per folder whose log needed it, with the batches that no snapshot has captured.
         """
-        from dagster_ckpt.operations.output_repair import rebuild_output_logs
+        from dagster_ckpt.client.outputs import rebuild_output_logs
 
         return rebuild_output_logs(self._open(stream), dry_run=dry_run, origin=self._origin)
 
@@ -217,7 +263,7 @@ class MaintenanceMethods(Connection):
             continue_from: "live" or "newest": where the stream continues if its live directory is an old copy,
                 behind a snapshot that was taken of it. None refuses that and names both.
         """
-        from dagster_ckpt.operations.rebuild import rebuild
+        from dagster_ckpt.client.rebuild import rebuild
 
         opened, chosen = self._open(stream, new_like=stream), _continue_from(continue_from)
         return rebuild(opened, origin=self._origin, take_over_deployment=take_over_deployment, continue_from=chosen)
@@ -235,7 +281,7 @@ class MaintenanceMethods(Connection):
             OptionError: The client was opened without a storage.
             StorageAccessError: The storage cannot be reached.
         """
-        from dagster_ckpt.operations.rebuild import rebuild_all
+        from dagster_ckpt.client.rebuild import rebuild_all
 
         return rebuild_all(
             self._streams.on_storage(),
@@ -247,7 +293,7 @@ class MaintenanceMethods(Connection):
 
 
 def _continue_from(value: str | None) -> ContinueFrom | None:
-    from dagster_ckpt.operations.rebuild import ContinueFrom
+    from dagster_ckpt.client.rebuild import ContinueFrom
 
     if value is None:
         return None
@@ -255,3 +301,13 @@ def _continue_from(value: str | None) -> ContinueFrom | None:
         return ContinueFrom(value)
     except ValueError as error:
         raise OptionError(f"continue_from is {value!r}, but must be 'live' or 'newest'.") from error
+
+
+def _held_because(snapshot: SnapshotRecord, stream: StreamRecord, proven: Collection[str]) -> str | None:
+    if snapshot.snapshot_id == stream.preferred_savepoint_id:
+        return "it is the preferred savepoint"
+    if snapshot.snapshot_id == stream.restored_snapshot_id:
+        return "the current timeline began with it"
+    if snapshot.snapshot_id in proven:
+        return "it is the newest snapshot whose state was loaded with success"
+    return None

@@ -11,9 +11,8 @@ from dagster_ckpt.client.connection import Connection, given_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_ckpt.operations.remaining_state import RemainingState
-    from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
-    from dagster_ckpt.operations.state_editing import EditedState
+    from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
+    from dagster_ckpt.client.state_editing import EditedState, RemainingState
     from dagster_ckpt.state.editing import StateEdit
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class StateMethods(Connection):
             >>> with client.state("orders", "before-release-42") as state:
             ...     state.rows().where("key.user_id = 7").show()
         """
-        from dagster_ckpt.operations.state_browsing import StreamState
+        from dagster_ckpt.client.state_browsing import StreamState
 
         return StreamState(self._open(stream), snapshot, operator=operator, state=state, spark=spark)
 
@@ -82,7 +81,7 @@ class StateMethods(Connection):
             ...     for state in diff.states:
             ...         print(state.name, state.counts)
         """
-        from dagster_ckpt.operations.state_browsing import StreamStateDiff
+        from dagster_ckpt.client.state_browsing import StreamStateDiff
 
         return StreamStateDiff(self._open(stream), before, after, operator=operator, state=state, spark=spark)
 
@@ -102,7 +101,7 @@ class StateMethods(Connection):
             >>> for message in client.remaining_state("orders", "forgotten-4711").messages():
             ...     print(message)
         """
-        from dagster_ckpt.operations.remaining_state import remaining_state
+        from dagster_ckpt.client.state_editing import remaining_state
 
         return remaining_state(self._open(stream), savepoint)
 
@@ -142,7 +141,7 @@ class StateMethods(Connection):
             >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")
             >>> client.restart("orders", start_from=made.savepoint.snapshot_id)
         """
-        from dagster_ckpt.operations.state_editing import edit_state
+        from dagster_ckpt.client.state_editing import edit_state
         from dagster_ckpt.state.editing import StateEdit
 
         return edit_state(

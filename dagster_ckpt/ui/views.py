@@ -15,11 +15,10 @@ from dagster_ckpt.catalog.history import Branch, HistoryCursor, HistoryPage, Sna
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.description import StreamDescription, StreamSummary
+from dagster_ckpt.client.health import StreamHealth
 from dagster_ckpt.config.checkpoint_options import describe_options
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
-from dagster_ckpt.operations.description import StreamDescription
-from dagster_ckpt.operations.health import StreamHealth
-from dagster_ckpt.operations.overview import StreamSummary
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
 from dagster_ckpt.values.durations import rounded_duration

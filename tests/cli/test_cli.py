@@ -24,7 +24,7 @@ from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
-from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
+from dagster_ckpt.client.description import StreamStatus, StreamSummary
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.snapshot.manifest import SnapshotKind

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.client import Client
+from dagster_ckpt.client import Client, requests
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.operations import requests
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.stream_program import StreamProgram
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, RequestKind
+from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.retention import subsume
@@ -79,14 +79,14 @@ def check(case: Case, scratch: Path) -> None:
         lambda: catalog.events.after(0),
         catalog.desired_states.all,
         lambda: catalog.launches.latest("golden"),
-        lambda: preview_start(stream, StartFrom.parse("sp")),
+        lambda: planned_start(stream, StartFrom.parse("sp")),
         lambda: subsume(stream),
     ]
     for reader in readers:
         with contextlib.suppress(CkptError):
             reader()
     with contextlib.suppress(CkptError):
-        assert preview_start(stream, StartFrom()).kind is not RecoveryKind.START_EMPTY
+        assert planned_start(stream, StartFrom()).kind is not RecoveryKind.START_EMPTY
     catalog.close()
 
 

@@ -19,7 +19,6 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
-from dagster_ckpt.operations import snapshots
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime.execution import execute_stream
@@ -31,6 +30,7 @@ from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.as_writer import as_writer
 from tests.support.small_spark import lay_file, small_spark
 
@@ -143,7 +143,7 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
         original.catch_up(query)
         start_from = StartFrom.parse(of)
         if of == "savepoint":
-            start_from = StartFrom.parse(snapshots.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
+            start_from = StartFrom.parse(verbs.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
         # One fork takes the output along, and one does not.
         made = fork(
             original.stream,

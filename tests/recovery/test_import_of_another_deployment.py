@@ -19,7 +19,6 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
-from dagster_ckpt.operations import snapshots
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.import_snapshot import import_snapshot
 from dagster_ckpt.runtime.execution import execute_stream
@@ -30,6 +29,7 @@ from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
+from tests.support import verbs
 from tests.support.small_spark import lay_file, small_spark
 
 pytestmark = pytest.mark.spark
@@ -103,7 +103,7 @@ def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_by
     )
     feed(tmp_path, 0, 5)
     assert production.run().end.kind is EndKind.ENDED_BY_ITSELF
-    savepoint = snapshots.trigger_savepoint(production.stream, origin="a test", label="for staging")
+    savepoint = verbs.trigger_savepoint(production.stream, origin="a test", label="for staging")
     production.stream.catalog.close()
     at_savepoint, before = production.rows(), tree(production.root)
 
@@ -125,7 +125,7 @@ def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_by
     assert own == uninterrupted.rows()
     assert LiveDirectory(made.live_directory).positions().commit == (made.batch_id or 0) + 4
     # From now on it is a stream like any other, with snapshots of its own.
-    mine = snapshots.trigger_savepoint(staging.stream, origin="a test", label="own")
+    mine = verbs.trigger_savepoint(staging.stream, origin="a test", label="own")
     header = staging.stream.store.manifest(str(mine.location)).header
     assert header.query_id == made.query_id
     assert header.properties["deployment_id"] == staging.stream.catalog.deployment_id

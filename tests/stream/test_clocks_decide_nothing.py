@@ -15,9 +15,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.catalog.tables import snapshots
+from dagster_ckpt.client.outputs import clean_sinks
 from dagster_ckpt.errors import LeaseHeldError
-from dagster_ckpt.operations.retention import apply_savepoint_history
-from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.recovery.retention import discard, housekeeping, subsume
 from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER, remove_leftovers
@@ -27,6 +26,7 @@ from dagster_ckpt.stream.snapshots import holding
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf, storage_clock_ahead
 from tests.support.rewind_history import History
+from tests.support.verbs import apply_savepoint_history
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

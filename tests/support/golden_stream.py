@@ -19,9 +19,9 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
+from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
@@ -165,7 +165,7 @@ class GoldenStream:
 
     def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryPlan, PreparedStart]:
         """Prepare a start as an execution does."""
-        plan = preview_start(self.stream, StartFrom.parse(text, **how))
+        plan = planned_start(self.stream, StartFrom.parse(text, **how))
         with keeping(self.stream.catalog, STREAM) as lease:
             return plan, prepare(self.stream, plan, lease)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.assets.streaming_asset import arguments_of
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings

@@ -6,7 +6,7 @@ import dagster as dg
 import pendulum
 from pydantic import Field
 
-from dagster_ckpt.operations.sink_cleaning import Orphan, SinkCleaning
+from dagster_ckpt.client.outputs import Orphan, SinkCleaning
 from dagster_ckpt.orchestration.assets.downstream import Dependent, dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (

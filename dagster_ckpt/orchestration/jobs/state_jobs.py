@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_ckpt.operations.state_report import (
+from dagster_ckpt.client.state_browsing import (
     DEFAULT_LIMIT,
     ShownDifference,
     ShownState,

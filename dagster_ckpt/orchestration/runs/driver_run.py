@@ -15,10 +15,11 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
+from dagster_ckpt.client import requests
+from dagster_ckpt.client.client import Client
+from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
+from dagster_ckpt.client.lifecycle import start_arguments
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
-from dagster_ckpt.operations import lifecycle, requests
-from dagster_ckpt.operations.hand_over import hands_over
-from dagster_ckpt.operations.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StartConfig
@@ -123,7 +124,7 @@ def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRe
     return handle.catalog.requests.submit(
         handle.stream_id,
         RequestKind.START,
-        arguments={**lifecycle.start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
+        arguments={**start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
         origin=f"{context.job_name} run {context.run.run_id}",
     )
 
@@ -173,7 +174,7 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
     operator = f"{context.job_name} run {context.run.run_id}, which was terminated"
     # The stream may have ended in the meantime.
     with suppress(RequestFailedError):
-        lifecycle.cancel(handle, origin=operator)
+        Client.of_stream(handle, origin=operator).cancel(handle.stream_id)
     raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
 
 

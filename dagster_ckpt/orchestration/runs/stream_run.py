@@ -16,9 +16,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import ExecutionStatus, LeaseRecord, StartCause
+from dagster_ckpt.client.launching import hand_over, hands_over
+from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
-from dagster_ckpt.operations.hand_over import hand_over, hands_over
-from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
     capture_interrupts,

@@ -1,0 +1,355 @@
+"""Part files of file sinks: those that the log names, and those that it no longer names, which are deleted.
+
+Two things may still need a file that the log does not name: a batch being written, and a snapshot
+whose copy of the log names it, since a start from there makes it visible again. A forked output has
+its own files. Files that a batch job has written to the same folder are not the stream's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
+from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.location import open_file_io, same_folder
+from dagster_ckpt.recovery.sink_survey import refuse_to_clean
+from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_log import LogTrouble, committed_files, log_entries, log_trouble, needed_entries
+from dagster_ckpt.sinks.file_sink_repair import (
+    RebuiltLog,
+    Relocation,
+    is_intact,
+    plan_rebuilt_log,
+    plan_relocation,
+    rebuild_log,
+    relocate,
+)
+from dagster_ckpt.sinks.part_files import Leftovers, PartFile
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, part_files_in_snapshot
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream.handle import StreamHandle, sinks_written
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held, this_holder
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+
+DEFAULT_GRACE_MS = 24 * 3_600_000
+# A file undone by a rollback earlier than these is reported as undone by the first of them.
+_MAX_REWINDS = 1000
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A part file that the log of its sink does not name.
+
+    Attributes:
+        sink: Folder of the sink.
+        file: The file.
+        age_ms: How long ago it was written, or None if the file system does not report it.
+        undone_by: The rollback that removed it from the log, or that a failed attempt left it.
+        kept_because: Why it must not be deleted (yet), or None.
+    """
+
+    sink: str
+    file: PartFile
+    age_ms: int | None
+    undone_by: str
+    kept_because: str | None
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether nothing can need it."""
+        return self.kept_because is None
+
+
+@dataclass(frozen=True)
+class SinkCleaning:
+    """What was found, and what was done.
+
+    Attributes:
+        orphans: Files that no log names.
+        deleted: Whether the removable ones were deleted.
+    """
+
+    orphans: tuple[Orphan, ...]
+    deleted: bool
+
+    @property
+    def removable(self) -> tuple[Orphan, ...]:
+        """The files that nothing can need."""
+        return tuple(orphan for orphan in self.orphans if orphan.is_removable)
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the removable files."""
+        return sum(orphan.file.size for orphan in self.removable)
+
+
+def clean_sinks(
+    stream: StreamHandle,
+    *,
+    dry_run: bool = True,
+    grace_ms: int | None = None,
+) -> SinkCleaning:
+    """List, and without `dry_run` delete, part files of a stream's file sinks that nothing names.
+
+    Ages are measured by the clock of each sink's storage, never by this machine's.
+
+    Args:
+        stream: The stream; it may be running.
+        dry_run: Only list.
+        grace_ms: Younger files are kept. Default: one day.
+
+    Raises:
+        StreamNotFoundError: The stream was never started.
+        SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
+        SinkRollbackError: A sink has no complete log, so its files cannot be judged.
+        LiveDirectoryError: A log has a gap, or an entry cannot be read.
+        SnapshotCorruptError: A snapshot cannot be read, so the files it names are unknown.
+        StorageAccessError: A sink or a snapshot cannot be reached.
+    """
+    grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
+    refuse_to_clean(stream)
+    sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    # Of each sink, files are listed first, then its log is read.
+    found = [(sink, leftovers) for sink in sinks if (leftovers := sink.leftovers()) is not None]
+    in_snapshots = _named_in_snapshots(stream)
+    rewinds = _rewinds(stream)
+    may_write = _may_be_writing(stream)
+    orphans: list[Orphan] = []
+    for sink, leftovers in found:
+        unlisted = [file for file in leftovers.files if file.name not in leftovers.log.names]
+        uuids = Counter(file.uuid for file in leftovers.files)
+        theirs = [
+            Orphan(
+                sink.place or sink.name,
+                file,
+                age_ms=_age_ms(file, leftovers.now_ms),
+                undone_by=_undone_by(file, rewinds),
+                kept_because=in_snapshots.get(file.name)
+                or _of_a_batch_job(file, leftovers, uuids)
+                or _too_young(file, leftovers, may_write, grace_ms),
+            )
+            for file in unlisted
+        ]
+        orphans += theirs
+        if not dry_run:
+            sink.delete_leftovers([each.file for each in theirs if each.is_removable])
+    return SinkCleaning(tuple(orphans), deleted=not dry_run)
+
+
+def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
+    return None if file.modified_at_ms is None or now_ms is None else max(0, now_ms - file.modified_at_ms)
+
+
+def _may_be_writing(stream: StreamHandle) -> bool:
+    """Whether a query may write batches: even after its lease expired, unless it is proven to have ended."""
+    lease = stream.catalog.leases.current(stream.stream_id)
+    return lease is not None and holder_liveness(lease) is not Liveness.ENDED
+
+
+def _of_a_batch_job(file: PartFile, leftovers: Leftovers, uuids: Mapping[str | None, int]) -> str | None:
+    if leftovers.has_batch_job:
+        return (
+            "a batch job has written to this folder, which has a file _SUCCESS, and its files have such names as well"
+        )
+    if uuids[file.uuid] > 1:
+        return "other files have the same uuid, so a batch job may have written it"
+    return None
+
+
+def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: int) -> str | None:
+    age_ms, newest_ms = _age_ms(file, leftovers.now_ms), leftovers.log.newest_at_ms
+    if file.modified_at_ms is None or age_ms is None:
+        return "its age is unknown"
+    if may_write and (newest_ms is None or file.modified_at_ms >= newest_ms):
+        return "the running query may be writing it"
+    if age_ms < grace_ms:
+        return f"younger than the grace period of {grace_ms // 1000} s"
+    return None
+
+
+def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
+    """Names of the files that snapshots reference, with the snapshot that does."""
+    named: dict[str, str] = {}
+    for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
+        if snapshot.location is not None:
+            named |= dict.fromkeys(
+                part_files_in_snapshot(stream.store, snapshot.location), f"{describe_snapshot(snapshot)} refers to it"
+            )
+    return named
+
+
+def _rewinds(stream: StreamHandle) -> list[EventRecord]:
+    events = stream.catalog.events
+    found = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MAX_REWINDS)
+    return found[stream.stream_id]
+
+
+def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
+    written_ms = file.modified_at_ms
+    after = next((each for each in rewinds if written_ms is not None and each.at_ms > written_ms), None)
+    if after is None:
+        return "no rollback: a failed or interrupted task left it"
+    directory = str(after.payload.get("live_directory", "")).rsplit("/", 1)[-1]
+    return f"the rewind that created {directory}"
+
+
+def output_files(stream: StreamHandle) -> list[str]:
+    """The files that a stream's file sinks have committed, as their logs list them: exactly the rows of the stream.
+
+    Readers that do not follow the log (pandas, Polars, DuckDB) would also read the files of batches that a
+    rewind has undone, and those of a batch that is being written. After a rewind, list the files again.
+
+    Args:
+        stream: The stream; it may be running.
+
+    Returns:
+        Local paths or URLs, sorted; empty if the stream writes to no file sink, or nothing yet.
+
+    Raises:
+        StreamNotFoundError: The stream was never registered.
+        LiveDirectoryError: A log cannot be parsed.
+        StorageAccessError: A sink cannot be reached.
+    """
+    folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
+    return sorted(path for folder in folders for path in committed_files(folder))
+
+
+def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> Relocation:
+    """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
+
+    Args:
+        catalog: The catalog: no stream that writes to the folder may be running.
+        folder: The folder.
+        dry_run: Only find the files.
+
+    Raises:
+        SharedSinkError: A running stream writes there.
+        SinkRollbackError: There is no log, or a file is not there. Nothing was changed.
+        LiveDirectoryError: An entry of the log cannot be parsed.
+        StorageAccessError: The folder cannot be reached.
+    """
+    sink = FileSink.at(folder)
+    for stream in catalog.streams.all():
+        writes = sink.is_among(sinks_of(catalog.executions.last_sinks(stream.stream_id)))
+        if writes and is_held(catalog.leases.current(stream.stream_id)):
+            raise SharedSinkError(
+                f"The log of {folder} is not relocated: stream {stream.stream_id!r} is running and writes there. "
+                "Suspend it first."
+            )
+    planned = plan_relocation(folder)
+    if not dry_run:
+        relocate(planned)
+    return planned
+
+
+@dataclass(frozen=True)
+class RebuiltOutput:
+    """What became of the log of one folder.
+
+    Attributes:
+        folder: The folder.
+        batch_id: The newest batch that its log now lists.
+        source: The snapshot that had captured it.
+        unknown: Batches that the query has committed since, whose files nothing lists.
+    """
+
+    folder: str
+    batch_id: int
+    source: SnapshotRecord
+    unknown: range
+
+    def messages(self) -> list[str]:
+        """The result in one or two sentences."""
+        first = f"{self.folder}: its log lists the files of all batches up to {self.batch_id}"
+        if not self.unknown:
+            return [f"{first}; the stream can go on"]
+        number = self.source.label or self.source.snapshot_id
+        return [
+            first,
+            f"{self.folder}: no snapshot has captured batches {self.unknown.start} to {self.unknown.stop - 1}, so the "
+            f"files of their rows are unknown. Start from {describe_snapshot(self.source)} (--from {number}): the "
+            "query runs these batches again",
+        ]
+
+
+def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: str) -> list[RebuiltOutput]:
+    """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
+
+    Each entry is the one that Spark wrote. Every file that the rebuilt log lists must be there with its length.
+
+    Args:
+        stream: The stream; it must not be running.
+        dry_run: Only say what would be rebuilt.
+        origin: Who requests it, as shown by the lease.
+
+    Returns:
+        One result per folder whose log needed it.
+
+    Raises:
+        LeaseHeldError: The stream is running.
+        SinkRollbackError: No snapshot has captured the log, or it cannot be rebuilt. Nothing was changed.
+        LiveDirectoryError: An entry of a log cannot be parsed.
+        StorageAccessError: A sink, a snapshot or the live directory cannot be reached.
+    """
+    folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
+    broken = [folder for folder in folders if _is_incomplete(folder, _committed(stream))]
+    planned = [_plan(stream, folder) for folder in broken]
+    if dry_run or not planned:
+        return [result for _, result in planned]
+    holder = this_holder(f"rebuild-output-{uuid.uuid4()}", origin, None)
+    acquired = acquire(stream.catalog, stream.stream_id, holder)
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        fence_predecessor(stream, acquired, still_mine=lease.check)
+        # Its query may have gone on until it was fenced.
+        planned = [_plan(stream, folder) for folder in broken]
+        with holding(stream.catalog, [result.source for _, result in planned], "rebuilding the log of an output"):
+            for rebuilt, _ in planned:
+                rebuild_log(rebuilt, lease.step)
+    return [result for _, result in planned]
+
+
+def _plan(stream: StreamHandle, folder: str) -> tuple[RebuiltLog, RebuiltOutput]:
+    source, captured = _captured(stream, folder)
+    rebuilt = plan_rebuilt_log(folder, captured, _committed(stream))
+    return rebuilt, RebuiltOutput(folder, rebuilt.batch_id, source, rebuilt.unknown)
+
+
+def _is_incomplete(folder: str, committed: int | None) -> bool:
+    there = open_file_io(folder)
+    names = log_entries(there)
+    last = max(names, default=None)
+    if last is None or (committed is not None and last < committed) or log_trouble(folder) is LogTrouble.GAP:
+        return True
+    return not all(is_intact(there, names[number]) for number in needed_entries(names))
+
+
+def _committed(stream: StreamHandle) -> int | None:
+    live = stream.catalog.streams.get(stream.stream_id).live_directory
+    return LiveDirectory(live).positions().commit if live is not None else None
+
+
+def _captured(stream: StreamHandle, folder: str) -> tuple[SnapshotRecord, list[SinkEntry]]:
+    """The newest snapshot on the timeline that has captured the log of a folder, and that log."""
+    for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
+        try:
+            logs = logs_in_snapshot(stream.store, snapshot.location or "")
+        except StorageAccessError:
+            raise
+        except CkptError:
+            # Damaged: an older one may have it too.
+            continue
+        entries = next((entries for place, entries in logs.items() if same_folder(place, folder)), None)
+        if entries:
+            return snapshot, entries
+    raise SinkRollbackError(
+        f"The log of {folder} is not rebuilt, nothing was changed: no snapshot of stream {stream.stream_id!r} has "
+        "captured it. Put it back from a backup, or write to a new folder."
+    )

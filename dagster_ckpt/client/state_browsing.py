@@ -1,0 +1,406 @@
+"""Read and compare the state of a stream at a snapshot or in the live directory, as Spark DataFrames.
+
+Both read temporary copies, which they own until `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from dagster_ckpt.client.description import find_snapshot
+from dagster_ckpt.errors import NothingCommittedError, OptionError, SparkNotFoundError
+from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.recovery.scratch import scratch_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.state.diff import AFTER, BEFORE, CHANGE, ROWS, StateDifference, differences, paired
+from dagster_ckpt.state.reading import (
+    KEY,
+    MAP_KEY,
+    VALUE,
+    StateFrame,
+    StateName,
+    StateReader,
+    attempt,
+    require_state_reader,
+)
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+from dagster_ckpt.values.storage_path import location_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LIVE = "live"
+
+
+class _Copies:
+    """Temporary copies, which are deleted by `close`."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        """Delete the copies, and release their snapshots."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StreamState(_Copies):
+    """The state of a stream after one batch, in a temporary copy that this object owns.
+
+    Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted
+    until then.
+
+    Attributes:
+        states: The selected states.
+        batch_id: The batch after which the state is read.
+        snapshot: The snapshot; None for the live directory.
+        live: The copy.
+        spark: The session that reads it.
+        reader: Reads the copy.
+    """
+
+    def __init__(
+        self,
+        stream: StreamHandle,
+        snapshot: str,
+        *,
+        spark: SparkSession | None = None,
+        operator: int | str | None = None,
+        state: str | None = None,
+    ) -> None:
+        """Copy the state.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            snapshot: `live`, `latest`, or the id, number (`chk-7`), label or location of a snapshot.
+            spark: The session that reads; default: the one of this process.
+            operator: Number or name of an operator; None for all.
+            state: Name of a state; None for all.
+
+        Raises:
+            UnsupportedSparkError: This version of Spark cannot read the state.
+            SparkNotFoundError: This process has no session.
+            SnapshotNotFoundError: There is no such snapshot.
+            NothingCommittedError: The stream has not committed a batch yet.
+            OptionError: There is no such operator or state.
+        """
+        super().__init__()
+        self.spark = spark if spark is not None else session_of_process()
+        require_state_reader(self.spark)
+        try:
+            self.live = self._open.enter_context(scratch_directory(stream))
+            self.snapshot = None if snapshot == LIVE else find_snapshot(stream.catalog, stream.stream_id, snapshot)
+            if self.snapshot is None:
+                self.batch_id = clone(_live_directory(stream), self.live, is_scratch=True).batch_id
+            else:
+                self._open.enter_context(holding(stream.catalog, [self.snapshot], "reader of state"))
+                restore_into(stream, snapshot_location(self.snapshot), self.live, is_scratch=True)
+                self.batch_id = _batch_of(self.live)
+            self.reader = StateReader(self.spark, self.live, self.batch_id)
+            self.states = tuple(self.reader.select(operator, state))
+        except BaseException:
+            self.close()
+            raise
+
+    def frame(self, name: StateName | None = None) -> StateFrame:
+        """The rows of one state.
+
+        Args:
+            name: One of `states`; None if only one is selected.
+
+        Raises:
+            OptionError: Several are selected, or none.
+            LiveDirectoryError: Spark cannot read it.
+        """
+        return self.reader.frame(name if name is not None else self._only())
+
+    def rows(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
+        """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
+
+        Args:
+            operator: Number or name of the operator, if several are selected.
+            state: Name of the state, if several are selected.
+
+        Raises:
+            OptionError: This selects several, or none.
+            LiveDirectoryError: Spark cannot read it.
+        """
+        found = [name for name in self.reader.select(operator, state) if name in self.states]
+        return self.reader.frame(self._only(found)).rows
+
+    def __str__(self) -> str:
+        if self.snapshot is not None:
+            return describe_snapshot(self.snapshot)
+        return f"the live directory at batch {self.batch_id}"
+
+    def _only(self, found: list[StateName] | None = None) -> StateName:
+        names = list(self.states) if found is None else found
+        if len(names) == 1:
+            return names[0]
+        listed = "; ".join(map(str, self.states))
+        raise OptionError(
+            f"{len(names)} states are selected. Name one by operator and state. There are: {listed}."
+            if self.states
+            else "The query keeps no state, so there are no rows to read."
+        )
+
+
+class StreamStateDiff(_Copies):
+    """What two points of a stream differ in, by operator and state.
+
+    Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do
+    not differ.
+
+    Attributes:
+        before: The first.
+        after: The second.
+    """
+
+    def __init__(
+        self,
+        stream: StreamHandle,
+        before: str,
+        after: str,
+        *,
+        spark: SparkSession | None = None,
+        operator: int | str | None = None,
+        state: str | None = None,
+    ) -> None:
+        """Copy both points, each as `StreamState` does, with its arguments and errors."""
+        super().__init__()
+        with ExitStack() as opened:
+            self.before, self.after = (
+                opened.enter_context(StreamState(stream, point, spark=spark, operator=operator, state=state))
+                for point in (before, after)
+            )
+            self._open = opened.pop_all()
+
+    @cached_property
+    def states(self) -> Sequence[StateDifference]:
+        """The differences of each state, also of those without any; nothing is computed yet.
+
+        Raises:
+            LiveDirectoryError: Spark cannot read a state.
+        """
+        return differences(self.before.reader, self.after.reader, paired(self.before.states, self.after.states))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the two have the same rows everywhere; reads both."""
+        return all(state.is_empty for state in self.states)
+
+
+def session_of_process() -> SparkSession:
+    """The active Spark session of this process.
+
+    Raises:
+        SparkNotFoundError: It has none.
+    """
+    found = active_session()
+    if found is None:
+        raise SparkNotFoundError(
+            "This process has no Spark session, and Spark reads the state. Pass one with spark=..., such as "
+            "SparkSession.builder.getOrCreate()."
+        )
+    return found
+
+
+def _live_directory(stream: StreamHandle) -> LiveDirectory:
+    url = stream.catalog.streams.get(stream.stream_id).live_directory
+    if url is None:
+        raise NothingCommittedError(
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was canceled with its state. Name a "
+            "snapshot instead."
+        )
+    return LiveDirectory(url)
+
+
+def _batch_of(live: LiveDirectory) -> int:
+    commit = live.positions().commit
+    if commit is None:
+        raise NothingCommittedError(f"{live.url} has no committed batch, so there is no state to read.")
+    return commit
+
+
+# With the microseconds that Spark keeps, which to_json would cut off.
+_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+DEFAULT_LIMIT = 50
+LARGEST = 10
+
+
+@dataclass(frozen=True)
+class LargestKey:
+    """A key with much state.
+
+    Attributes:
+        key: The key as JSON.
+        rows: Number of its rows.
+        bytes: Size of its values as JSON.
+    """
+
+    key: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ShownState:
+    """A part of one state.
+
+    Attributes:
+        operator_id: Number of the operator in the plan.
+        operator: Spark's name for it.
+        state: Name of the state.
+        rows: Number of rows that meet the condition.
+        columns: Names of the columns shown.
+        first: The first rows; each cell is JSON, or a number as text.
+        largest: The keys with the largest values, largest first.
+    """
+
+    operator_id: int
+    operator: str
+    state: str
+    rows: int
+    columns: tuple[str, ...]
+    first: tuple[tuple[str, ...], ...]
+    largest: tuple[LargestKey, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShownDifference:
+    """A part of the differences of one state.
+
+    Attributes:
+        operator_id: Number of the operator in the plan.
+        operator: Spark's name for it.
+        state: Name of the state.
+        counts: Number of rows by change.
+        columns: Names of the columns shown.
+        first: The first differences; each cell is JSON, or a number as text.
+        note: Why every row differs, or None.
+    """
+
+    operator_id: int
+    operator: str
+    state: str
+    counts: dict[str, int]
+    columns: tuple[str, ...]
+    first: tuple[tuple[str, ...], ...]
+    note: str | None = None
+
+
+def show_state(
+    state: StreamState, *, where: str | None = None, limit: int = DEFAULT_LIMIT, largest: int = LARGEST
+) -> list[ShownState]:
+    """Read a part of every selected state.
+
+    Args:
+        state: The state.
+        where: A condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
+        limit: Number of rows of each state.
+        largest: Number of the largest keys of each state; 0 leaves them out, which saves a pass.
+
+    Raises:
+        OptionError: The condition names a column that a state does not have.
+        LiveDirectoryError: Spark cannot read a state.
+    """
+    return [_shown(state, name, where, limit, largest) for name in state.states]
+
+
+def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> list[ShownDifference]:
+    """Compute every difference, and the first rows of each.
+
+    Args:
+        diff: The differences.
+        limit: Number of rows of each state.
+
+    Raises:
+        LiveDirectoryError: Spark cannot read a state.
+    """
+    shown = []
+    for state in diff.states:
+        counts = {change.value: number for change, number in state.counts.items()}
+        columns = tuple(state.rows.columns)
+        first = _texts(state.rows, [CHANGE, KEY], limit) if any(counts.values()) else ()
+        name = state.name
+        shown.append(ShownDifference(name.operator_id, name.operator, name.state, counts, columns, first, state.note))
+    return shown
+
+
+def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
+    """Write all rows as Parquet, each state into its own folder below `folder`.
+
+    Args:
+        tables: The states and their rows.
+        folder: Absolute path or URL of a folder, which executors must reach.
+
+    Returns:
+        The URLs that were written.
+
+    Raises:
+        OptionError: The folder is a relative path, or has such rows already.
+        LiveDirectoryError: Spark cannot read a state, or cannot write there.
+    """
+    root = location_url("write_to", folder).rstrip("/")
+    placed = {f"{root}/operator={name.operator_id}/state={name.state}": (name, rows) for name, rows in tables}
+    for url in placed:
+        if LiveDirectory(url).exists():
+            raise OptionError(f"write_to: {url} exists already, and is not overwritten. Name another folder.")
+    for url, (name, rows) in placed.items():
+        attempt(partial(rows.write.parquet, url), LiveDirectory(url), f"{name}, or write its rows there")
+    return list(placed)
+
+
+def _shown(state: StreamState, name: StateName, where: str | None, limit: int, largest: int) -> ShownState:
+    frame = state.frame(name)
+    rows = frame.where(where) if where is not None else frame.rows
+    what = str(name) if where is None else f"{name}, with the condition {where!r}"
+    number = attempt(rows.count, state.live, what)
+    keys = _largest(state, name, rows, largest) if largest and number else ()
+    columns = tuple(rows.columns)
+    first = attempt(lambda: _texts(rows, [], limit), state.live, str(name))
+    return ShownState(name.operator_id, name.operator, name.state, number, columns, first, keys)
+
+
+def _largest(state: StreamState, name: StateName, rows: DataFrame, number: int) -> tuple[LargestKey, ...]:
+    from pyspark.sql import functions as F
+
+    size = F.octet_length(_text(rows, VALUE))
+    by_key = rows.select(_text(rows, KEY).alias(KEY), size.alias("bytes")).groupBy(KEY)
+    found = by_key.agg(F.count("*").alias(ROWS), F.sum("bytes").alias("bytes")).orderBy(F.desc("bytes"), KEY)
+    rows_of = attempt(found.limit(number).collect, state.live, str(name))
+    return tuple(LargestKey(row[0], int(row[1]), int(row[2])) for row in rows_of)
+
+
+def _texts(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[tuple[str, ...], ...]:
+    shown = rows.select(*(_text(rows, column).alias(column) for column in rows.columns))
+    if order:
+        shown = shown.orderBy(*order)
+    return tuple(tuple("" if cell is None else str(cell) for cell in row) for row in shown.limit(limit).collect())
+
+
+def _text(rows: DataFrame, column: str) -> Column:
+    from pyspark.sql import functions as F
+
+    if column in (KEY, MAP_KEY, VALUE, BEFORE, AFTER) and "<" in rows.schema[column].dataType.simpleString():
+        return F.to_json(F.col(column), _TIMES)
+    return F.col(column).cast("string")

@@ -64,7 +64,7 @@ def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alon
         "first", {"sinks": [f"FileSink[file:{tmp_path}/own]"]}
     )
 
-    for verb in (verbs.planned_start, verbs.preview):
+    for verb in (verbs.planned_start, verbs.start_preview):
         with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment"):
             verb(staging.stream, StartFrom.parse(str(copied)))
     with pytest.raises(SnapshotNotFoundError, match="take_over_deployment"):

@@ -95,7 +95,7 @@ from tests.support.lost_lease import STREAM, stream_at
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.client.lifecycle import planned_start
+from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire

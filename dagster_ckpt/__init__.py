@@ -7,7 +7,8 @@ the jobs, sensors and checks.
 
 Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradePolicy`,
 `PeriodicSavepoints`, the resources, `to_table` for a table of a catalog, `spark_packages` for its jars,
-and `register_sink` for a sink of your own. Operate it: `Client`, from any process.
+and `register_sink` for a sink of your own. Operate it: `Client`, from any process; `StartFrom` has
+the options of a start.
 
 `dagster_ckpt.flink` has PyFlink's programming interface, with its state backends and storages;
 `dagster_ckpt.orchestration` has the parts of `stream_definitions`; and
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.sinks.registry import register_sink
     from dagster_ckpt.spark.query.table_names import to_table
     from dagster_ckpt.spark.versions import spark_packages
+    from dagster_ckpt.stream.start_from import StartFrom
     from dagster_ckpt.values.modes import DesiredState
 
 # The module of each public name. Names are imported on first use, so that reading a catalog needs
@@ -58,11 +60,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "Client": "client.client",
     "CheckpointConfig": "config.checkpoint_config",
-    "DesiredState": "config.modes",
+    "DesiredState": "values.modes",
     "run_stream": "driver",
-    "HealthCheck": "operations.health",
-    "HealthSettings": "operations.health_facts",
-    "DriverLaunch": "operations.launching",
+    "HealthCheck": "client.health",
+    "HealthSettings": "client.health_facts",
+    "DriverLaunch": "client.launching",
     "reading_checkpoint": "orchestration.assets.downstream",
     "external_streaming_asset": "orchestration.assets.external_asset",
     "StreamSpec": "orchestration.assets.stream",
@@ -86,6 +88,7 @@ _MODULES = {
     "UpgradeMode": "policies.upgrade",
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",
+    "StartFrom": "stream.start_from",
     "delta_transaction": "sinks.delta_merge",
     "to_table": "spark.query.table_names",
     "spark_packages": "spark.versions",
@@ -105,6 +108,7 @@ __all__ = [
     "RestartSettings",
     "RestartStrategies",
     "SparkSessionResource",
+    "StartFrom",
     "StateBackendResource",
     "StreamResource",
     "StreamRunConfig",

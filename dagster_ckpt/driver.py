@@ -19,7 +19,7 @@ from dagster_ckpt.client.launching import hand_over, start_order
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CatalogError, CkptError, OptionError
+from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy
@@ -33,7 +33,7 @@ from dagster_ckpt.spark.query.session import active_in_thread, active_session, s
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.storage_path import location_url
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN
+from dagster_ckpt.values.validation import checked_stream_id
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -56,10 +56,7 @@ def run_stream(
     restart_strategy: RestartStrategyConfiguration | RestartPolicy | None = None,
     state_backend: StateBackend | None = None,
     spark: SparkSession | None = None,
-    start_from: str = "latest",
-    discard_state: bool = False,
-    no_safety_savepoint: bool = False,
-    state_partitions: int | None = None,
+    start_from: str | StartFrom = "latest",
     on_backend_change: OnStateChange = OnStateChange.REFUSE,
     executor_copy_bytes: int | None = None,
     code_version: str | None = None,
@@ -89,11 +86,7 @@ def run_stream(
         state_backend: How the query keeps its state; None uses the session's settings.
         spark: The session; default: that of this process, or a new one with the master of
             `spark-submit`, else with the cores of this machine.
-        start_from: Where to start if no request specifies it.
-        discard_state: With `start_from="empty"`: confirms that all existing state may be discarded.
-        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
-        state_partitions: Rewrite the state to this number of partitions before the query starts, unless a
-            requested start says otherwise.
+        start_from: Where to start if no request specifies it; a `StartFrom` if the start has options.
         on_backend_change: What the start does with state of another backend than `state_backend`.
         executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, 0 or more.
             They must reach live directories and snapshots by the same URLs, and have dagster-ckpt
@@ -122,12 +115,8 @@ def run_stream(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    if not STREAM_ID_PATTERN.fullmatch(stream_id):
-        raise OptionError(
-            f"stream_id is {stream_id!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or "
-            "digit, "
-            "128 at most: it names a folder."
-        )
+    checked_stream_id(stream_id)
+    otherwise = StartFrom.of(start_from)
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)
@@ -154,12 +143,6 @@ def run_stream(
             savepoint_url=None,
             code_version=code_version,
             on_backend_change=on_backend_change,
-        )
-        otherwise = StartFrom.parse(
-            start_from,
-            discard_state=discard_state,
-            no_safety_savepoint=no_safety_savepoint,
-            state_partitions=state_partitions,
         )
         order = start_order(opened, stream_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, command
+from dagster_ckpt.cli.command import PROBLEM_FOUND, command
 from dagster_ckpt.cli.output import moment, print_fields, print_json, print_json_line, print_table, span, working
 
 if TYPE_CHECKING:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
+from dagster_ckpt.cli.command import command, confirm, progress, seconds, stream_exists, timeout, yes
 from dagster_ckpt.cli.output import print_json, working
 from dagster_ckpt.cli.snapshots import last_took, note_same_label
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint, start_options
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
     from dagster_ckpt.recovery.fork import Fork
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def with_start_options(command: Command) -> Command:
+    """Add the options of a start; the command receives them by their names in `StartFrom`."""
+    for each in reversed(start_options()):
+        flag = "--from" if each.name == "start_from" else f"--{each.name.replace('_', '-')}"
+        kind: dict[str, Any] = {"type": each.kind, "show_default": bool(each.default)}
+        if each.kind is bool:
+            kind = {"is_flag": True}
+        elif issubclass(each.kind, Enum):
+            kind |= {"type": click.Choice([member.value for member in each.kind], case_sensitive=False)}
+        command = click.option(flag, each.name, default=each.default, help=each.description, **kind)(command)
+    return command
+
 
 outputs = click.option(
     "--output",
@@ -73,31 +91,8 @@ def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, a
 
 @command("restart", epilog="\b\nExample:\n  dagster-ckpt restart orders --from before-release-42 --preview")
 @click.argument("stream")
-@click.option(
-    "--from",
-    "start_from",
-    default="latest",
-    show_default=True,
-    metavar="POINT",
-    help="latest, latest-checkpoint, latest-savepoint, preferred-savepoint, empty, batch-N, or a snapshot.",
-)
+@with_start_options
 @click.option("--preview", is_flag=True, help="Only show what it would undo and what each sink would do.")
-@click.option("--new-query-id", is_flag=True, help="Let sinks that remember query ids write rewound batches again.")
-@click.option("--accept-loss", is_flag=True, help="Start even if a sink would lose rows.")
-@click.option("--accept-plan-change", is_flag=True, help="Start even if the code needs different state.")
-@click.option("--discard-state", is_flag=True, help="Confirms that --from empty discards all state.")
-@click.option(
-    "--no-safety-savepoint", is_flag=True, help="Do not take a savepoint of the current state before a rewind."
-)
-@click.option(
-    "--source-offsets",
-    default="",
-    metavar="JSON",
-    help='Where Kafka sources continue, such as {"orders": {"0": 124}} or {"orders": "2026-11-23T07:00:00Z"}.',
-)
-@click.option(
-    "--state-partitions", type=int, metavar="N", help="Rewrite the state to N partitions before the query starts."
-)
 @click.option(
     "--suspend-first", is_flag=True, help="Suspend the running query before the new run is launched and has checked."
 )
@@ -107,44 +102,29 @@ def restart(
     client: Client,
     *,
     stream: str,
-    start_from: str,
     preview: bool,
     timeout_s: float | None,
     yes: bool,
     as_json: bool,
-    new_query_id: bool,
-    accept_loss: bool,
-    accept_plan_change: bool,
-    discard_state: bool,
-    no_safety_savepoint: bool,
-    source_offsets: str,
-    state_partitions: int | None,
     suspend_first: bool,
+    **options: Any,
 ) -> None:
     """Start a stream, suspending it first if it is running.
 
     The run is launched by the supervisor sensor, which must be turned on. It checks its code before it suspends the
     running query.
     """
-    from dagster_ckpt.stream.start_from import StartFrom
-
-    point = StartFrom.parse(
-        start_from,
-        new_query_id=new_query_id,
-        no_safety_savepoint=no_safety_savepoint,
-        source_offsets=source_offsets,
-        state_partitions=state_partitions,
-    )
-    ahead = client.preview_rewind(stream, start_from=point)
+    start = StartFrom.from_record(options)
+    ahead = client.preview_rewind(stream, start_from=start)
     if preview:
         _report(ahead, ahead.messages(), as_json)
         return
     shown: set[str] = set()
-    if ahead.undoes or ahead.undone_edits or start_from == "empty" or source_offsets:
+    if ahead.undoes or ahead.undone_edits or start.point is StartPoint.EMPTY or start.chosen_offsets:
         for message in ahead.messages():
             progress(message)
             shown.add(message)
-        confirm(f"Restart {stream} from {start_from}?", yes=yes)
+        confirm(f"Restart {stream} from {start}?", yes=yes)
 
     def report(message: str) -> None:
         if message not in shown:
@@ -153,16 +133,10 @@ def restart(
     with working(f"Restarting {stream}"):
         done = client.restart(
             stream,
-            start_from=start_from,
+            start_from=start,
+            ahead=ahead,
             timeout_s=seconds(timeout_s),
             report=report,
-            new_query_id=new_query_id,
-            accept_loss=accept_loss,
-            accept_plan_change=accept_plan_change,
-            discard_state=discard_state,
-            no_safety_savepoint=no_safety_savepoint,
-            source_offsets=source_offsets,
-            state_partitions=state_partitions,
             suspend_first=suspend_first,
         )
     _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +27,6 @@ _STYLES = {
 }
 
 
-_GAP = "  "
 # Columns whose values are short, and are read best on one line.
 _SHORT = ("snapshot", "batch", "status", "size", "new", "took", "result")
 
@@ -76,40 +72,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     if not shown:
         click.echo(empty)
         return
-    widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
-    # Rich takes a tenth of the time of a command to import.
-    if _needs_no_folding(widths, shown):
-        _print_aligned(columns, shown, widths)
-    else:
-        _print_folded(columns, shown)
-
-
-def _needs_no_folding(widths: Sequence[int], shown: Sequence[Sequence[str]]) -> bool:
-    cells = [cell for row in shown for cell in row]
-    if os.environ.get("FORCE_COLOR") or os.environ.get("NO_COLOR") or not all(map(str.isprintable, cells)):
-        return False
-    if not sys.stdout.isatty():
-        # A program that reads the table needs whole lines.
-        return True
-    # Other characters may take two columns.
-    return (
-        all(map(str.isascii, cells))
-        and sum(widths) + len(_GAP) * (len(widths) - 1) <= shutil.get_terminal_size().columns
-    )
-
-
-def _print_aligned(columns: Sequence[str], shown: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
-    def line(cells: Sequence[str], styled: Callable[[str, str], str]) -> str:
-        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        padded[-1] = padded[-1].rstrip()
-        return _GAP.join(map(styled, cells, padded))
-
-    click.echo(line(columns, lambda _cell, text: click.style(text, bold=True)))
-    for row in shown:
-        click.echo(line(row, lambda cell, text: click.style(text, fg=_STYLES[cell]) if cell in _STYLES else text))
-
-
-def _print_folded(columns: Sequence[str], shown: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, command, progress, seconds, timeout
+from dagster_ckpt.cli.command import PROBLEM_FOUND, command, progress, seconds, timeout
 from dagster_ckpt.cli.output import print_json, print_table, span, working
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, cli, command, confirm, progress, stream_exists, yes
+from dagster_ckpt.cli.command import PROBLEM_FOUND, cli, command, confirm, progress, stream_exists, yes
 from dagster_ckpt.cli.output import print_json, print_table
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from dagster_ckpt.client.lifecycle import LifecycleMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
 from dagster_ckpt.client.snapshots import SnapshotMethods
 from dagster_ckpt.client.state import StateMethods
+from dagster_ckpt.client.transfer import TransferMethods
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.snapshot.manifest import SnapshotKind
 
 
-class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods):
+class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMethods, StateMethods):
     """Every operation on the streams of a catalog.
 
     The catalog records where each stream that has run keeps its snapshots and live directories, and

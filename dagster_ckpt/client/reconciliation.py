@@ -54,7 +54,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import holds_lease, this_holder
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import DesiredState, TerminalState
 
 _FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUNNING, ExecutionStatus.BROKEN)
@@ -389,7 +389,7 @@ def roll_back(
 
 
 def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
-    facts = recovery_facts(stream, StartFrom(StartPoint.NAMED, snapshot_id), predecessor_ended=True)
+    facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
     # The previous code, which wrote the snapshot, is about to start: what the new code wrote
     # elsewhere is left.

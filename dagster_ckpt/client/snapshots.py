@@ -231,10 +231,10 @@ class SnapshotMethods(Connection):
         """
         from dagster_ckpt.client.start_check import listed_snapshot, planned_start
         from dagster_ckpt.snapshot.manifest import SnapshotKind
-        from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+        from dagster_ckpt.stream.start_from import StartFrom
 
         opened = self._open(stream)
-        found = planned_start(opened, StartFrom(StartPoint.NAMED, savepoint)).snapshot
+        found = planned_start(opened, StartFrom(savepoint)).snapshot
         if found is None or found.kind != SnapshotKind.SAVEPOINT.value:
             raise SnapshotNotFoundError(
                 f"{savepoint!r} of stream {opened.stream_id!r} is not a savepoint: checkpoints belong to the system "

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib import import_module
 
 from dagster_ckpt.config.state_backend import (
     DEFAULT_TRANSFER_THREADS,
@@ -16,7 +15,7 @@ from dagster_ckpt.config.state_backend import (
     checked_settings,
 )
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.values.validation import INT_MAX, Choice, Effect, OptionDescription, Switch, WholeNumber
+from dagster_ckpt.values.validation import INT_MAX, Choice, Effect, OptionDescription, Switch, WholeNumber, imported
 
 ROCKSDB_SETTINGS = "spark.sql.streaming.stateStore.rocksdb."
 
@@ -313,12 +312,7 @@ def options_factory(name: object) -> type[RocksDBOptionsFactory]:
     parts = _IMPORT_PATH.fullmatch(name)
     if parts is None:
         raise OptionError(f"options factory is {name!r}, but must be {_ALLOWED}.")
-    try:
-        found = getattr(import_module(parts[1]), parts[2])
-    except (ImportError, AttributeError) as error:
-        raise OptionError(
-            f"options factory is {name!r}, which fails to import ({error}); it must be {_ALLOWED}."
-        ) from error
+    found = imported(name, "options factory", "a RocksDBOptionsFactory")
     if not (isinstance(found, type) and issubclass(found, RocksDBOptionsFactory)):
         raise OptionError(f"options factory is {name!r}, which is {found!r}; it must be {_ALLOWED}.")
     return found

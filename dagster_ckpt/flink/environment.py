@@ -35,7 +35,7 @@ from dagster_ckpt.spark.query.session import (
     start_application,
 )
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN, OptionDescription
+from dagster_ckpt.values.validation import OptionDescription, checked_stream_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -218,11 +218,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             OptionError: The name is taken or cannot name a folder, or the query belongs to another session.
             OptionTypeError: It is not a writer of a classic session.
         """
-        if not isinstance(name, str) or not STREAM_ID_PATTERN.fullmatch(name):
-            raise OptionError(
-                f"name is {name!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or digit, "
-                "128 at most: it names a folder."
-            )
+        checked_stream_id(name, "name")
         if name in self._writers:
             raise OptionError(f"name is {name!r}, but another writer has that name already. Choose another one.")
         if not is_described_query(writer):

@@ -10,9 +10,9 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.health import Finding, HealthCheck, Verdict, judge, worst
 from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import latest_check_evaluations
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
-from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.stream.handle import wall_clock_ms
 
 VERDICT_KEY = "dagster_ckpt/verdict"

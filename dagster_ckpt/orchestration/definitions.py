@@ -8,7 +8,7 @@ from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, translator_of
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs, build_overview_job
 from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_desired_state_jobs, build_operator_jobs
@@ -24,7 +24,6 @@ from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.reports import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.orchestration.translator import translator_of
 
 
 def stream_definitions(

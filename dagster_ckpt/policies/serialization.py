@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from importlib import import_module
 from typing import Generic, TypeVar
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies import retention, trigger
 from dagster_ckpt.policies.retention import RetentionPolicy, checked_retention
 from dagster_ckpt.policies.trigger import Blackout, OutsideBlackouts, TriggerPolicy, checked_trigger
-from dagster_ckpt.values.validation import policy_name
+from dagster_ckpt.values.validation import imported, policy_name
 
 Policy = TypeVar("Policy")
 
@@ -163,14 +162,7 @@ def _own(option: str, written: object) -> object:
     path, arguments = written, None
     if isinstance(written, Mapping):
         path, arguments = written.get("path"), written.get("arguments")
-    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(
-            f"{option} is {path!r}, which cannot be imported: {error}. Give module:name of a policy in a module that "
-            "the code location can import."
-        ) from error
+    found = imported(path, option, "a policy")
     if isinstance(found, type):
         return _made(f"{option} {path}", found, arguments)
     return found

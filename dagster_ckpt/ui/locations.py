@@ -17,20 +17,20 @@ from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 
-def refuse_location(client: Client, stream_id: str, start_from: str, *, may_act: bool) -> None:
+def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act: bool) -> None:
     """Refuse a starting point that makes the server open a place that it need not open. Opens nothing itself.
 
     Args:
         client: The client.
         stream_id: The stream.
-        start_from: The starting point, as a browser sent it.
+        start: The start, as a browser sent it.
         may_act: Whether the browser is signed in.
 
     Raises:
         OptionError: It is a location, and the browser is not signed in or the location is not one of the stream's
-            storage; or it is no starting point.
+            storage.
     """
-    reference = StartFrom.parse(start_from).reference or ""
+    reference = start.reference or ""
     if not is_location(reference):
         return
     if not may_act:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from importlib import import_module
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
@@ -150,21 +151,35 @@ class Choice(Generic[Member]):
         return self.enum[value]
 
 
-STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
-def checked_stream_id(stream_id: str) -> str:
-    """Validate a stream id and return it.
-
-    Raises:
-        OptionError: The id could name a path outside its folder.
-    """
-    if not STREAM_ID_PATTERN.fullmatch(stream_id):
+def checked_stream_id(stream_id: object, option: str = "stream_id") -> str:
+    """Validate a stream id, which must not name a path outside its folder, and return it."""
+    if not isinstance(stream_id, str) or not _STREAM_ID.fullmatch(stream_id):
         raise OptionError(
-            f"{stream_id!r} cannot be the id of a stream, because it names a folder: use up to 128 letters, digits, "
-            "'_', '.' and '-', a letter or digit first."
+            f"{option} is {stream_id!r}, but must be 1 to 128 letters, digits, '_', '.' and '-', a letter or digit "
+            "first: it names a folder."
         )
     return stream_id
+
+
+def imported(path: object, option: str, wanted: str) -> Any:
+    """Import the object at an import path, `module:name` or `module.name`.
+
+    Args:
+        path: The path, such as company.queries:late_orders.
+        option: The option that holds it, for the message.
+        wanted: What it must name, for the message, such as "a function".
+    """
+    module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"{option} is {path!r}, which cannot be imported: {error}. Give the import path of {wanted}, such as "
+            "company.module:name, in a module that this process can import."
+        ) from error
 
 
 class Effect(Enum):

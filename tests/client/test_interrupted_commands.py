@@ -176,7 +176,7 @@ def test_a_promotion(tmp_path: Path, signal: type[BaseException] | None) -> None
         again = promote_checkpoint(stream, f"chk-{point.number}", label="kept")
 
         assert stream.store.verify(again.location or "", deep=True) == []
-        assert planned_start(stream, StartFrom.parse(again.snapshot_id)).to_batch == LAST
+        assert planned_start(stream, StartFrom(again.snapshot_id)).to_batch == LAST
         history.close()
         return made.interrupted
 

@@ -157,8 +157,8 @@ def test_a_factory_that_sets_what_is_not_sparks_is_named(rocksdb: RocksDBStateBa
     ("name", "message"),
     [
         ("options_factories.NoFactory", r"which is <class 'options_factories.NoFactory'>"),
-        ("options_factories.Missing", "which fails to import"),
-        ("no.such.Class", "which fails to import"),
+        ("options_factories.Missing", "which cannot be imported"),
+        ("no.such.Class", "which cannot be imported"),
         ("alone", "options factory is 'alone', but must be the import path"),
     ],
 )

@@ -79,7 +79,7 @@ def check(case: Case, scratch: Path) -> None:
         lambda: catalog.events.after(0),
         catalog.desired_states.all,
         lambda: catalog.launches.latest("golden"),
-        lambda: planned_start(stream, StartFrom.parse("sp")),
+        lambda: planned_start(stream, StartFrom("sp")),
         lambda: subsume(stream),
     ]
     for reader in readers:

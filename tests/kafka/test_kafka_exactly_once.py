@@ -26,6 +26,7 @@ from kafka_rows import committed_rows, new_topic
 
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.sinks.sink import SinkEffect
+from dagster_ckpt.stream.start_from import StartFrom
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -129,7 +130,8 @@ def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: 
     copying = with_savepoint_two(tmp_path, kafka, files=4)
     with copying.how.client() as client:
         preview, anew = (
-            client.preview_rewind(STREAM, start_from="two", new_query_id=new_query_id) for new_query_id in (False, True)
+            client.preview_rewind(STREAM, start_from=StartFrom("two", new_query_id=new_query_id))
+            for new_query_id in (False, True)
         )
     assert [each.effect for each in preview.sinks] == [SinkEffect.IRREVERSIBLE]
     assert "batches 2 to 3, which cannot be removed" in preview.sinks[0].reason

@@ -81,9 +81,9 @@ class Sales:
             live_root=self.live_root,
             checkpointing=CHECKPOINTING,
             spark=self.spark,
-            start_from=start_from,
-            no_safety_savepoint=no_safety_savepoint,
-            state_partitions=state_partitions,
+            start_from=StartFrom(
+                start_from, no_safety_savepoint=no_safety_savepoint, state_partitions=state_partitions
+            ),
         )
         execution = self.stream.catalog.executions.latest(self.name)
         assert execution is not None
@@ -153,7 +153,7 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
     told = sales.stream.catalog.events.after(0)
     copy = replace(sales, name="copy-of-sales")
-    fork(sales.stream, copy.stream, StartFrom.parse("latest"), origin="test", outputs={sales.output: copy.output})
+    fork(sales.stream, copy.stream, StartFrom("latest"), origin="test", outputs={sales.output: copy.output})
     copy.feed(1)
     yield ran(copy, "goes on as a fork", copy.run())
     yield looked_into(sales, str(savepoint.location))

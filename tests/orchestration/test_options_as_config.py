@@ -21,13 +21,13 @@ from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBacke
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, overridden
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval

@@ -92,10 +92,10 @@ class Outside:
         """What the next start gives to Spark."""
         output = NamedOutput("parquet", str(self.sink))
         with keeping(self.stream.catalog, STREAM) as lease:
-            check_places(self.stream, StartFrom.parse(text), predecessor_ended=True)
-            plan = planned_start(self.stream, StartFrom.parse(text))
+            check_places(self.stream, StartFrom(text), predecessor_ended=True)
+            plan = planned_start(self.stream, StartFrom(text))
             if self.take_over(lease, plan):
-                plan = planned_start(self.stream, StartFrom.parse(text))
+                plan = planned_start(self.stream, StartFrom(text))
             return plan, prepare(self.stream, plan, lease, output)
 
     def take_over(self, lease: LeaseKeeper, plan: RecoveryPlan) -> bool:

@@ -121,7 +121,7 @@ class Place:
             start_query=start,
             describe=describe,
             interrupted=interrupted,
-            start_from=StartFrom.parse(start_from),
+            start_from=StartFrom(start_from),
         )
         return execute_stream(self.stream, asked)
 

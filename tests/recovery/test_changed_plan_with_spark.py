@@ -75,7 +75,7 @@ class Place:
                 run_id="run",
                 start_query=lambda live: start_query(to_start.take(), "orders", live),
                 describe=to_start.described,
-                start_from=StartFrom.parse(text, **how),
+                start_from=StartFrom(text, **how),
             ),
         )
 

@@ -53,7 +53,7 @@ def scratch(history: History) -> StreamHandle:
 
 
 def make(history: History, start_from: str = "latest", **how: object) -> Fork:
-    return fork(history.shelf.stream, scratch(history), StartFrom.parse(start_from), origin="a test", **how)  # type: ignore[arg-type]
+    return fork(history.shelf.stream, scratch(history), StartFrom(start_from), origin="a test", **how)  # type: ignore[arg-type]
 
 
 def start(history: History, folder: Path | str | None = None) -> LiveDirectory:
@@ -104,7 +104,7 @@ def test_input_that_it_would_lack_is_missed_before_anything_is_changed(
         with pytest.raises(InputGoneError, match=r"1 of 5 files .* no longer exist: file:/in/5\.json"):
             make(history, start_from)
         assert history.shelf.stream.catalog.streams.get("scratch").live_directory is None
-        accepted = StartFrom.parse(start_from, accept_loss=True)
+        accepted = StartFrom(start_from, accept_loss=True)
         fork(history.shelf.stream, scratch(history), accepted, origin="a test")
     else:
         make(history, start_from)

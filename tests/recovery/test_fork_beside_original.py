@@ -141,9 +141,9 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
     query = original.start()
     try:
         original.catch_up(query)
-        start_from = StartFrom.parse(of)
+        start_from = StartFrom(of)
         if of == "savepoint":
-            start_from = StartFrom.parse(verbs.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
+            start_from = StartFrom(verbs.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
         # One fork takes the output along, and one does not.
         made = fork(
             original.stream,
@@ -166,7 +166,7 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
         assert upto <= expected
 
         again = replace(scratch, stream_id="scratch-2", name="scratch-2", asset_key="scratch-2")
-        same = start_from if of == "savepoint" else StartFrom.parse(f"batch-{made.batch_id}")
+        same = start_from if of == "savepoint" else StartFrom(f"batch-{made.batch_id}")
         fork(original.stream, again, same, origin="a test")
         assert original.run_fork(again, "apart").end.kind is EndKind.ENDED_BY_ITSELF
         # A new folder holds exactly what came after the fork.

@@ -18,6 +18,7 @@ from dagster_ckpt import CheckpointConfig, Client, run_stream
 from dagster_ckpt.errors import RowsAtRiskError
 from dagster_ckpt.recovery.source_inputs import InputStatus
 from dagster_ckpt.sinks.sink import SinkEffect
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file, lose, small_spark
 
@@ -148,7 +149,7 @@ def test_a_loss_that_is_accepted_goes_back_without_them(numbers: Numbers) -> Non
     with Client(**numbers.places) as client:
         with pytest.raises(RowsAtRiskError, match="no longer exist"):
             client.request_start("numbers", start_from="sp")
-        client.request_start("numbers", start_from="sp", accept_loss=True)
+        client.request_start("numbers", start_from=StartFrom("sp", accept_loss=True))
 
     numbers.run()
 
@@ -264,7 +265,7 @@ def test_spark_reads_such_a_file_twice(numbers: Numbers) -> None:
     for path in numbers._files(numbers.landing, 0, 2):
         os.utime(path)
     with Client(**numbers.places) as client:
-        client.request_start("numbers", start_from="sp", accept_loss=True)
+        client.request_start("numbers", start_from=StartFrom("sp", accept_loss=True))
 
     numbers.run(deduplicates=False)
 

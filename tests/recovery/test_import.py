@@ -270,7 +270,7 @@ def test_what_is_no_snapshot_of_another_deployment_is_refused(two: Deployments) 
         two.make("s3://me:secret@host/savepoint")
     two.staging.register()
     with pytest.raises(SnapshotNotFoundError, match="import_stream_job"):
-        planned_start(two.staging, StartFrom.parse(two.location))
+        planned_start(two.staging, StartFrom(two.location))
 
 
 def test_an_altered_snapshot_makes_nothing(two: Deployments) -> None:

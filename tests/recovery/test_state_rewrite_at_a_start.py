@@ -77,7 +77,7 @@ class Orders:
                 run_id="run",
                 start_query=lambda live: start_query(to_start.take(), "orders", live),
                 describe=to_start.described,
-                start_from=StartFrom.parse(text, **how),
+                start_from=StartFrom(text, **how),
             ),
         )
         assert outcome.end.kind is EndKind.ENDED_BY_ITSELF, outcome.end

@@ -34,7 +34,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(history: History, text: str = "latest", *, rewrites: bool = True) -> tuple[RecoveryKind, PreparedStart]:
     stream, spark = history.shelf.stream, Any
-    plan = planned_start(stream, StartFrom.parse(text))
+    plan = planned_start(stream, StartFrom(text))
     with keeping(stream.catalog, STREAM) as lease:
         fence_predecessor(stream, AcquiredLease(lease.record))
         rewrite = StateRewrite(spark, SHAPE) if rewrites else None  # type: ignore[arg-type]

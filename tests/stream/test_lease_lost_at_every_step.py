@@ -107,7 +107,7 @@ def frozen(*arguments, **named):
 StreamRecords.switch_live_directory = frozen
 stream, ttl_ms = stream_at(Path(sys.argv[2]), sys.argv[3]), int(sys.argv[4])
 acquired = acquire(stream.catalog, STREAM, this_holder("old", "run of the old", None), ttl_ms=ttl_ms)
-plan = planned_start(stream, StartFrom.parse("sp"))
+plan = planned_start(stream, StartFrom("sp"))
 with LeaseKeeper(stream.catalog, acquired.record, ttl_ms=ttl_ms) as lease:
     try:
         prepare(stream, plan, lease)
@@ -193,7 +193,7 @@ def test_a_start_whose_connection_stalls_at_its_switch_changes_nothing_when_it_h
         with_savepoint(scene)
         stream, ttl_ms = stream_at(root, through), 5_000
         lease = stream.catalog.leases.acquire(STREAM, OLD, ttl_ms)
-        plan = planned_start(stream, StartFrom.parse("sp"))
+        plan = planned_start(stream, StartFrom("sp"))
         raised: list[BaseException] = []
         stalled = threading.Event()
         switch = stream.catalog.streams.switch_live_directory

@@ -165,7 +165,7 @@ class GoldenStream:
 
     def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryPlan, PreparedStart]:
         """Prepare a start as an execution does."""
-        plan = planned_start(self.stream, StartFrom.parse(text, **how))
+        plan = planned_start(self.stream, StartFrom(text, **how))
         with keeping(self.stream.catalog, STREAM) as lease:
             return plan, prepare(self.stream, plan, lease)
 

@@ -126,7 +126,7 @@ def make_fork(stream: StreamHandle) -> None:
     store = open_store(storage_at(root), FORK)
     forked = replace(stream, stream_id=FORK, name=FORK, asset_key=FORK, store=store)
     outputs = {str(root / SINK): str(root / FORK_OUTPUT)}
-    fork(stream, forked, StartFrom.parse("latest"), origin="me", outputs=outputs)
+    fork(stream, forked, StartFrom("latest"), origin="me", outputs=outputs)
 
 
 @dataclass

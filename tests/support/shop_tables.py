@@ -15,6 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, Client, run_stream
 from dagster_ckpt.spark.query.table_names import table_of
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, lose
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +64,7 @@ class Shops:
             lambda spark: self.writer(spark, files_per_batch),
             **self.places,
             spark=self.spark,
-            start_from=start_from,
-            discard_state=start_from == "empty",
+            start_from=StartFrom(start_from, discard_state=start_from == "empty"),
             checkpointing=CheckpointConfig(
                 roll_back_tables=roll_back_tables, max_replayed_batches=max_replayed_batches
             ),

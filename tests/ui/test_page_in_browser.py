@@ -85,7 +85,7 @@ def test_no_page_is_wider_than_its_window(browser: Browser, page: str, golden: G
     window = browser.new_page(viewport={"width": width, "height": 800})
     snapshot = golden.stream.catalog.history.page(STREAM, limit=1).snapshots[0].snapshot_id
     for path in ("", "/-/history", "/-/timeline", "/-/summary", "/-/failures", "/-/configuration",
-                 f"/-/snapshots/{snapshot}", "/-/restart?from=latest"):  # fmt: skip
+                 f"/-/snapshots/{snapshot}", "/-/restart?start_from=latest"):  # fmt: skip
         window.goto(f"{page}/streams/{STREAM}{path}")
         main = window.locator("main")
         assert main.evaluate("main => main.scrollWidth") <= main.evaluate("main => main.clientWidth"), path
@@ -117,7 +117,7 @@ def test_an_action_is_confirmed_and_its_result_appears(tab: Page, acting: str) -
 def test_a_refresh_keeps_what_was_typed(browser: Browser, acting: str) -> None:
     window = browser.new_page()
     window.clock.install()
-    window.goto(f"{acting}/streams/{STREAM}/-/restart?from=latest")
+    window.goto(f"{acting}/streams/{STREAM}/-/restart?start_from=latest")
     window.get_by_label("Start from").fill("batch-3")
     window.get_by_role("heading", level=1).click()
     loads: list[str] = []

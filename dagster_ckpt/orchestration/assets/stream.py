@@ -18,7 +18,7 @@ from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN, policy_name
+from dagster_ckpt.values.validation import checked_stream_id, policy_name
 
 STREAM_TAGS = {
     # A stream has no natural end: no limit on its run time, and no retries except our restart
@@ -83,11 +83,7 @@ class StreamSpec:
         Raises:
             OptionError: An option or the stream id is not valid.
         """
-        if not STREAM_ID_PATTERN.fullmatch(stream_id):
-            raise OptionError(
-                f"stream_id {stream_id!r} cannot name a folder. Use letters, digits, '_', '-' and '.', beginning with "
-                "a letter or digit, 128 at most."
-            )
+        checked_stream_id(stream_id)
         if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(
                 f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "
@@ -269,3 +265,19 @@ def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
         f"No streaming asset with stream id {stream_id!r} in this code location. It has: {known}. "
         "Give one of these as stream_id in the launchpad."
     )
+
+
+def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
+    """The translator of streams that share jobs and sensors.
+
+    Raises:
+        OptionError: They have different ones.
+    """
+    first = streams[0].translator if streams else StreamTranslator()
+    for stream in streams:
+        if stream.translator != first:
+            raise OptionError(
+                f"Streams {streams[0].stream_id!r} and {stream.stream_id!r} have different translators, so they cannot "
+                "share jobs and sensors. Give both the same translator, or call stream_definitions once for each."
+            )
+    return first

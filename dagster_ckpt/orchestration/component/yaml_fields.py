@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
-from importlib import import_module
 from typing import Any, Literal, TypeVar, get_args
 
 import dagster as dg
@@ -119,26 +118,6 @@ def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
         name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
         for name, value in options.items()
     }
-
-
-def imported(path: str, field: str) -> Any:
-    """Import the object at an import path.
-
-    Args:
-        path: For example company.queries:late_orders.
-        field: The field that holds the path, for the message.
-
-    Raises:
-        OptionError: The module or the name does not exist.
-    """
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(
-            f"{field} is {path!r}, which cannot be imported: {error}. Give module:function, of a module that the code "
-            "location can import."
-        ) from error
 
 
 def _text(value: Scalar) -> str:

@@ -11,13 +11,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.client.examination import ALL, LATEST, SnapshotVerification, StreamExamination
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import (
-    STREAM_ID,
-    StreamOps,
-    errors_as_failure,
-    markdown_table,
-    table,
-)
+from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure
+from dagster_ckpt.orchestration.tables import markdown_table, table
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.values.durations import rounded_duration
 

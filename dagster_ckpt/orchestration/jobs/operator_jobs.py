@@ -11,15 +11,10 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.downstream import dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import (
-    STREAM_ID,
-    StreamOps,
-    errors_as_failure,
-    markdown_table,
-    report_snapshot,
-)
+from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure, report_snapshot
 from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata, preview_metadata
 from dagster_ckpt.orchestration.resources.settings import StartConfig
+from dagster_ckpt.orchestration.tables import markdown_table
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
 from dagster_ckpt.values.modes import DesiredState

@@ -1,6 +1,6 @@
 """What the ops of all operator jobs share: the stream they operate, their errors, and tables for their pages."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,9 +9,9 @@ import dagster as dg
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream, find_stream, translator_of
+from dagster_ckpt.orchestration.resources.defined_streams import DefinedStreams
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.stream_resource import DefinedStreams
 from dagster_ckpt.orchestration.runs.run_status import (
     OPERATION_TAG,
     refuse_overridden_resources,
@@ -19,7 +19,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
-from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES, translator_of
+from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."
@@ -126,39 +126,3 @@ def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) ->
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))
     return location
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
-    """A Markdown table, or "none" without rows.
-
-    Args:
-        header: Headings of the columns.
-        rows: Cells.
-        at_most: Maximum number of rows; the number of omitted rows is shown below the table.
-    """
-    every = list(rows)
-    shown = every if at_most is None else every[:at_most]
-    if not shown:
-        return "none"
-    lines = map(_row, [header, ["---"] * len(header), *shown])
-    more = len(every) - len(shown)
-    return "\n".join(lines) + (f"\n\nand {more} more" if more else "")
-
-
-def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
-    """A table on a page of Dagster, which can be sorted.
-
-    Args:
-        columns: Types of the columns, by name.
-        rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
-    """
-    records = [
-        dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
-    ]
-    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-    return dg.MetadataValue.table(records=records, schema=schema)
-
-
-def _row(cells: Sequence[object]) -> str:
-    # A vertical bar or a line break would end the cell.
-    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -7,13 +7,8 @@ from pydantic import Field
 
 from dagster_ckpt.client.maintenance import HISTORY_DAYS
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import (
-    STREAM_ID,
-    StreamOps,
-    errors_as_failure,
-    markdown_table,
-    report_snapshot,
-)
+from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure, report_snapshot
+from dagster_ckpt.orchestration.tables import markdown_table
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.values.modes import TerminalState
 

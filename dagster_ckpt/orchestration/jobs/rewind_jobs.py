@@ -9,25 +9,18 @@ from pydantic import Field
 from dagster_ckpt.client.outputs import Orphan, SinkCleaning
 from dagster_ckpt.orchestration.assets.downstream import Dependent, dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import (
-    STREAM_ID,
-    StreamOps,
-    errors_as_failure,
-    markdown_table,
-)
-from dagster_ckpt.orchestration.resources.settings import NEW_QUERY_ID, START_FROM, STATE_PARTITIONS
+from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure
+from dagster_ckpt.orchestration.resources.settings import StartConfig
+from dagster_ckpt.orchestration.tables import markdown_table
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 
-class PreviewConfigSchema(dg.Config):
+class PreviewConfigSchema(StartConfig):
     """Preview what a start would undo and process again."""
 
     stream_id: str = Field(description=STREAM_ID)
-    start_from: str = Field(description=START_FROM)
-    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
-    state_partitions: int | None = Field(default=None, description=STATE_PARTITIONS)
 
 
 class ForkConfigSchema(dg.Config):
@@ -137,12 +130,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """Show what a start would undo and process again, and the effect on each sink. Changes nothing."""
         with errors_as_failure():
             stream = ops.stream(config.stream_id)
-            preview = ops.client(context, config.stream_id).preview_rewind(
-                stream.stream_id,
-                start_from=config.start_from,
-                new_query_id=config.new_query_id,
-                state_partitions=config.state_partitions,
-            )
+            preview = ops.client(context, config.stream_id).preview_rewind(stream.stream_id, start_from=config.parsed())
         for message in preview.messages():
             context.log.info(message)
         dependents = dependents_of(context, stream, preview)

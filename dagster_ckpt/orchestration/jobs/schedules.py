@@ -8,9 +8,9 @@ import dagster as dg
 import pendulum
 
 from dagster_ckpt.client.examination import LATEST
-from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
-from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import write_retention
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms

@@ -15,8 +15,9 @@ from dagster_ckpt.client.state_browsing import (
     write_rows,
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure, table
+from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
+from dagster_ckpt.orchestration.tables import table
 from dagster_ckpt.state.editing import StateEdit
 from dagster_ckpt.stream.snapshots import describe_snapshot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 from pydantic import Field, create_model
@@ -17,8 +17,10 @@ from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
 from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
 from dagster_ckpt.policies.serialization import own_policy
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup, RecoveryClaimMode
+from dagster_ckpt.stream.start_from import StartFrom, start_options
+from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+
+_Config = TypeVar("_Config", bound=dg.Config)
 
 
 class UpgradeModeKind(Enum):
@@ -299,66 +301,35 @@ class RestartSettings(dg.Config):
         return RestartStrategies.fall_back_restart()
 
 
-START_FROM = (
-    "latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, "
-    "preferred-savepoint, empty (discard all state), batch-<n> (rewind to a batch that Spark still "
-    "retains), or the id, number (chk-7), label or location of a snapshot."
-)
-NEW_QUERY_ID = (
-    "With a rewind: continue as a new query, so that sinks which remember query ids (Delta, Iceberg) "
-    "write the rewound batches again instead of skipping them."
-)
-STATE_PARTITIONS = (
-    "Rewrite the state to this number of partitions, 1 to 32768, before the query starts. Spark keeps "
-    "the number of the first batch otherwise. Needs Spark 4.2 or later."
-)
+def with_start_options(config: type[_Config]) -> type[_Config]:
+    """Add the options of `StartFrom` to a config."""
+    options: dict[str, Any] = {
+        each.name: (
+            each.kind if each.default is not None else each.kind | None,
+            Field(default=each.default, description=each.description),
+        )
+        for each in start_options()
+    }
+    return create_model(
+        config.__name__, __base__=config, __doc__=config.__doc__, __module__=config.__module__, **options
+    )
 
 
+@with_start_options
 class StartConfig(dg.Config):
     """Where a stream starts, and what the start may do."""
 
-    start_from: str = Field(default="latest", description=START_FROM)
-    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
-    accept_loss: bool = Field(
-        default=False,
-        description="Start even if the rewind could lose rows in a sink. Without it such a start is refused, and the "
-        "message names the sink and the reason. preview_rewind_job shows it beforehand.",
-    )
-    claim_mode: RecoveryClaimMode = Field(
-        default=RecoveryClaimMode.NO_CLAIM,
-        description="Ownership of the savepoint that the stream starts from. NO_CLAIM: the stream never deletes it. "
-        "CLAIM: the stream takes ownership and deletes it like any of its checkpoints. Flink's LEGACY is not "
-        "supported.",
-    )
-    accept_plan_change: bool = Field(
-        default=False,
-        description="Start even if the code needs state of another layout: other keys, types, values, windows, "
-        "operators or watermarks. Without it such a start is refused, and the message lists the differences.",
-    )
-    discard_state: bool = Field(
-        default=False,
-        description="With start_from=empty: confirm that all state of the stream is discarded. Without it such a "
-        "start is refused, and the message lists what would be discarded.",
-    )
-    no_safety_savepoint: bool = Field(
-        default=False,
-        description="Do not take a savepoint before a rewind. By default one labeled before-rewind-<n> is taken, "
-        "from which you can undo the rewind; release_checkpoint_job returns it to the stream's retention.",
-    )
-    source_offsets: str = Field(
-        default="",
-        description='Where Kafka sources continue, as JSON: {"orders": {"0": 124}} skips to a record, and '
-        '{"orders": "2026-11-23T07:00:00Z"} to a time. Only with a snapshot or batch-<n>.',
-    )
-    state_partitions: int | None = Field(default=None, description=STATE_PARTITIONS)
+    # Type checkers do not see the options.
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
 
     def parsed(self) -> StartFrom:
-        """The starting point.
+        """The start.
 
         Raises:
             OptionError: It is not valid, or its options contradict each other.
         """
-        return StartFrom.parse(**{name: getattr(self, name) for name in StartConfig.model_fields})
+        return StartFrom.from_record(dict(self))
 
 
 class StreamRunConfig(StartConfig):
@@ -378,6 +349,9 @@ class StreamRunConfig(StartConfig):
         description="Do not start the stream; only check, on a copy of the state and without output, whether the "
         "loaded code can continue from it. The stream may be running.",
     )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
 
     @classmethod
     def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:

@@ -1,13 +1,12 @@
 """Streams in your own assets and ops: `StreamResource` runs one, `declare_stream` registers it for the sensors."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, overload
 
 import dagster as dg
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -21,8 +20,6 @@ from dagster_ckpt.orchestration.runs.run_status import (
     refuse_run_retries,
 )
 from dagster_ckpt.orchestration.translator import StreamTranslator
-from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,85 +168,3 @@ def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
             "not start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your "
             "own."
         )
-
-
-def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
-    """Create the handle of a stream, for operators."""
-    return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
-
-
-def open_stream(
-    spec: StreamSpec,
-    resources: DeploymentResources,
-    *,
-    name: str,
-    writes: str,
-    code_version: str | None,
-) -> StreamHandle:
-    """Create the handle of a stream.
-
-    A storage set in the stream's `CheckpointConfig` overrides the deployment's resource, as in
-    Flink, and inherits its unset options from it.
-
-    Args:
-        spec: The stream.
-        resources: Its checkpoint storage, state backend and catalog.
-        name: Name of its query in Spark.
-        writes: The assets it writes, or its name outside assets.
-        code_version: Version of the code that defines the query.
-    """
-    deployment = resources.checkpoint_storage
-    configured = spec.options.storage
-    backend = resources.state_backend.backend()
-    storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
-    return StreamHandle(
-        stream_id=spec.stream_id,
-        name=name,
-        asset_key=writes,
-        catalog=resources.checkpoint_catalog.catalog(),
-        store=open_store(storage, spec.stream_id, transfer_threads=backend.transfer_threads),
-        options=spec.options,
-        restart=spec.restart,
-        live_root=resources.state_backend.live_directory,
-        code_version=code_version,
-        backend=backend,
-        on_backend_change=resources.state_backend.on_change,
-        executor_copy_bytes=deployment.executor_copy_bytes,
-        stall_timeout_ms=spec.stall_timeout_ms,
-        storage=storage,
-    )
-
-
-class DefinedStreams:
-    """The streams of a code location as a client opens them: with the settings of their definitions.
-
-    Args:
-        streams: The streams.
-        resources: Their checkpoint storage, state backend and catalog.
-    """
-
-    def __init__(self, streams: Sequence[Stream], resources: DeploymentResources) -> None:
-        self._streams = streams
-        self._resources = resources
-        self.catalog: Catalog = resources.checkpoint_catalog.catalog()
-
-    def id_of(self, stream: str) -> str:
-        """The id of a stream.
-
-        Raises:
-            StreamNotFoundError: This code location has no such stream.
-        """
-        return find_stream(self._streams, stream).stream_id
-
-    def on_storage(self) -> list[str]:
-        """Ids of all streams of the code location."""
-        return [stream.stream_id for stream in self._streams]
-
-    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, whether or not it was ever started.
-
-        Raises:
-            StreamNotFoundError: This code location has no such stream.
-        """
-        del new_like  # its own definition has every setting
-        return stream_handle(find_stream(self._streams, stream), self._resources)

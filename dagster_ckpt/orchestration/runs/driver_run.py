@@ -18,12 +18,11 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Reque
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
-from dagster_ckpt.client.lifecycle import start_arguments
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StartConfig
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.orchestration.runs.run_status import (
     START_REQUEST_TAG,
     STREAM_ID_TAG,
@@ -35,6 +34,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
+from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.redaction import cause_to_show
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
     """Submit a request for the start that this run is configured with; the supervisor sensor leaves it to this run."""
     config = context.op_execution_context.op_config
-    start_from = DriverRunConfig(**config).parsed()
+    start_from = StartFrom.from_record(config)
     cause = start_cause(context.run.tags)
     return handle.catalog.requests.submit(
         handle.stream_id,
         RequestKind.START,
-        arguments={**start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
+        arguments={**start_from.as_record(), "run_id": context.run.run_id, "cause": cause.value},
         origin=f"{context.job_name} run {context.run.run_id}",
     )
 

@@ -10,7 +10,7 @@ import dagster as dg
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotStatus
 from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.jobs.ops import markdown_table
+from dagster_ckpt.orchestration.tables import markdown_table
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.durations import rounded_duration, utc_time
 from dagster_ckpt.values.redaction import without_secrets

@@ -26,9 +26,9 @@ from dagster_ckpt.orchestration._compat import (
     plan_outside_runs,
 )
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
+from dagster_ckpt.orchestration.resources.defined_streams import open_stream
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
-from dagster_ckpt.orchestration.resources.stream_resource import open_stream
 from dagster_ckpt.orchestration.runs.run_report import run_report
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
@@ -126,7 +126,7 @@ def _run_to_its_end(
                 handle,
                 resources,
                 describe,
-                state_partitions=config.state_partitions,
+                state_partitions=config.parsed().state_partitions,
                 interrupted=watch.should_stop,
             )
         else:

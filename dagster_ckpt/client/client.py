@@ -57,12 +57,7 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
         return description.summarize_streams(self._catalog)
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
-        """A stream in full: settings, executions, snapshots, desired state, open requests.
-
-        Args:
-            stream: The stream.
-            limit: Maximum number of executions and of snapshots.
-        """
+        """A stream in full: settings, up to `limit` executions and snapshots, desired state, open requests."""
         from dagster_ckpt.client import description
 
         return description.describe_stream(self._catalog, self._id_of(stream), limit=limit)
@@ -74,12 +69,9 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
         kind: SnapshotKind | str | None = None,
         status: SnapshotStatus | str | None = SnapshotStatus.COMPLETED,
     ) -> list[SnapshotRecord]:
-        """Snapshots of a stream, newest first.
+        """Snapshots of a stream, newest first: checkpoints and savepoints, or those of one kind.
 
-        Args:
-            stream: The stream.
-            kind: CHECKPOINT or SAVEPOINT; None for both.
-            status: Only those with this status; None for all, also failed and deleted ones.
+        `status` None lists all, also failed and deleted ones.
         """
         return self._catalog.snapshots.of_stream(
             self._id_of(stream),

@@ -64,12 +64,7 @@ class Connection:
 
     @classmethod
     def of_streams(cls, streams: StreamSource, *, origin: str) -> Self:
-        """A client for streams whose settings come from elsewhere, such as the definitions of a code location.
-
-        Args:
-            streams: Opens the streams.
-            origin: Who operates, as the catalog shows it.
-        """
+        """A client for streams whose settings come from elsewhere, such as the definitions of a code location."""
         client = cls(streams.catalog, origin=origin)
         client._defined = streams
         client._is_own = True
@@ -93,7 +88,7 @@ class Connection:
         live_root: str | None = None,
         origin: str | None = None,
     ) -> Self:
-        """A client for the deployment that the Dagster resources of these names describe, with or without a run.
+        """A client for the deployment that Dagster resources describe, with or without a run.
 
         Args:
             checkpoint_catalog: A `CheckpointCatalogResource`.
@@ -126,11 +121,7 @@ class Connection:
         return self._origin
 
     def operating_as(self, origin: str) -> Self:
-        """The same client for another operator. This one keeps the connections, and closes them.
-
-        Args:
-            origin: Who operates, as the catalog shows it.
-        """
+        """The same client for another operator. This one keeps the connections, and closes them."""
         other = copy.copy(self)
         other._origin, other._is_own = origin, False
         return other
@@ -159,11 +150,7 @@ class Connection:
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
 
     def snapshot_folders(self, stream: str) -> list[str]:
-        """The folders in which the snapshots of a stream are, as its storage is configured; it opens none of them.
-
-        Args:
-            stream: The stream.
-        """
+        """The folders in which the snapshots of a stream are, as its storage is configured; it opens none of them."""
         opened = self._open(stream)
         places = (getattr(opened.storage, name, None) for name in ("checkpoint_location", "savepoint_location"))
         checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)
@@ -209,21 +196,12 @@ def _ready(resource: Resource) -> Resource:
 
 
 def given_folder(folder: str | None, option: str = "target_directory") -> str | None:
-    """The URL of a folder that a user names by an absolute path or URL.
-
-    Raises:
-        OptionError: It is a relative path.
-    """
+    """The URL of a folder that a user names by an absolute path or URL; `OptionError` for a relative path."""
     return location_url(option, folder) if folder is not None else None
 
 
 def checked_target(label: str | None, target_directory: str | None) -> str | None:
-    """The URL of the folder for a savepoint with a label.
-
-    Raises:
-        OptionError: The label means another starting point or is not valid, or the folder is a relative path or
-            contains user credentials.
-    """
+    """The URL of the folder for a savepoint with a label; `OptionError` if one of them is not valid."""
     from dagster_ckpt.stream.start_from import checked_label
 
     target = given_folder(target_directory)

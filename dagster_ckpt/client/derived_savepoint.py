@@ -18,26 +18,14 @@ _OF_THE_ORIGINAL = frozenset({"label", "schedule"})
 
 
 class SavepointIdentity:
-    """The identity of a derived savepoint, from which its header is made.
-
-    Attributes:
-        snapshot_id: Its id.
-        number: Its number.
-        trigger: Why it is taken.
-        label: A name to start from later, or None.
-    """
+    """The identity of a derived savepoint, from which its header is made."""
 
     def __init__(self, number: int, trigger: SnapshotTrigger, label: str | None) -> None:
         self.snapshot_id = str(uuid.uuid4())
         self.number, self.trigger, self.label = number, trigger, label
 
     def header(self, original: SnapshotHeader, **changed: Any) -> SnapshotHeader:
-        """The header of the original, with this identity.
-
-        Args:
-            original: The original's header.
-            changed: Further fields; `properties` are added to those of the original.
-        """
+        """The original's header with this identity and `changed` fields; `properties` are added to the original's."""
         inherited = {name: value for name, value in original.properties.items() if name not in _OF_THE_ORIGINAL}
         properties = {**inherited, "trigger": self.trigger.value, **changed.pop("properties", {})}
         properties |= {"label": self.label} if self.label is not None else {}
@@ -74,10 +62,6 @@ def derive_savepoint(
         purpose: Why the original is held, for people.
         state_rows: Number of rows in its state, or None if unknown.
         began_ms: When the work began.
-
-    Raises:
-        CatalogError: The catalog cannot record it.
-        StorageAccessError: It cannot be written; the catalog lists the attempt as failed.
     """
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
@@ -102,13 +86,8 @@ def derive_savepoint(
 def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
     """Settle a savepoint without a lease if it is interrupted at any step before the catalog lists it.
 
-    Args:
-        stream: The stream.
-        snapshot_id: The savepoint.
-
-    Yields:
-        A list that receives the location of the savepoint once all of it is there. Its bytes are deleted
-        if the catalog confirms that it does not list them.
+    Yields a list that receives the location of the savepoint once all of it is there. Its bytes are deleted if the
+    catalog confirms that it does not list them.
     """
     written: list[str] = []
     try:

@@ -1,4 +1,4 @@
-"""What the catalog knows of one stream or snapshot, as a value to print, and how a user names a snapshot."""
+"""What the catalog knows of streams and snapshots, as values to print, and how a user names a snapshot."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ class StreamDescription:
     """A stream in full.
 
     Attributes:
-        summary: What it is doing.
         settings: Its checkpointing options, restart strategy and places, as of its last registration.
         record: Its row in the catalog: live directory, timeline, where its state came from.
         desired: Its desired state and upgrade; None if it is not managed.
-        executions: Its executions, newest first, up to the limit.
-        snapshots: Its completed snapshots, newest first, up to the limit.
-        requests: Requests that no process has accepted yet, oldest first.
+        executions: Newest first, up to the limit.
+        snapshots: Completed ones, newest first, up to the limit.
+        requests: Those that no process has accepted yet, oldest first.
     """
 
     summary: StreamSummary
@@ -67,7 +66,6 @@ class SnapshotDescription:
         record: Its row in the catalog.
         holds: What protects it from deletion at the moment.
         header: The header in its metadata: operators, sinks, plan.
-        file_count: Number of its files.
         full_bytes: Number of bytes that a restore reads.
     """
 
@@ -79,16 +77,7 @@ class SnapshotDescription:
 
 
 def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
-    """A stream in full.
-
-    Args:
-        catalog: The catalog.
-        stream_id: The stream.
-        limit: Maximum number of executions and of snapshots.
-
-    Raises:
-        StreamNotFoundError: It was never started.
-    """
+    """See `Client.describe_stream`."""
     record = catalog.streams.get(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
     newest = catalog.snapshots.newest_of([stream_id]).get(stream_id)
@@ -109,12 +98,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
 
 def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
-    """A completed snapshot that the catalog lists.
-
-    Args:
-        catalog: The catalog.
-        stream_id: The stream.
-        reference: `latest`, or its id, number (`chk-7`), label or location.
+    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location.
 
     Raises:
         SnapshotNotFoundError: There is none of this name.
@@ -132,13 +116,7 @@ def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotR
 
 
 def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescription:
-    """A snapshot in full, with what its metadata says.
-
-    Raises:
-        SnapshotNotFoundError: There is no such snapshot.
-        SnapshotCorruptError: Its metadata cannot be read.
-        StorageAccessError: Its storage cannot be reached.
-    """
+    """See `Client.describe_snapshot`."""
     record = find_snapshot(stream.catalog, stream.stream_id, reference)
     manifest = stream.store.manifest(record.location or "")
     holds = tuple(stream.catalog.holds.on(record.snapshot_id))
@@ -155,9 +133,8 @@ _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 class StreamStatus(StrEnum):
     """What a stream is doing.
 
-    NEVER_STARTED: It has no execution. STARTING: Its state is being prepared. RUNNING: Its query runs.
-    FAILED: Its last execution failed or died; the restart strategy may start it again. SUSPENDED,
-    CANCELED and FINISHED: Its last execution ended like this.
+    STARTING: Its state is being prepared. FAILED: Its last execution failed or died; the restart strategy may start it
+    again. SUSPENDED, CANCELED and FINISHED: Its last execution ended like this.
     """
 
     NEVER_STARTED = "NEVER_STARTED"
@@ -174,14 +151,12 @@ class StreamSummary:
     """One stream of a list.
 
     Attributes:
-        stream_id: Its id.
         asset_key: The assets that it writes, or its name outside Dagster.
-        status: What it is doing.
         reason: Why its last execution ended; None if it has not ended.
-        batch_id: The newest batch that its last execution reported as committed, or None.
-        newest_snapshot: The snapshot that a recovery would use, or None.
-        broken: Why its row in the catalog could not be fully read, or None.
-        rows_per_second: Speed of that batch while the query runs, or None.
+        batch_id: The newest batch that its last execution reported as committed.
+        newest_snapshot: The snapshot that a recovery would use.
+        broken: Why its row in the catalog could not be fully read.
+        rows_per_second: Speed of that batch while the query runs.
         records_behind: Records that wait in its sources while the query runs; None if no source reports it.
     """
 
@@ -217,14 +192,7 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    """The summary of one stream.
-
-    Args:
-        record: Its row in the catalog.
-        last: Its last execution, if it has one.
-        newest: The snapshot that a recovery would use, if it has one.
-        has_living_holder: Whether an execution holds its lease and may be alive.
-    """
+    """The summary of one stream."""
     progress = (last.progress if last is not None else None) or {}
     batch_id = progress.get("batch_id")
     status = _status(last, has_living_holder=has_living_holder)

@@ -1,10 +1,20 @@
-"""Reconciles a managed stream with its desired state: observe, decide, carry out, record.
+"""Decides how a managed stream reaches its desired state, and how an upgrade proceeds. Pure: no I/O, no clock.
 
-`decide` is pure: row, observation and policy in, one step out. What a user does with a stream by hand becomes its
-desired state: a stream that a user canceled is not started again, and one that a user started is not stopped.
+Row, observation and policy in, one step out. What a user does with a stream by hand becomes its desired state: a
+stream that a user canceled is not started again, and one that a user started is not stopped.
 
-The order makes a crash harmless: actions can be repeated (requests have fixed ids, runs have keys)
-and are recorded only afterwards. After a crash in between, the same decision is made again.
+| phase of an upgrade | the stream | next |
+|---|---|---|
+| PREFLIGHT | is unchanged | STOPPING; REFUSED if the new code cannot continue from the state |
+| STOPPING | is requested to stop | STARTING once its run is over; REFUSED if it cannot be stopped safely |
+| STARTING | is down | UPGRADING once an execution of the new code has begun |
+| UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK after a timeout or a permanent failure |
+| ROLLING_BACK | is requested to stop | RESTORING once its run is over |
+| RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, recorded by the run that does it |
+
+The modes and their fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), with one
+difference: code cannot be rolled back. Only one version is loaded, so a stream that was rolled back stays down until
+another version is loaded.
 """
 
 from __future__ import annotations
@@ -44,15 +54,7 @@ _STOP_BY = {
 
 
 def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """Decide the next step for one stream.
-
-    Args:
-        row: The desired state and the progress towards it.
-        declared: The state in the asset's definition, used unless an operator set another one. None:
-            not managed.
-        policy: How it is upgraded to another code version.
-        seen: The observed state.
-    """
+    """The next step for one stream. `declared`: the state in the asset's definition, unless an operator set another."""
     desired = row.desired or declared
     if not seen.is_alive and row.alert_until is AlertUntil.STOPPED:
         row = replace(row, alert=None, alert_until=None)
@@ -75,7 +77,7 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
 def is_steady(
     row: DesiredRecord, declared: DesiredState | None, execution: ExecutionRecord | None, code_version: str | None
 ) -> bool:
-    """Whether a stream needs no closer look: it is still in its desired state, as far as its catalog rows show."""
+    """Whether the catalog's rows alone show that a stream is still in its desired state: it needs no closer look."""
     desired = row.desired or declared
     if desired is None:
         return row.upgrade is None or row.upgrade.phase.is_over

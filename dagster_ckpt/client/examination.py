@@ -1,4 +1,4 @@
-"""Proves that a snapshot can be restored: its bytes, its completeness and, on request, its state as read by Spark."""
+"""Proves that snapshots can be restored, and diagnoses live directories."""
 
 from __future__ import annotations
 
@@ -43,12 +43,10 @@ class SnapshotVerification:
     """The result of verifying one snapshot.
 
     Attributes:
-        location: Its location.
-        header: Its header, if it can be read.
+        header: None if it cannot be read.
         deep: Whether every byte was compared with its digest.
         problems: What is wrong; empty if it can be restored.
-        state: Rows by operator and store, as Spark reads them from a restored copy; None if not
-            requested.
+        state: Rows by operator and store, as Spark reads them from a restored copy; None if not requested.
     """
 
     location: str
@@ -79,16 +77,7 @@ class SnapshotVerification:
 
 
 def locations_of(stream: StreamHandle, reference: str) -> list[str]:
-    """Locations of the snapshots that a reference names.
-
-    Args:
-        stream: The stream.
-        reference: "latest", "all", or the id, number (`chk-7`), label or location of a snapshot; the
-            location may be of one that the catalog does not list.
-
-    Raises:
-        SnapshotNotFoundError: There is none of this name.
-    """
+    """Locations of the snapshots that a reference names, see `Client.verify`."""
     listed = [
         snapshot for snapshot in stream.catalog.snapshots.completed(stream.stream_id) if snapshot.location is not None
     ]
@@ -144,23 +133,16 @@ def verify_snapshot(
 ) -> SnapshotVerification:
     """Prove that a snapshot can be restored.
 
-    The checks run in this order, each only if the previous one found nothing: the data objects
-    exist and are long enough; with `deep`, every byte matches its digest; all files that a resume
-    after the snapshot's batch needs are among its files, in known formats; with a session, the
-    snapshot is restored to a temporary copy and the state of every operator is read.
-
-    Args:
-        stream: The stream.
-        location: The snapshot.
-        deep: Read every byte.
-        spark: A session to read the state with. The copy is created next to the stream's live
-            directories and deleted afterwards.
+    The checks run in this order, each only if the previous one found nothing: the data objects exist and are long
+    enough; with `deep`, every byte matches its digest; all files that a resume after the snapshot's batch needs are
+    among its files, in known formats; with a session, the snapshot is restored to a temporary copy beside the live
+    directories and the state of every operator is read.
 
     Raises:
-        SnapshotNotFoundError: The catalog has deleted the snapshot, or is deleting it, which says
-            nothing about its bytes.
-        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
-        UnsupportedSparkError: The session's Spark cannot read the state, which says nothing about it.
+        SnapshotNotFoundError: The catalog has deleted the snapshot, or is deleting it. Like the following errors,
+            this says nothing about its bytes.
+        StorageAccessError: The storage cannot be reached.
+        UnsupportedSparkError: The session's Spark cannot read the state.
     """
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
@@ -192,7 +174,7 @@ def _verify_snapshot(
 
 
 def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
-    """Record the result in the catalog, for the health check and for automatic restarts.
+    """Record the result for the health check and for automatic restarts.
 
     A check of lengths alone does not clear a problem found by comparing every byte.
     """
@@ -216,13 +198,7 @@ def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: Spark
 
 @dataclass(frozen=True)
 class StreamExamination:
-    """The result of examining a stream.
-
-    Attributes:
-        stream_id: The stream.
-        diagnosis: The diagnosis of its live directory.
-        choice: The snapshot to use if the live directory must be abandoned.
-    """
+    """The diagnosis of a live directory, and the snapshot to use if the directory must be abandoned."""
 
     stream_id: str
     diagnosis: Diagnosis
@@ -263,20 +239,7 @@ class StreamExamination:
 def examine_live_directory(
     stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
 ) -> StreamExamination:
-    """Examine a stream's live directory, whether or not a query is running in it. Changes nothing.
-
-    Args:
-        stream: The stream.
-        url: Another directory than the stream's own, such as an old `live-<k>-<token>` or a copy.
-        deep: Read the content of every state file that a resume needs.
-        deep_snapshots: Compare every byte of the recommended snapshot with its digest; otherwise check
-            lengths and completeness.
-
-    Raises:
-        StreamNotFoundError: The stream was never started.
-        NothingCommittedError: The stream has no live directory.
-        StorageAccessError: The storage cannot be reached, so there is no result.
-    """
+    """See `Client.doctor`."""
     record = stream.catalog.streams.get(stream.stream_id)
     location = url or record.live_directory
     if location is None:

@@ -1,9 +1,8 @@
 """Exporting: a snapshot becomes a checkpoint directory in which plain Spark continues, without this package.
 
-A snapshot does not contain the rows of the sinks. Whether plain Spark continues exactly depends on
-where each sink is: the file sink and Delta skip batches that they have, and nothing rolls them back
-outside of this package. So the export reports each sink, and can copy the rows of file sinks up to
-the snapshot into new folders, with the log that Spark needs there.
+A snapshot does not contain the rows of the sinks. Whether plain Spark continues exactly depends on where each sink
+is: the file sink and Delta skip batches that they have, and nothing rolls them back outside of this package. So the
+export reports each sink, and can copy the rows of file sinks with the log that Spark needs.
 """
 
 from __future__ import annotations
@@ -49,14 +48,7 @@ class ExportedSink:
 
 @dataclass(frozen=True)
 class Export:
-    """An exported snapshot.
-
-    Attributes:
-        stream_id: The stream.
-        snapshot: Description of the snapshot.
-        found: The exported directory, as plain Spark finds it.
-        sinks: Its sinks.
-    """
+    """An exported snapshot; `found` is the exported directory as plain Spark finds it."""
 
     stream_id: str
     snapshot: str
@@ -82,28 +74,7 @@ def export_snapshot(
     outputs: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Export:
-    """Export a snapshot as a checkpoint directory that plain Spark continues. The stream is not changed.
-
-    The exported query keeps the id of the original, so that sinks that remember it continue. If it is
-    interrupted, repeat it: it replaces what it has left.
-
-    Args:
-        stream: The stream; it may be running.
-        reference: The snapshot: `latest`, or its id, number (`chk-7`), label or location.
-        to: The directory to create; it must not exist.
-        outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up to
-            the snapshot.
-        progress: Called after each file of the snapshot with the number of files that are done and of all.
-
-    Raises:
-        SnapshotNotFoundError: There is no such snapshot.
-        OptionError: The directory lies among those of a stream, or a directory with the name in which the
-            export is built belongs to someone else.
-        SnapshotCorruptError: The snapshot lacks data or was altered.
-        RestoreError: The directory exists, or Spark could not start in what the snapshot contains.
-        SharedSinkError: An output is not one of the snapshot, or its new folder is in use.
-        StorageAccessError: Something cannot be read or written.
-    """
+    """See `Client.export`."""
     snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
     location, target = snapshot_location(snapshot), LiveDirectory(to)
     for place in (stream.live_root, location):

@@ -54,14 +54,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        check: The check.
-        verdict: The result.
-        message: The reason, for users.
-        figures: The figures it is based on.
-    """
+    """The result of one check: the reason for users, and the figures it is based on."""
 
     check: HealthCheck
     verdict: Verdict
@@ -71,13 +64,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class StreamHealth:
-    """The health of one stream.
-
-    Attributes:
-        stream_id: The stream.
-        verdict: The worst verdict of its checks.
-        findings: One per check.
-    """
+    """The health of one stream: the worst verdict, and one finding per check."""
 
     stream_id: str
     verdict: Verdict
@@ -89,11 +76,7 @@ class StreamHealth:
 
 
 def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
-    """Judge one stream by what the catalog knows of it.
-
-    Raises:
-        StreamNotFoundError: It was never started.
-    """
+    """See `Client.health`."""
     catalog, stream_id = stream.catalog, stream.stream_id
     catalog.streams.get(stream_id)
     now_ms = catalog.now_ms()
@@ -103,14 +86,7 @@ def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealt
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
-    """Judge a stream: one finding per `HealthCheck`, in their order.
-
-    Args:
-        facts: What is known of it.
-        options: Its checkpointing options.
-        settings: The thresholds.
-        now_ms: The current time, in ms since the epoch.
-    """
+    """One finding per `HealthCheck`, in their order."""
     return [
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),

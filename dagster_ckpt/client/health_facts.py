@@ -94,7 +94,7 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class SourceKind(Enum):
-    """Kind of a source, derived from Spark's name for it."""
+    """Kind of a source, by Spark's name for it."""
 
     KAFKA = "KAFKA"
     FILES = "FILES"
@@ -116,8 +116,8 @@ class SourceFacts:
     Attributes:
         name: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
         behind: Records waiting in it, or None if it does not report them.
-        read_up_to: Kafka offsets up to which the restore point has read, or None.
-        earliest: Earliest Kafka offsets that the topic still has, or None.
+        read_up_to: Kafka offsets up to which the restore point has read.
+        earliest: Earliest Kafka offsets that the topic still has.
         lags: Records waiting in each partition of a Kafka topic, by names such as `orders-3`.
     """
 
@@ -151,7 +151,7 @@ class Retention:
 
 
 def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
-    """The sources in an execution's progress in the catalog; None if it has not reported any."""
+    """The sources in an execution's progress; None if it has not reported any."""
     reported = progress.get("sources")
     if not isinstance(reported, list) or not reported:
         return None
@@ -193,7 +193,7 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """The same sources, with the earliest offsets of their topics added to Kafka sources."""
+    """The sources, with the earliest offsets that the topics of Kafka sources still have."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
@@ -204,7 +204,7 @@ def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
 
 
 def lag(sources: Sequence[SourceFacts]) -> int | None:
-    """Records waiting in all sources, or None if one of them does not report it."""
+    """Records waiting in all sources; None if one of them does not report it."""
     if any(source.behind is None for source in sources):
         return None
     return sum(source.behind or 0 for source in sources)
@@ -262,30 +262,27 @@ def _gone(source: SourceFacts) -> str | None:
 
 @dataclass(frozen=True)
 class HealthFacts:
-    """What is known of a stream.
+    """What the catalog knows of a stream; None where it does not know, or where there is nothing.
 
     Attributes:
-        running_since_ms: When its running execution began, or None if it is not running.
-        newest: The snapshot that it would be recovered from, or None.
-        verified: The snapshot that was verified last, or None.
+        running_since_ms: When its running execution began.
+        newest: The snapshot that it would be recovered from.
+        verified: The snapshot that was verified last.
         failures: Attempts that failed since the newest snapshot.
-        last_failure: Why the last of them failed.
-        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`, or None.
-        slowest_ms: Longest duration among its last completed checkpoints, or None.
-        sources: Its sources, as the last batch reported them; None if none has.
-        rows_per_second: Speed of the last batch, or None.
-        desired: Its desired state and the progress of its last upgrade; None if no state was set.
-        loaded_version: Version of the code that the code location has now; None if it has none.
-        heartbeat_at_ms: Last heartbeat of the process of its running query; None if none is running.
+        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`.
+        slowest_ms: Longest duration among its last completed checkpoints.
+        sources: As the last batch reported them.
+        rows_per_second: Speed of the last batch.
+        desired: Its desired state and the progress of its last upgrade.
+        loaded_version: Version of the code that the code location has now.
+        heartbeat_at_ms: Last heartbeat of the process of its running query.
         process: Description of that process, to find it.
-        inactivity: What that query is doing and for how long; None if its process does not report it.
-        down: Why it is not running although it should; None if it is running or need not.
-        down_since_ms: Since when it is down.
+        inactivity: What that query is doing and for how long.
+        down: Why it is not running although it should.
         failed_runs: How many of its executions failed recently, since the newest snapshot completed.
         last_end: Why the last of them failed.
-        first_started_ms: When the stream was started for the first time; None if it never was.
-        unrestorable: Why a recovery could not continue from `newest`; None if none has failed there.
-        watermark_ms: Its watermark, as the last batch reported it; None without one.
+        first_started_ms: When the stream was started for the first time.
+        unrestorable: Why a recovery could not continue from `newest`.
     """
 
     running_since_ms: int | None = None
@@ -315,13 +312,7 @@ _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
-    """Gather the facts for health checks. Reads only the catalog: no storage, no source, no running query.
-
-    Args:
-        catalog: The catalog.
-        settings: The thresholds by stream id; selects the streams.
-        now_ms: The current time, in ms since the epoch.
-    """
+    """Gather the facts for health checks from the catalog alone. `settings` selects the streams."""
     stream_ids: Sequence[str] = list(settings)
     executions = catalog.executions.latest_of(stream_ids)
     windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
@@ -377,7 +368,7 @@ def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
 
 
 def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
-    """Why a stream is not running although it should: its last run failed, or its desired state is RUNNING."""
+    """Why a stream is not running although it should."""
     if execution is not None and execution.status in _ALIVE:
         return None
     if execution is not None and execution.status is ExecutionStatus.FAILED:

@@ -1,9 +1,9 @@
-"""Launches drivers that outlive the process that launched them, and says what a driver was started for.
+"""Starts of drivers: launches them, says what a driver was started for, and hands a stream over from the running query.
 
-The catalog keeps the handle of each launched driver. A user starts a stream with a START request,
-which contains the starting point, or by running its program on a terminal. Any other start of a
-stream that has run before counts as a restart by a cluster or a service manager: recovery failures
-are remembered, and the restart strategy keeps counting.
+A launched driver outlives the process that launched it; the catalog keeps its handle. A user starts a stream with a
+START request, which contains the starting point, or by running its program on a terminal. Any other start of a stream
+that has run before counts as a restart by a cluster or a service manager: recovery failures are remembered, and the
+restart strategy keeps counting.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class DriverLaunch:
     start_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Refuse a command that could not be run."""
         if isinstance(self.command, str) or not self.command:
             raise OptionError(
                 f"command is {_shown(self.command)!r}, but must be a list of words such as "
@@ -91,10 +90,9 @@ def _shown(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class LaunchedDriver:
-    """A driver that was launched by this process or another.
+    """A driver that was launched by this process or another, by its handle in the catalog.
 
     Attributes:
-        record: Its handle in the catalog.
         exit_code: Its exit code once it has ended, if this process launched it; None otherwise.
     """
 
@@ -125,12 +123,6 @@ class LaunchedDriver:
 
 def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
     """Start a driver in a separate session, so that no signal to this process reaches it.
-
-    Args:
-        stream: The stream, registered in the catalog.
-        launch: How to launch it.
-        request: The START request that the driver must answer.
-        run_id: The run that launches it.
 
     Raises:
         RequestFailedError: The command cannot be run.
@@ -191,7 +183,6 @@ class StartOrder:
     """How a driver starts its stream.
 
     Attributes:
-        start_from: Where to start.
         cause: Whether a user or a restart started it.
         request_id: The START request that it answers, if any.
         run_id: The Dagster run that launched it, if any.
@@ -223,18 +214,12 @@ def start_order(
 ) -> StartOrder:
     """Determine what this driver was started for.
 
-    A driver that was launched for a request follows that request once. If its cluster starts it
-    again, it continues from the latest state. A driver started by anything else takes the oldest
-    open request for which no driver is launched.
-
-    Args:
-        catalog: The catalog.
-        stream_id: The stream.
-        otherwise: Where to start if there is no request.
-        environment: Names the request that a driver was launched for.
+    A driver that was launched for a request, which `environment` names, follows it once. If its cluster starts it
+    again, it continues from the latest state. A driver started by anything else takes the oldest open request for
+    which no driver is launched; without one it starts from `otherwise`.
 
     Raises:
-        RequestFailedError: That request has failed or was withdrawn, or belongs to another stream.
+        RequestFailedError: The request has failed or was withdrawn, or belongs to another stream.
         CatalogError: There is no such request.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
@@ -298,7 +283,7 @@ def hand_over(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] | None = None,
 ) -> None:
-    """Before a start: check it with the loaded code while the old query runs, then suspend that query.
+    """Before a start beside the running query: check it with the loaded code, and only then suspend that query.
 
     Does nothing if no query runs, or if the request does not ask for it. If the start is refused, the request fails
     with the reason and the query runs on.

@@ -35,11 +35,10 @@ class StopResult:
     """How a stream was stopped.
 
     Attributes:
-        stream_id: The stream.
         was_running: Whether a query was running; otherwise the stream was between two restarts.
         savepoint: The savepoint that it was stopped with, if any.
-        retention: What the clean-up option deleted and kept, if it was applied here. The process of a
-            running query applies it itself.
+        retention: What the clean-up option deleted and kept, if it was applied here. The process of a running query
+            applies it itself.
     """
 
     stream_id: str
@@ -76,15 +75,16 @@ class LifecycleMethods(Connection):
 
         Args:
             stream: The stream.
-            savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint
-                fails, the query continues.
+            savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint fails, the
+                query
+                continues.
             label: A name for the savepoint.
             target_directory: Folder for the savepoint, instead of the configured one.
             timeout_s: How long to wait.
 
         Raises:
-            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint,
-                a stream that waits for its restart can be stopped too.
+            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint, a stream that
+                waits for its restart can be stopped too.
             RequestTimeoutError: It did not stop in time.
         """
         from dagster_ckpt.client.requests import ask, await_stop, require_running, snapshot_of
@@ -154,9 +154,7 @@ class LifecycleMethods(Connection):
     def preview_rewind(self, stream: str, *, start_from: str | StartFrom = "latest") -> RewindPreview:
         """What a start would undo and process again, and the effect on each sink. Changes nothing.
 
-        Args:
-            stream: The stream; it may be running.
-            start_from: As in `restart`.
+        The stream may be running; `start_from` is that of `restart`.
 
         Raises:
             SnapshotNotFoundError: The named snapshot does not exist.
@@ -184,38 +182,35 @@ class LifecycleMethods(Connection):
         report: Callable[[str], None] = _LOG.info,
         suspend_first: bool = False,
     ) -> RewindPreview:
-        """Start a stream, suspending it first if it is running. Returns once the query is started.
+        """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
         What the catalog, the storage and the sinks tell is checked first. The run is launched by the supervisor
-        sensor, which must be turned on. It checks what only the new code tells (its plan, its sources and its sink)
-        beside the running query, and only then suspends it. If the start is refused, or no run is launched, the query
-        runs on. If a person or a service runs the program of the stream instead, or with `suspend_first`, the query is
-        suspended first and the start checks the code. If that is refused, the query is started again from where it
-        stopped, unless that is what was refused.
+        sensor,
+        which must be turned on. It checks what only the new code tells (its plan, sources and sink) beside the
+        running
+        query, and only then suspends it. If the start is refused, or no run is launched, the query runs on.
 
-        The snapshot to start from cannot be deleted meanwhile.
+        If a person or a service runs the program of the stream instead, or with `suspend_first`, the query is
+        suspended
+        first and the start checks the code. If that is refused, the query is started again from where it stopped.
 
         Args:
             stream: The stream.
             start_from: Where to start; a `StartFrom` if the start has options.
-            ahead: What `preview_rewind` returned for the same start. The sinks are not asked again, unless the
-                stream would meanwhile start from another point.
+            ahead: What `preview_rewind` returned for the same start. The sinks are not asked again, unless the stream
+                would meanwhile start from another point.
             timeout_s: How long to wait for each step.
             report: Called with a message for every step.
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
-        Returns:
-            What the start undid.
-
         Raises:
-            SnapshotNotFoundError: The named snapshot does not exist; a running stream continues.
-            LiveDirectoryError: There is no state to start from; a running stream continues.
-            RowsAtRiskError: A sink could lose rows, and `accept_loss` is not set; a running stream
+            SnapshotNotFoundError: The named snapshot does not exist. After this and the next errors, a running stream
                 continues.
-            SinkRollbackError: A sink that must be rolled back cannot be; a running stream continues.
-            StateRewriteError: The state cannot be rewritten to `state_partitions`; a running stream
-                continues.
-            RequestFailedError: The start failed, or no code location defines the stream, which continues.
+            LiveDirectoryError: There is no state to start from.
+            RowsAtRiskError: A sink could lose rows, and `accept_loss` is not set.
+            SinkRollbackError: A sink that must be rolled back cannot be.
+            StateRewriteError: The state cannot be rewritten to `state_partitions`.
+            RequestFailedError: The start failed, or no code location defines the stream.
             RequestTimeoutError: No run was launched in time.
         """
         from dagster_ckpt.client.requests import await_answer, await_stop, is_running, withdrawing
@@ -323,9 +318,7 @@ class LifecycleMethods(Connection):
     def accept_plan_change(self, stream: str, fingerprint: str) -> None:
         """Accept, once, that code with a different plan continues from a stream's state.
 
-        Args:
-            stream: The stream.
-            fingerprint: Fingerprint of the plan, as shown in the error; other changes are still refused.
+        The error that refused the plan shows its fingerprint; other changes are still refused.
         """
         self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 
@@ -373,10 +366,10 @@ class LifecycleMethods(Connection):
     ) -> UpgradeRecord:
         """Roll a stream back to the snapshot taken before a failed upgrade; its next start continues there.
 
-        It can be interrupted anywhere and repeated.
+        The stream must not be running. If the roll-back is interrupted, repeat it.
 
         Args:
-            stream: The stream; it must not be running.
+            stream: The stream.
             run_id: The Dagster run that does it, if any, as the lease shows it.
             report: Called with a message for every step.
 
@@ -386,7 +379,6 @@ class LifecycleMethods(Connection):
         Raises:
             RequestFailedError: The stream has no upgrade to roll back.
             LeaseHeldError: The stream is running.
-            LiveDirectoryError: Its folder of live directories belongs to another deployment.
             StorageAccessError: Something could not be read or written; try again.
         """
         from dagster_ckpt.client.reconciliation import roll_back

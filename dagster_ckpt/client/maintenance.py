@@ -48,12 +48,7 @@ class MaintenanceMethods(Connection):
         )
 
     def health(self, stream: str, *, settings: HealthSettings | None = None) -> StreamHealth:
-        """Evaluate the health checks of a stream from the catalog.
-
-        Args:
-            stream: The stream.
-            settings: The thresholds; default: `HealthSettings()`.
-        """
+        """Evaluate the health checks of a stream from the catalog; default thresholds: `HealthSettings()`."""
         from dagster_ckpt.client.health import stream_health
         from dagster_ckpt.client.health_facts import HealthSettings
 
@@ -71,8 +66,7 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream.
-            state: How it ended (FINISHED, CANCELED, FAILED, SUSPENDED); None: no completed snapshot is
-                deleted.
+            state: How it ended (FINISHED, CANCELED, FAILED, SUSPENDED); None: no completed snapshot is deleted.
             execution_id: The execution that ended; default: the newest one.
             dry_run: Only report what would be deleted and removed.
         """
@@ -97,17 +91,13 @@ class MaintenanceMethods(Connection):
     def apply_retention_to_all(
         self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, RetentionReport]:
-        """Finish interrupted deletions and remove orphaned bytes of every stream in the catalog.
+        """Finish interrupted deletions and remove orphaned bytes of every stream; returns the reports by stream id.
 
-        A stream that cannot be opened, for example because its storage is unavailable, is reported as
-        failed and does not stop the others.
+        A stream that cannot be opened is reported as failed and does not stop the others.
 
         Args:
             dry_run: Only report what would be removed.
             progress: Called after each stream with the number of streams that are done, and of all.
-
-        Returns:
-            The report of each stream, by id.
         """
         from dagster_ckpt.recovery.retention import RetentionReport
 
@@ -165,17 +155,16 @@ class MaintenanceMethods(Connection):
     ) -> PrunedHistory:
         """Delete old rows of a stream's history from the catalog. No snapshot and no file is deleted.
 
-        Deleted are rows of snapshots that no longer exist, failed attempts, ended executions, events and
-        answered requests; see `PruningRecords.prune` for those that stay however old they are.
+        Deleted are rows of snapshots that no longer exist, failed attempts, ended executions, events and answered
+        requests;
+        see `PruningRecords.prune` for those that stay however old they are.
 
         Args:
             stream: The stream; it may be running.
-            older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each
-                within seconds, unless it is turned off.
+            older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each within
+                seconds,
+                unless it is turned off.
             dry_run: Only count.
-
-        Raises:
-            OptionError: The number of days is not positive.
         """
         if older_than_days < 1:
             raise OptionError(f"older_than_days is {older_than_days}, but must be at least 1.")
@@ -185,24 +174,20 @@ class MaintenanceMethods(Connection):
     def sweep(self, stream: str, *, dry_run: bool = True, older_than_ms: int | None = None) -> RetentionReport:
         """Report, or without `dry_run` remove, bytes in the storage that no snapshot refers to.
 
-        Args:
-            stream: The stream.
-            dry_run: Only report.
-            older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the
-                checkpoint timeout if that is longer.
+        Bytes younger than `older_than_ms`, by the storage's clock, stay. Default: six hours, or twice the
+        checkpoint timeout
+        if that is longer.
         """
         from dagster_ckpt.recovery.retention import housekeeping
 
         return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
 
     def output_files(self, stream: str) -> list[str]:
-        """List the files that a stream's file sinks have committed: exactly the rows of the stream.
+        """List the files that a stream's file sinks have committed, sorted: exactly the rows of the stream.
 
-        For readers that do not follow Spark's log of the folder. They would also read the files of batches
-        that a rewind has undone, and those of a batch that is being written.
-
-        Args:
-            stream: The stream; it may be running.
+        For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB). They would also read the
+        files of
+        batches that a rewind has undone, and those of a batch that is being written. After a rewind, list them again.
 
         Example:
             >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
@@ -214,10 +199,12 @@ class MaintenanceMethods(Connection):
     def clean_sinks(self, stream: str, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
         """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
 
-        Args:
-            stream: The stream; it may be running.
-            dry_run: Only report.
-            grace_ms: Younger files stay. Default: one day.
+        Files younger than `grace_ms` (default: one day) stay. The stream may be running.
+
+        Raises:
+            SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
+            SinkRollbackError: A sink has no complete log, so its files cannot be judged.
+            SnapshotCorruptError: A snapshot cannot be read, so the files it names are unknown.
         """
         from dagster_ckpt.client.outputs import clean_sinks
 
@@ -227,11 +214,8 @@ class MaintenanceMethods(Connection):
         """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
 
         Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which
-        is unique, and its length; if one is not there, nothing is changed.
-
-        Args:
-            folder: The folder. No stream that writes there may be running.
-            dry_run: Only find the files.
+        is unique,
+        and its length; if one is not there, nothing is changed. No stream that writes there may be running.
         """
         from dagster_ckpt.client.outputs import relocate_output
 
@@ -240,12 +224,14 @@ class MaintenanceMethods(Connection):
     def rebuild_output_logs(self, stream: str, *, dry_run: bool = False) -> list[RebuiltOutput]:
         """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
 
-        Args:
-            stream: The stream; it must not be running.
-            dry_run: Only say what would be rebuilt.
+        Each entry is the one that Spark wrote, and every file that it lists must be there. The stream must not be
+        running.
 
         Returns:
             One result per folder whose log needed it, with the batches that no snapshot has captured.
+
+        Raises:
+            SinkRollbackError: No snapshot has captured the log, or it cannot be rebuilt. Nothing was changed.
         """
         from dagster_ckpt.client.outputs import rebuild_output_logs
 
@@ -258,10 +244,21 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it must not be running, not even under another catalog.
-            take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start
-                names it. Nothing of that deployment may be running.
+            take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start names it.
+                Nothing of
+                that deployment may be running.
             continue_from: "live" or "newest": where the stream continues if its live directory is an old copy,
-                behind a snapshot that was taken of it. None refuses that and names both.
+                behind a
+                snapshot that was taken of it. None refuses that and names both.
+
+        Raises:
+            StreamNotFoundError: Nothing of it was found, and the catalog does not know it either; nothing was
+                changed.
+            CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over another.
+            LiveDirectoryError: The files belong to another deployment, named in the message, or the live directory
+                is an
+                old copy.
+            LeaseHeldError: The stream is running.
         """
         from dagster_ckpt.client.rebuild import rebuild
 
@@ -271,16 +268,7 @@ class MaintenanceMethods(Connection):
     def rebuild_all(
         self, *, take_over_deployment: str | None = None, continue_from: str | None = None
     ) -> CatalogRebuild:
-        """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`.
-
-        Args:
-            take_over_deployment: As in `rebuild`.
-            continue_from: As in `rebuild`.
-
-        Raises:
-            OptionError: The client was opened without a storage.
-            StorageAccessError: The storage cannot be reached.
-        """
+        """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`; see `rebuild`."""
         from dagster_ckpt.client.rebuild import rebuild_all
 
         return rebuild_all(

@@ -22,7 +22,7 @@ STOPPING = (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND, RequestKind.CA
 
 
 class StreamLife(Enum):
-    """The current state of a stream.
+    """What a managed stream is doing.
 
     NEVER_STARTED: It has no execution.
     ALIVE: Its run is in progress, or its lease is held.
@@ -37,7 +37,7 @@ class StreamLife(Enum):
 
 
 class StepRun(Enum):
-    """Work that a sensor must not do itself and that a separate run performs."""
+    """Work that takes too long for a sensor, so that a separate run does it."""
 
     PREFLIGHT = "PREFLIGHT"
     ROLL_BACK = "ROLL_BACK"
@@ -49,15 +49,14 @@ class ObservedStream:
     """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
-        life: Its current state.
         now_ms: The catalog's time.
         code_version: Version of the loaded code, None if it declares none.
-        execution: Its newest execution.
+        execution: The newest one.
         is_ours: Whether a request made here started that execution.
         request: The last request made here.
         start_pending: Whether someone else has requested a start.
         has_state: Whether there is a live directory or a snapshot to continue from.
-        newest_snapshot: The newest snapshot of its timeline.
+        newest_snapshot: Of its timeline.
         is_healthy: Whether it has committed a batch or completed a snapshot since the upgrade's start.
         is_idle: Whether its query is running and waits for data.
         runs_failed: How many runs of the current step ended without a result.
@@ -100,7 +99,7 @@ class ObservedStream:
 
 @dataclass(frozen=True)
 class Ask:
-    """Submit a request to the stream. The id makes repeated submission idempotent."""
+    """Submit a request. The id makes repeated submission idempotent."""
 
     request_id: str
     kind: RequestKind
@@ -109,13 +108,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Withdraw a request.
-
-    Attributes:
-        request_id: The request.
-        only_pending: Whether to leave the request if it was accepted in the meantime. If False,
-            nothing is left to answer it.
-    """
+    """Withdraw a request; with `only_pending` not one that a process has accepted."""
 
     request_id: str
     only_pending: bool = False
@@ -123,7 +116,7 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Run:
-    """Have a run perform the current step. If one is already in progress, nothing happens."""
+    """Have a run perform the current step, unless one is in progress."""
 
     step: StepRun
 
@@ -151,11 +144,10 @@ class Decision:
 
     Attributes:
         reason: One sentence for users.
-        upgrade: The resulting upgrade record.
-        alert: What a user must know, or None.
+        alert: What a user must know, if anything.
         request_id: The last request made here.
         alert_until: What ends the alert automatically.
-        actions: The actions, in order; each can be repeated.
+        actions: In order; each can be repeated.
         reached: The desired state has been reached.
         begins: An upgrade begins.
         holds_restart: The restart strategy must not start the stream for now.
@@ -172,7 +164,7 @@ class Decision:
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """The same decision with further actions and changed values. A new alert never ends automatically."""
+        """The same decision with further actions and other values. A new alert never ends automatically."""
         if "alert" in changes:
             changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)
@@ -184,7 +176,7 @@ def stay(row: DesiredRecord, reason: str) -> Decision:
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
-    """Submit a request to the stream, once per step of a generation."""
+    """Submit a request, once per step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
     return stay(row, reason).with_changes(Ask(request_id, kind, arguments), request_id=request_id)
 
@@ -225,7 +217,7 @@ def ask_to_stop(
     reason: str,
     step: str = "stop",
 ) -> Decision:
-    """Request a stream to stop, then wait. If that fails, request it in another way, or alert users.
+    """Request a stop, then wait. If that fails, request it in another way, or alert users.
 
     Args:
         row: The managed stream.
@@ -252,15 +244,10 @@ def ask_to_stop(
 
 
 def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
-    """Alert for a stream that has not answered the last request to stop in time, or has not ended.
+    """The alert for a stream that has not answered the last request to stop in time, or has not ended; else None.
 
-    Args:
-        seen: The stream.
-        timeout_ms: Time to answer, and then again to end; None: unlimited.
-
-    Returns:
-        What was found and what to do, in a text that stays the same from call to call; None while there
-        is time left.
+    The text says what to do and stays the same from call to call. `timeout_ms` is the time to answer, and then again to
+    end; None: unlimited.
     """
     request, execution = seen.request, seen.execution
     if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:

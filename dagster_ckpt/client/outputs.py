@@ -1,8 +1,8 @@
-"""Part files of file sinks: those that the log names, and those that it no longer names, which are deleted.
+"""Repairs and cleans the outputs of file sinks: part files that no log names, logs of moved folders, lost logs.
 
-Two things may still need a file that the log does not name: a batch being written, and a snapshot
-whose copy of the log names it, since a start from there makes it visible again. A forked output has
-its own files. Files that a batch job has written to the same folder are not the stream's.
+Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
+log names it, since a start from there makes it visible again. A forked output has its own files. Files that a batch
+job has written to the same folder are not the stream's.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ class Orphan:
 
     Attributes:
         sink: Folder of the sink.
-        file: The file.
-        age_ms: How long ago it was written, or None if the file system does not report it.
+        age_ms: None if the file system does not report it.
         undone_by: The rollback that removed it from the log, or that a failed attempt left it.
-        kept_because: Why it must not be deleted (yet), or None.
+        kept_because: Why it must not be deleted (yet).
     """
 
     sink: str
@@ -70,12 +69,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class SinkCleaning:
-    """What was found, and what was done.
-
-    Attributes:
-        orphans: Files that no log names.
-        deleted: Whether the removable ones were deleted.
-    """
+    """Files that no log names, and whether the removable ones were deleted."""
 
     orphans: tuple[Orphan, ...]
     deleted: bool
@@ -97,23 +91,7 @@ def clean_sinks(
     dry_run: bool = True,
     grace_ms: int | None = None,
 ) -> SinkCleaning:
-    """List, and without `dry_run` delete, part files of a stream's file sinks that nothing names.
-
-    Ages are measured by the clock of each sink's storage, never by this machine's.
-
-    Args:
-        stream: The stream; it may be running.
-        dry_run: Only list.
-        grace_ms: Younger files are kept. Default: one day.
-
-    Raises:
-        StreamNotFoundError: The stream was never started.
-        SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
-        SinkRollbackError: A sink has no complete log, so its files cannot be judged.
-        LiveDirectoryError: A log has a gap, or an entry cannot be read.
-        SnapshotCorruptError: A snapshot cannot be read, so the files it names are unknown.
-        StorageAccessError: A sink or a snapshot cannot be reached.
-    """
+    """See `Client.clean_sinks`. Ages are measured by the clock of each sink's storage, never by this machine's."""
     grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
     refuse_to_clean(stream)
     sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
@@ -202,40 +180,13 @@ def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
 
 
 def output_files(stream: StreamHandle) -> list[str]:
-    """The files that a stream's file sinks have committed, as their logs list them: exactly the rows of the stream.
-
-    Readers that do not follow the log (pandas, Polars, DuckDB) would also read the files of batches that a
-    rewind has undone, and those of a batch that is being written. After a rewind, list the files again.
-
-    Args:
-        stream: The stream; it may be running.
-
-    Returns:
-        Local paths or URLs, sorted; empty if the stream writes to no file sink, or nothing yet.
-
-    Raises:
-        StreamNotFoundError: The stream was never registered.
-        LiveDirectoryError: A log cannot be parsed.
-        StorageAccessError: A sink cannot be reached.
-    """
+    """See `Client.output_files`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     return sorted(path for folder in folders for path in committed_files(folder))
 
 
 def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> Relocation:
-    """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
-
-    Args:
-        catalog: The catalog: no stream that writes to the folder may be running.
-        folder: The folder.
-        dry_run: Only find the files.
-
-    Raises:
-        SharedSinkError: A running stream writes there.
-        SinkRollbackError: There is no log, or a file is not there. Nothing was changed.
-        LiveDirectoryError: An entry of the log cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """See `Client.relocate_output`."""
     sink = FileSink.at(folder)
     for stream in catalog.streams.all():
         writes = sink.is_among(sinks_of(catalog.executions.last_sinks(stream.stream_id)))
@@ -255,7 +206,6 @@ class RebuiltOutput:
     """What became of the log of one folder.
 
     Attributes:
-        folder: The folder.
         batch_id: The newest batch that its log now lists.
         source: The snapshot that had captured it.
         unknown: Batches that the query has committed since, whose files nothing lists.
@@ -281,24 +231,7 @@ class RebuiltOutput:
 
 
 def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: str) -> list[RebuiltOutput]:
-    """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
-
-    Each entry is the one that Spark wrote. Every file that the rebuilt log lists must be there with its length.
-
-    Args:
-        stream: The stream; it must not be running.
-        dry_run: Only say what would be rebuilt.
-        origin: Who requests it, as shown by the lease.
-
-    Returns:
-        One result per folder whose log needed it.
-
-    Raises:
-        LeaseHeldError: The stream is running.
-        SinkRollbackError: No snapshot has captured the log, or it cannot be rebuilt. Nothing was changed.
-        LiveDirectoryError: An entry of a log cannot be parsed.
-        StorageAccessError: A sink, a snapshot or the live directory cannot be reached.
-    """
+    """See `Client.rebuild_output_logs`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     broken = [folder for folder in folders if _is_incomplete(folder, _committed(stream))]
     planned = [_plan(stream, folder) for folder in broken]

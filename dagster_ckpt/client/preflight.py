@@ -44,9 +44,10 @@ def preflight(
 ) -> PreflightRecord:
     """Try whether the loaded code can resume from a stream's state. The stream may be running and is not changed.
 
-    The newest committed batch is replayed, so that state is loaded, updated and written. If Spark
-    no longer retains what that needs, or the sources no longer have the data, a batch of new data
-    is processed instead, if there is any.
+    The newest committed batch is replayed, so that state is loaded, updated and written. If Spark no longer retains
+    what that needs, or the sources no longer have the data, a batch of new data is processed instead, if there is
+    any.
+    The result is recorded in the catalog.
 
     Args:
         stream: The stream, with the code version to try.
@@ -56,11 +57,7 @@ def preflight(
         interrupted: Polled while it runs; if it returns True, the preflight ends.
         report: Called with a message for every step.
 
-    Returns:
-        The result, which is also recorded in the catalog.
-
     Raises:
-        StreamNotFoundError: The stream was never started.
         RequestFailedError: It was interrupted.
         StorageAccessError: The state cannot be read, or the copy cannot be written.
     """
@@ -182,19 +179,9 @@ MOST_ROWS = 1_000_000
 def compare_trial(
     stream: StreamHandle, session: Callable[[], SparkSession], live: LiveDirectory, tried: LiveDirectory, batch_id: int
 ) -> list[str]:
-    """Compare the state that new code computed for a batch with that of the running code.
+    """Compare the state that new code computed for a batch (`tried`) with that of the running code (`live`).
 
-    Never fails: what cannot be compared is reported.
-
-    Args:
-        stream: The stream.
-        session: Returns the session to read with.
-        live: The live directory, in which the running code has committed the batch.
-        tried: The copy, in which the new code has committed it.
-        batch_id: The batch.
-
-    Returns:
-        Messages; none for a stateless query.
+    Never fails: what cannot be compared is reported. Returns messages; none for a stateless query.
     """
     if not tried.folder.list(STATE):
         return []

@@ -1,10 +1,11 @@
 """Rebuilds a lost catalog from what snapshots and live directories record about themselves.
 
-Afterwards the next plain start continues exactly where the query stopped, and retention, labels and
-`start_from` know the snapshots again. Only the catalog is changed, in one transaction; the
-operation can be repeated. A new, empty catalog becomes the record of the deployment that the
-snapshots name; snapshots of another deployment are never registered. Whether the query known to the
-lost catalog has ended is unknown, so the next start fences it and continues in a fresh directory.
+Afterwards the next plain start continues exactly where the query stopped, and retention, labels and `start_from` know
+the snapshots again. Only the catalog is changed, in one transaction; the operation can be repeated. A new, empty
+catalog becomes the record of the deployment that the snapshots name; snapshots of another deployment are never
+registered. Whether the query known to the lost catalog has ended is unknown, so the next start fences it and
+continues
+in a fresh directory.
 """
 
 from __future__ import annotations
@@ -57,13 +58,12 @@ class RebuildReport:
     """What was found of a stream and registered.
 
     Attributes:
-        stream_id: The stream.
         registered: Descriptions of snapshots that the catalog did not list.
-        live_directory: Where the next plain start continues; None: it restores the newest snapshot, if
-            there is one.
+        live_directory: Where the next plain start continues; None: it restores the newest snapshot, if any.
         skipped: What was found and not registered, each with the reason.
-        undecided: Savepoints with edited state from which the stream may have been started, as far as can be
-            determined; the next plain start does not use them.
+        undecided: Savepoints with edited state from which the stream may have been started: that cannot be
+            determined;
+            the next plain start does not use them.
     """
 
     stream_id: str
@@ -94,12 +94,7 @@ class RebuildReport:
 
 @dataclass(frozen=True)
 class CatalogRebuild:
-    """What was found of all streams and registered.
-
-    Attributes:
-        streams: The streams that were rebuilt.
-        refused: Why others were not, by stream id.
-    """
+    """The streams that were rebuilt, and why others were refused, by stream id."""
 
     streams: tuple[RebuildReport, ...]
     refused: Mapping[str, str]
@@ -118,15 +113,7 @@ def rebuild_all(
     take_over_deployment: str | None = None,
     continue_from: ContinueFrom | None = None,
 ) -> CatalogRebuild:
-    """Rebuild several streams, each as `rebuild` does; a stream that is refused does not stop the others.
-
-    Args:
-        stream_ids: The streams.
-        open_stream: Opens one of them.
-        origin: Who requests it, as shown by the leases.
-        take_over_deployment: As in `rebuild`.
-        continue_from: As in `rebuild`.
-    """
+    """See `Client.rebuild_all`. A stream that is refused does not stop the others."""
     done: list[RebuildReport] = []
     refused: dict[str, str] = {}
     for stream_id in stream_ids:
@@ -151,29 +138,11 @@ def rebuild(
     take_over_deployment: str | None = None,
     continue_from: ContinueFrom | None = None,
 ) -> RebuildReport:
-    """Register what exists in a stream's storage and live folder and is missing in the catalog.
+    """See `Client.rebuild`.
 
-    If the catalog knows the query's live directory, only missing snapshots are added. If it was
-    restored from a backup that is older than the live directories, the newest of them is registered.
-    The query must not be running, not even under another catalog.
-
-    Args:
-        stream: The stream.
-        origin: Who requests it, as shown by the lease.
-        take_over_deployment: Id of the deployment whose catalog was lost: what belongs to it is
-            registered. Nothing of it may be running. Without it, only what belongs to this catalog's
-            own deployment is registered.
-        continue_from: Where the stream continues if its live directory is older than a snapshot that was
-            taken of it; None refuses that.
-
-    Raises:
-        StreamNotFoundError: Nothing of it was found, and the catalog does not know it either; nothing was changed.
-        CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over
-            another.
-        LiveDirectoryError: The files belong to another deployment, named in the message. Or the live directory is an
-            old copy, and `continue_from` does not choose.
-        LeaseHeldError: The stream is running.
-        StorageAccessError: The storage or the live folder cannot be reached; nothing was changed.
+    If the catalog knows the query's live directory, only missing snapshots are added. If it was restored from a
+    backup
+    that is older than the live directories, the newest of them is registered.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -230,9 +199,6 @@ def _goes_on_elsewhere(
     """Whether the stream goes on from a snapshot that is newer than its live directory, which is an old copy.
 
     A rewind always makes a new directory. So one that is behind a snapshot that was taken of it was put back.
-
-    Raises:
-        LiveDirectoryError: It is an old copy, and nobody has chosen.
     """
     state = inspect_live_directory(live)
     if state.status is not LiveStatus.GOOD or state.batch_id is None:
@@ -408,7 +374,7 @@ def _stream(
 
 
 def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
-    """Edited savepoints after the newest snapshot of the query: nothing is left that says whether a start used one."""
+    """Edited savepoints after the newest snapshot of the query: whether a start used one cannot be determined."""
     others = max((each.number or 0 for each in found if not each.edit), default=0)
     return [each for each in found if each.edit and (each.number or 0) > others]
 

@@ -1,10 +1,7 @@
-"""Reconciles a managed stream with its desired state: observe, decide, carry out, record.
+"""What the supervisor does for a stream: towards its desired state, after a death, and to roll back an upgrade.
 
-`decide` is pure: row, observation and policy in, one step out. What a user does with a stream by hand becomes its
-desired state: a stream that a user canceled is not started again, and one that a user started is not stopped.
-
-The order makes a crash harmless: actions can be repeated (requests have fixed ids, runs have keys)
-and are recorded only afterwards. After a crash in between, the same decision is made again.
+Observe, decide, carry out, record. The order makes a crash harmless: actions can be repeated (requests have fixed
+ids, runs have keys) and are recorded only afterwards. After a crash in between, the same decision is made again.
 """
 
 from __future__ import annotations
@@ -62,13 +59,11 @@ _FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUN
 
 @dataclass(frozen=True)
 class Definition:
-    """A stream as defined by the loaded code.
+    """A stream as the loaded code defines it.
 
     Attributes:
-        stream_id: The stream.
         declared: Its desired state unless an operator sets another one; None: it is not managed.
         policy: How it is upgraded to another code version.
-        code_version: Version of the code.
     """
 
     stream_id: str
@@ -79,12 +74,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class StepRuns:
-    """The runs that were launched for one step.
-
-    Attributes:
-        failed: How many have ended without success.
-        succeeded: Whether one succeeded.
-    """
+    """The runs that were launched for one step: how many ended without success, and whether one succeeded."""
 
     failed: int = 0
     succeeded: bool = False
@@ -110,7 +100,7 @@ class Step:
     """The result of one reconciliation.
 
     Attributes:
-        decision: The decision, which has been carried out.
+        decision: What has been carried out.
         step_name: Name of the step that `run` performs; it stays the same until the step is done.
         run: Work for a run, if any. If one is already in progress, no other is launched.
     """
@@ -121,11 +111,7 @@ class Step:
 
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
-    """Observe a stream, decide, act and record. Long work is returned for a run to perform.
-
-    Raises:
-        CatalogError: The catalog is unavailable; the next reconciliation continues.
-    """
+    """Observe a stream, decide, act and record. Long work is returned for a run to perform."""
     seen = observe(catalog, row, definition, orchestrator)
     decision = decide(row, definition.declared, definition.policy, seen)
     return carry_out(catalog, row, decision)
@@ -238,7 +224,7 @@ LAUNCH_MS = 2_000
 
 
 class RecordedEnd(Enum):
-    """The state of an execution's run as recorded by the orchestrator."""
+    """How an execution's run ended, as recorded by the orchestrator."""
 
     STILL_RUNNING = "STILL_RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -289,16 +275,17 @@ def reconcile(
     now_ms: int,
     random: Random,
 ) -> Verdict:
-    """Decide about one unsettled execution.
+    """Decide about one execution that ended without being settled. Pure.
+
+    Its process was killed, or was stopped by something other than its user.
 
     Args:
         recorded: What the orchestrator recorded for its run.
         ended: What the execution itself recorded before its process ended.
         strategy: The stream's restart strategy.
-        failed_at_ms: Failures since a user last started the stream, including this one, in ms since the
-            epoch.
-        holds_lease: Whether its process still renews the lease: nothing is deleted under a query that
-            may write, and a process that was not found dead is not replaced.
+        failed_at_ms: Failures since a user last started the stream, including this one.
+        holds_lease: Whether its process still renews the lease: nothing is deleted under a query that may write, and
+            a process that was not found dead is not replaced.
         now_ms: The catalog's time, which dates the failures.
         random: For the jitter of exponential delays. Seed it per execution, so that every evaluation of
             the same failure yields the same delay.
@@ -343,25 +330,7 @@ _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkE
 def roll_back(
     stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
 ) -> UpgradeRecord:
-    """Roll a stream back to the snapshot taken before a failed upgrade; its next start continues there.
-
-    Can be interrupted anywhere and repeated: the upgrade is marked only once it is done.
-
-    Args:
-        stream: The stream; it must not be running.
-        run_id: The run that performs it, as shown by the lease.
-        report: Called with a message for every step.
-
-    Returns:
-        The upgrade, ROLLED_BACK or ROLLBACK_FAILED.
-
-    Raises:
-        RequestFailedError: The stream has no upgrade to roll back.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        LiveDirectoryError: Its folder of live directories belongs to another deployment.
-        StorageAccessError: Something could not be read or written; try again.
-    """
+    """See `Client.roll_back_upgrade`. The upgrade is marked only once it is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
     if row is None or upgrade is None or upgrade.phase is not UpgradePhase.RESTORING or upgrade.snapshot_id is None:

@@ -21,16 +21,7 @@ def is_running(stream: StreamHandle) -> bool:
 
 
 def require_running(stream: StreamHandle, participle: str) -> None:
-    """Refuse an operation that requires a running stream.
-
-    Args:
-        stream: The stream.
-        participle: The operation, for the message, such as "suspended".
-
-    Raises:
-        StreamNotFoundError: The stream was never started.
-        RequestFailedError: It is not running.
-    """
+    """Refuse an operation that requires a running stream; `participle` names it in the message, such as "suspended"."""
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
         raise RequestFailedError(
@@ -48,13 +39,6 @@ def ask(
 ) -> RequestRecord:
     """Submit a request to a running stream and wait for the answer.
 
-    Args:
-        stream: The stream.
-        kind: The kind of request.
-        arguments: Further arguments for its process.
-        origin: Who makes the request, as the catalog shows it.
-        timeout_s: How long to wait.
-
     Raises:
         RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
         RequestTimeoutError: No answer in time; the request was withdrawn.
@@ -68,12 +52,7 @@ def ask(
 
 
 def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
-    """Wait until the process that runs a stream has answered a request, as long as that process is alive.
-
-    Raises:
-        RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
-        RequestTimeoutError: No answer in time; the request was withdrawn.
-    """
+    """Wait until the process that runs a stream has answered a request, as long as that process is alive; as `ask`."""
 
     def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
@@ -88,17 +67,9 @@ def await_answer(
     timeout_s: float,
     abort_reason: Callable[[], str | None] = lambda: None,
 ) -> RequestRecord:
-    """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it.
+    """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it; raises as `ask`.
 
-    Args:
-        stream: The stream.
-        request: The request.
-        timeout_s: How long to wait.
-        abort_reason: Called at each poll; if it returns a reason, the wait ends.
-
-    Raises:
-        RequestFailedError: It failed or was withdrawn, or nothing is left to answer it.
-        RequestTimeoutError: No answer in time; the request was withdrawn.
+    `abort_reason` is called at each poll: if it returns a reason, the wait ends.
     """
     with withdrawing(stream, request.request_id):
         return _await_answer(stream, request, timeout_s, abort_reason)
@@ -106,13 +77,9 @@ def await_answer(
 
 @contextmanager
 def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
-    """Withdraw a request if the context ends with an exception, and note that on it.
+    """Withdraw a request, which may be submitted within the context, if the context ends with an exception.
 
-    The process that waits may be asked to stop, and a request that nothing waits for must not be carried out later.
-
-    Args:
-        stream: The stream.
-        request_id: The request, which may be submitted within the context.
+    A request that nothing waits for must not be carried out later. The exception gets a note.
     """
     try:
         yield
@@ -153,11 +120,7 @@ def _describe(request: RequestRecord) -> str:
 
 
 def await_stop(stream: StreamHandle, timeout_s: float) -> None:
-    """Wait until nothing of a stream is running any more.
-
-    Raises:
-        RequestTimeoutError: It is still running after that time.
-    """
+    """Wait until nothing of a stream is running any more."""
     deadline = time.monotonic() + timeout_s
     while is_running(stream):
         if time.monotonic() >= deadline:
@@ -169,11 +132,7 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
 
 
 def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
-    """The snapshot that a request was answered with.
-
-    Raises:
-        RequestFailedError: It was answered without one.
-    """
+    """The snapshot that a request was answered with."""
     if answer.snapshot_id is None:
         raise RequestFailedError(
             f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."

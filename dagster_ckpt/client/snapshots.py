@@ -46,17 +46,15 @@ class SnapshotMethods(Connection):
         timeout_s: float = REQUEST_TIMEOUT_S,
         progress: Progress | None = None,
     ) -> SnapshotRecord:
-        """Take a savepoint of a running, stopped or failed stream, and wait until it is complete.
+        """Take a savepoint of a running, stopped or failed stream, and wait for it. A running one continues.
 
         Args:
-            stream: The stream. If it is running, it continues.
+            stream: The stream.
             label: A name to start from later.
             target_directory: Folder for it, instead of the configured one.
-            schedule: Name of the schedule that takes it, whose history may delete it later; None: nothing
-                deletes it.
+            schedule: Name of the schedule that takes it, whose history may delete it later; None: nothing deletes it.
             timeout_s: How long to wait for a running stream's answer.
-            progress: Called now and then with the number of files that were written, and of those to write,
-                if the stream is not running.
+            progress: Called with the number of written files and of all, if the stream is not running.
 
         Raises:
             NothingCommittedError: The stream has not committed a batch yet.
@@ -81,11 +79,7 @@ class SnapshotMethods(Connection):
         )
 
     def request_checkpoint(self, stream: str) -> RequestRecord:
-        """Request a checkpoint of a running stream without waiting for it; see `await_request`.
-
-        Raises:
-            RequestFailedError: The stream is not running.
-        """
+        """Request a checkpoint of a running stream without waiting for it; see `await_request`."""
         from dagster_ckpt.client.requests import is_running
 
         opened = self._open(stream)
@@ -106,7 +100,6 @@ class SnapshotMethods(Connection):
 
         Raises:
             RequestFailedError: The stream is not running: `trigger_savepoint` takes it here.
-            OptionError: The label means another starting point, or the folder is a relative path.
         """
         return self._ask_for_savepoint(self._open(stream), label, checked_target(label, target_directory), None)
 
@@ -129,11 +122,7 @@ class SnapshotMethods(Connection):
         return snapshot_of(opened, await_process(opened, request, timeout_s=timeout_s))
 
     def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
-        """Wait until a request is answered. If it is not answered in time, it is withdrawn.
-
-        Args:
-            request: The request or its id.
-            timeout_s: How long to wait.
+        """Wait until a request, or the one with this id, is answered. If it is not answered in time, it is withdrawn.
 
         Raises:
             RequestFailedError: It failed or was withdrawn.
@@ -152,11 +141,7 @@ class SnapshotMethods(Connection):
         return self.catalog.requests.unanswered(self._id_of(stream) if stream is not None else None)
 
     def withdraw_request(self, request: RequestRecord | str) -> RequestRecord:
-        """Withdraw a request, so that nothing carries it out later. One that was answered before stays as it is.
-
-        Raises:
-            CatalogError: There is no such request.
-        """
+        """Withdraw a request, so that nothing carries it out later. One that was answered before stays as it is."""
         request_id = request if isinstance(request, str) else request.request_id
         self.catalog.requests.withdraw(request_id)
         return self.catalog.requests.get(request_id)
@@ -261,7 +246,7 @@ class SnapshotMethods(Connection):
 
         Args:
             stream: The stream.
-            snapshot: The snapshot, or `all`; the location may be of one that the catalog does not list.
+            snapshot: The snapshot, or `all`. Its location may be one that the catalog does not list.
             deep: Compare every byte with its digest; otherwise check only lengths and completeness.
             spark: A session to read the state of every operator with, from a temporary copy.
             progress: Called after each snapshot with the number of verified snapshots and of all.

@@ -48,14 +48,7 @@ def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
 
 
 def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPreview | None = None) -> RewindPreview:
-    """See `Client.preview_rewind`.
-
-    Args:
-        stream: The stream.
-        start_from: Where it would start.
-        known: A preview of this start that was made shortly before: returned, if it would still continue from the
-            same point, since asking every sink again takes long.
-    """
+    """See `Client.preview_rewind`. Returns `known` if the start would still continue from the same point."""
     if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
         return known
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
@@ -81,7 +74,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
 
 
 def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
-    """Whether a start would still continue from the same point. A query that ran on since is not another point."""
+    """Whether a start would continue from the same point. A query that ran on since is not another point."""
     if now.kind is RecoveryKind.REWIND and known.to_batch != now.to_batch:
         return False
     replays = known.kind is RecoveryKind.REPLAY and now.kind is RecoveryKind.RESTORE
@@ -133,9 +126,8 @@ class StartCheck:
     """A start that its sinks, its sources and the stored state do not refuse.
 
     Attributes:
-        plan: What it would do.
         rewrite: The shape that the state would be rewritten to; None if it stays as it is.
-        change: How the query's plan differs from the one that wrote the state; None if it does not, as far as known.
+        change: How the query's plan differs from the one that wrote the state, as far as known.
     """
 
     plan: RecoveryPlan
@@ -192,7 +184,7 @@ def check_start(
 
 
 def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-    """What a query tells of itself; None if it cannot be created, which its start reports."""
+    """What a query tells of itself; None if it cannot be created."""
     try:
         return ask(describe())
     except Exception:  # noqa: BLE001 - the start fails in the same way and reports it

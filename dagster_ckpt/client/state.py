@@ -42,7 +42,7 @@ class StateMethods(Connection):
         Raises:
             UnsupportedSparkError: The session's Spark cannot read the state.
             SparkNotFoundError: This process has no Spark session.
-            SnapshotNotFoundError: There is no such snapshot.
+            NothingCommittedError: The stream has not committed a batch yet.
             OptionError: There is no such operator or state.
 
         Example:
@@ -65,16 +65,7 @@ class StateMethods(Connection):
     ) -> StreamStateDiff:
         """Compare the state of a stream at two points: rows added, removed and changed, by operator and state.
 
-        Args:
-            stream: The stream; it may be running and is not changed.
-            before: A snapshot, or `live`.
-            after: Likewise.
-            operator: As in `state`.
-            state: As in `state`.
-            spark: As in `state`.
-
-        Raises:
-            CkptError: As in `state`.
+        A point is a snapshot, or `live`; the other options and the errors are those of `state`.
 
         Example:
             >>> with client.state_diff("orders", "before-release-42", "live") as diff:
@@ -88,14 +79,10 @@ class StateMethods(Connection):
     def remaining_state(self, stream: str, savepoint: str) -> RemainingState:
         """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.
 
-        Args:
-            stream: The stream; it may be running and is not changed.
-            savepoint: Id, label or location of the savepoint with the edited state.
+        `savepoint` is the one with the edited state. Changes nothing; the stream may be running.
 
         Raises:
-            SnapshotNotFoundError: The catalog lists no such savepoint.
             OptionError: Its state was not edited.
-            StorageAccessError: The storage or the live folder cannot be reached.
 
         Example:
             >>> for message in client.remaining_state("orders", "forgotten-4711").messages():
@@ -134,7 +121,6 @@ class StateMethods(Connection):
         Raises:
             UnsupportedSparkError: The session's Spark cannot write state: this needs Spark 4.2.
             StateRewriteError: The state cannot be edited like this; nothing was written.
-            SnapshotNotFoundError: There is no such snapshot.
             OptionError: No reason is given, or the label or operator is wrong.
 
         Example:

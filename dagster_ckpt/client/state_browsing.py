@@ -1,6 +1,6 @@
-"""Read and compare the state of a stream at a snapshot or in the live directory, as Spark DataFrames.
+"""Reads, compares, shows and writes the state of a stream at a snapshot or in the live directory, with Spark.
 
-Both read temporary copies, which they own until `close`.
+Always from temporary copies, which are deleted by `close`.
 """
 
 from __future__ import annotations
@@ -60,15 +60,14 @@ class _Copies:
 
 
 class StreamState(_Copies):
-    """The state of a stream after one batch, in a temporary copy that this object owns.
+    """The state of a stream after one batch, in a temporary copy that this object owns; see `Client.state`.
 
-    Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted
-    until then.
+    Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted until then.
 
     Attributes:
         states: The selected states.
         batch_id: The batch after which the state is read.
-        snapshot: The snapshot; None for the live directory.
+        snapshot: None for the live directory.
         live: The copy.
         spark: The session that reads it.
         reader: Reads the copy.
@@ -83,22 +82,6 @@ class StreamState(_Copies):
         operator: int | str | None = None,
         state: str | None = None,
     ) -> None:
-        """Copy the state.
-
-        Args:
-            stream: The stream; it may be running and is not changed.
-            snapshot: `live`, `latest`, or the id, number (`chk-7`), label or location of a snapshot.
-            spark: The session that reads; default: the one of this process.
-            operator: Number or name of an operator; None for all.
-            state: Name of a state; None for all.
-
-        Raises:
-            UnsupportedSparkError: This version of Spark cannot read the state.
-            SparkNotFoundError: This process has no session.
-            SnapshotNotFoundError: There is no such snapshot.
-            NothingCommittedError: The stream has not committed a batch yet.
-            OptionError: There is no such operator or state.
-        """
         super().__init__()
         self.spark = spark if spark is not None else session_of_process()
         require_state_reader(self.spark)
@@ -118,10 +101,7 @@ class StreamState(_Copies):
             raise
 
     def frame(self, name: StateName | None = None) -> StateFrame:
-        """The rows of one state.
-
-        Args:
-            name: One of `states`; None if only one is selected.
+        """The rows of one of `states`; the name can be left out if only one is selected.
 
         Raises:
             OptionError: Several are selected, or none.
@@ -132,9 +112,7 @@ class StreamState(_Copies):
     def rows(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
         """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
 
-        Args:
-            operator: Number or name of the operator, if several are selected.
-            state: Name of the state, if several are selected.
+        The operator (number or name) and the state can be left out if only one is selected.
 
         Raises:
             OptionError: This selects several, or none.
@@ -161,14 +139,9 @@ class StreamState(_Copies):
 
 
 class StreamStateDiff(_Copies):
-    """What two points of a stream differ in, by operator and state.
+    """What two points of a stream differ in, by operator and state; see `Client.state_diff`.
 
-    Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do
-    not differ.
-
-    Attributes:
-        before: The first.
-        after: The second.
+    Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do not differ.
     """
 
     def __init__(
@@ -181,7 +154,6 @@ class StreamStateDiff(_Copies):
         operator: int | str | None = None,
         state: str | None = None,
     ) -> None:
-        """Copy both points, each as `StreamState` does, with its arguments and errors."""
         super().__init__()
         with ExitStack() as opened:
             self.before, self.after = (
@@ -192,11 +164,7 @@ class StreamStateDiff(_Copies):
 
     @cached_property
     def states(self) -> Sequence[StateDifference]:
-        """The differences of each state, also of those without any; nothing is computed yet.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read a state.
-        """
+        """The differences of each state, also of those without any; nothing is computed yet."""
         return differences(self.before.reader, self.after.reader, paired(self.before.states, self.after.states))
 
     @property
@@ -206,11 +174,7 @@ class StreamStateDiff(_Copies):
 
 
 def session_of_process() -> SparkSession:
-    """The active Spark session of this process.
-
-    Raises:
-        SparkNotFoundError: It has none.
-    """
+    """The active Spark session of this process."""
     found = active_session()
     if found is None:
         raise SparkNotFoundError(
@@ -249,13 +213,7 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class LargestKey:
-    """A key with much state.
-
-    Attributes:
-        key: The key as JSON.
-        rows: Number of its rows.
-        bytes: Size of its values as JSON.
-    """
+    """A key as JSON, its number of rows, and the size of its values as JSON."""
 
     key: str
     rows: int
@@ -269,9 +227,7 @@ class ShownState:
     Attributes:
         operator_id: Number of the operator in the plan.
         operator: Spark's name for it.
-        state: Name of the state.
         rows: Number of rows that meet the condition.
-        columns: Names of the columns shown.
         first: The first rows; each cell is JSON, or a number as text.
         largest: The keys with the largest values, largest first.
     """
@@ -292,9 +248,7 @@ class ShownDifference:
     Attributes:
         operator_id: Number of the operator in the plan.
         operator: Spark's name for it.
-        state: Name of the state.
         counts: Number of rows by change.
-        columns: Names of the columns shown.
         first: The first differences; each cell is JSON, or a number as text.
         note: Why every row differs, or None.
     """
@@ -318,24 +272,12 @@ def show_state(
         where: A condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
         limit: Number of rows of each state.
         largest: Number of the largest keys of each state; 0 leaves them out, which saves a pass.
-
-    Raises:
-        OptionError: The condition names a column that a state does not have.
-        LiveDirectoryError: Spark cannot read a state.
     """
     return [_shown(state, name, where, limit, largest) for name in state.states]
 
 
 def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> list[ShownDifference]:
-    """Compute every difference, and the first rows of each.
-
-    Args:
-        diff: The differences.
-        limit: Number of rows of each state.
-
-    Raises:
-        LiveDirectoryError: Spark cannot read a state.
-    """
+    """Compute every difference, and the first rows of each."""
     shown = []
     for state in diff.states:
         counts = {change.value: number for change, number in state.counts.items()}
@@ -347,14 +289,11 @@ def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> li
 
 
 def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
-    """Write all rows as Parquet, each state into its own folder below `folder`.
+    """Write all rows as Parquet, each state into its own folder below `folder`; returns the URLs that were written.
 
     Args:
         tables: The states and their rows.
         folder: Absolute path or URL of a folder, which executors must reach.
-
-    Returns:
-        The URLs that were written.
 
     Raises:
         OptionError: The folder is a relative path, or has such rows already.

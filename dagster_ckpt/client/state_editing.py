@@ -1,8 +1,9 @@
-"""Edit the state in a snapshot: the result is a new savepoint, and nothing else changes.
+"""Edits the state in a snapshot, and finds where the state from before an edit remains.
 
-The snapshot is restored into a temporary directory, its state is rewritten there with other rows,
-and the result is compared with the original and stored. A start from the savepoint then continues
-with the edited state. No live directory is touched, and no lease is needed.
+The snapshot is restored into a temporary directory, its state is rewritten there with other rows, and the result is
+compared with the original and stored as a new savepoint. Nothing else changes: no live directory is touched, and no
+lease is needed. The ids of the edits that a state contains are in the file `metadata` of its directory and in the
+header of each of its snapshots: whatever lacks the id of an edit has, or may have, the state from before it.
 """
 
 from __future__ import annotations
@@ -99,26 +100,7 @@ def edit_state(
     spark: SparkSession | None = None,
     report: Callable[[str], None] = lambda _message: None,
 ) -> EditedState:
-    """Make a savepoint of a snapshot, with other rows in its state.
-
-    Args:
-        stream: The stream; it may be running and is not changed.
-        edits: What to change, in this order.
-        snapshot: `latest`, or the id, number (`chk-7`), label or location of a snapshot.
-        reason: Why, as the savepoint records it.
-        origin: Who edits, as the savepoint records it.
-        label: A name to start from later.
-        target_directory: Folder for the savepoint, instead of the configured one.
-        spark: The session that reads and writes; default: the one of this process.
-        report: Called with a message for every step, and every few seconds within a long one.
-
-    Raises:
-        UnsupportedSparkError: This Spark cannot write state.
-        StateRewriteError: The state cannot be edited like this, or the result is not what was asked for.
-        SnapshotNotFoundError: There is no such snapshot.
-        OptionError: No reason is given, or the label or operator is wrong.
-        StorageAccessError: The savepoint cannot be written.
-    """
+    """See `Client.edit_state`."""
     checked_label(label)
     if not reason.strip():
         raise OptionError("reason is empty. Give the reason of the edit; the savepoint records it.")
@@ -254,17 +236,7 @@ class RemainingState:
 
 
 def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
-    """Find what contains the state from before an edit. Changes nothing; the stream may be running.
-
-    Args:
-        stream: The stream.
-        reference: Id, label or location of the savepoint with the edited state.
-
-    Raises:
-        SnapshotNotFoundError: The catalog lists no such snapshot.
-        OptionError: Its state was not edited.
-        StorageAccessError: The storage or the live folder cannot be reached.
-    """
+    """See `Client.remaining_state`."""
     edited = find_snapshot(stream.catalog, stream.stream_id, reference)
     edit = edited.edit.get("id")
     if not isinstance(edit, str):

@@ -33,8 +33,8 @@ class TransferMethods(Connection):
             stream: The stream to fork; it may be running and is not changed.
             into: The stream that continues from it; it must not be running.
             start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
-            outputs: Folders of the original's file sinks, mapped to folders of the fork that receive the
-                rows up to the fork.
+            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive the rows up
+                to it.
             replace_state: Discard what the other stream itself has committed.
             accept_loss: Fork even if files that the original has read since no longer exist.
         """
@@ -90,14 +90,15 @@ class TransferMethods(Connection):
     ) -> Adoption:
         """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
 
-        The directory is only read, and the first snapshot is taken of it; the query may keep running until
-        that start, which fences it. If it is interrupted, repeat it, or drop it with `undo_adoption`.
+        The directory is only read, and the first snapshot is taken of it; the query may keep running until that
+        start,
+        which fences it. If it is interrupted, repeat it, or drop it with `undo_adoption`.
 
         Args:
             stream: The stream that continues the query; it must not have any state yet.
             checkpoint_location: The `checkpointLocation` of the query.
-            sinks: Where the query writes: a folder of files, a Delta table by its path, or another
-                sink by Spark's name; an Iceberg table as `IcebergTable[lake.sales.orders]`.
+            sinks: Where the query writes: a folder of files, a Delta table by its path, an Iceberg table as
+                `IcebergTable[lake.sales.orders]`, or another sink by Spark's name.
             in_place: Continue in the directory itself, instead of in a copy.
             label: A name of the first snapshot.
             dry_run: Only examine the directory.
@@ -124,11 +125,7 @@ class TransferMethods(Connection):
     def undo_adoption(self, stream: str) -> list[str]:
         """Drop an adoption, finished or not, that no start has taken over; returns what was done.
 
-        The snapshots that were taken of the adopted directory are deleted; the directory is not touched. The stream
-        has no state afterwards.
-
-        Raises:
-            RequestFailedError: There is no such adoption, or a snapshot of it is still in use.
+        The snapshots that were taken of the directory are deleted; the directory is not touched.
         """
         from dagster_ckpt.recovery.adopt import undo_adoption
 
@@ -152,14 +149,12 @@ class TransferMethods(Connection):
             stream: The stream; it may be running and is not changed.
             snapshot: `latest`, or the name of a snapshot.
             to: The directory to create; it must not exist.
-            outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up
-                to the snapshot.
+            outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up to the
+                snapshot.
             progress: As in `import_snapshot`.
 
         Raises:
-            SnapshotNotFoundError: There is no such snapshot.
-            OptionError: The directory lies among those of a stream, or a directory with the name in which the
-                export is built belongs to someone else.
+            OptionError: The directory lies among those of a stream.
             RestoreError: The directory exists, or Spark could not start in what the snapshot contains.
             SharedSinkError: An output is not one of the snapshot, or its new folder is in use.
         """

@@ -97,37 +97,6 @@ def locations_of(stream: StreamHandle, reference: str) -> list[str]:
     return [snapshot.location or "" for snapshot in found]
 
 
-def verify_snapshots(
-    stream: StreamHandle,
-    reference: str,
-    *,
-    deep: bool = True,
-    spark: SparkSession | None = None,
-    progress: Progress | None = None,
-) -> list[SnapshotVerification]:
-    """Prove that snapshots can be restored, and record each result in the catalog at once.
-
-    Args:
-        stream: The stream.
-        reference: As in `locations_of`.
-        deep: As in `verify_snapshot`.
-        spark: As in `verify_snapshot`.
-        progress: Called after each snapshot with the number of verified snapshots and of all.
-
-    Raises:
-        SnapshotNotFoundError: There is none of this name, or the catalog has deleted it in the meantime.
-        StorageAccessError: The storage cannot be reached, which says nothing about the snapshots.
-    """
-    locations = locations_of(stream, reference)
-    verified: list[SnapshotVerification] = []
-    for location in locations:
-        verified.append(verify_snapshot(stream, location, deep=deep, spark=spark))
-        record_verification(stream, verified[-1])
-        if progress is not None:
-            progress(len(verified), len(locations))
-    return verified
-
-
 def verify_snapshot(
     stream: StreamHandle, location: str, *, deep: bool = True, spark: SparkSession | None = None
 ) -> SnapshotVerification:

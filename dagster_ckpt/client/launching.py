@@ -22,8 +22,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import HANDS_OVER, LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.client.client import Client
+from dagster_ckpt.client.preflight import check_start
 from dagster_ckpt.client.requests import is_running
-from dagster_ckpt.client.start_check import check_start
 from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
 from dagster_ckpt.recovery.plan_check import refuse_plan_change
 from dagster_ckpt.stream.handle import StreamHandle

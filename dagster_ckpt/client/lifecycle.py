@@ -163,7 +163,7 @@ class LifecycleMethods(Connection):
             StateRewriteError: The state cannot be rewritten to `state_partitions`.
             UnsupportedSparkError: The installed Spark cannot rewrite state.
         """
-        from dagster_ckpt.client.start_check import start_preview
+        from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
         start = StartFrom.of(start_from)
@@ -213,8 +213,8 @@ class LifecycleMethods(Connection):
             RequestFailedError: The start failed, or no code location defines the stream.
             RequestTimeoutError: No run was launched in time.
         """
+        from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.client.requests import await_answer, await_stop, is_running, withdrawing
-        from dagster_ckpt.client.start_check import start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
         from dagster_ckpt.stream.snapshots import holding
         from dagster_ckpt.stream.start_from import StartFrom
@@ -300,7 +300,7 @@ class LifecycleMethods(Connection):
         hands_over: bool = False,
     ) -> RequestRecord:
         """Check a start and request it. `hands_over`: the run that is launched checks its code beside the query."""
-        from dagster_ckpt.client.start_check import listed_snapshot, start_preview
+        from dagster_ckpt.client.preflight import listed_snapshot, start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
 
         ahead = start_preview(stream, start, ahead)

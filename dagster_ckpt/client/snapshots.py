@@ -214,7 +214,7 @@ class SnapshotMethods(Connection):
         Raises:
             SnapshotNotFoundError: The stream has no savepoint of this name.
         """
-        from dagster_ckpt.client.start_check import listed_snapshot, planned_start
+        from dagster_ckpt.client.preflight import listed_snapshot, planned_start
         from dagster_ckpt.snapshot.manifest import SnapshotKind
         from dagster_ckpt.stream.start_from import StartFrom
 

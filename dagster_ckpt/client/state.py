@@ -11,8 +11,8 @@ from dagster_ckpt.client.connection import Connection, given_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_ckpt.client.derived_savepoint import EditedState, RemainingState
     from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
-    from dagster_ckpt.client.state_editing import EditedState, RemainingState
     from dagster_ckpt.state.editing import StateEdit
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class StateMethods(Connection):
             >>> for message in client.remaining_state("orders", "forgotten-4711").messages():
             ...     print(message)
         """
-        from dagster_ckpt.client.state_editing import remaining_state
+        from dagster_ckpt.client.derived_savepoint import remaining_state
 
         return remaining_state(self._open(stream), savepoint)
 
@@ -127,7 +127,7 @@ class StateMethods(Connection):
             >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")
             >>> client.restart("orders", start_from=made.savepoint.snapshot_id)
         """
-        from dagster_ckpt.client.state_editing import edit_state
+        from dagster_ckpt.client.derived_savepoint import edit_state
         from dagster_ckpt.state.editing import StateEdit
 
         return edit_state(

@@ -18,8 +18,8 @@ from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.client.export import export_snapshot
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import rebuild
-from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.errors import LiveDirectoryError, RequestFailedError, RestoreError
 from dagster_ckpt.recovery.adopt import undo_adoption
 from dagster_ckpt.recovery.plan import RecoveryKind

@@ -11,7 +11,6 @@ import pytest
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.client import preflight as preflights
-from dagster_ckpt.client import start_check
 from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.recovery.fork import fork
@@ -162,7 +161,7 @@ class QueryStartedError(Exception):
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     scene = Scene(tmp_path)
-    for module in (start_check, starting):
+    for module in (preflights, starting):
         monkeypatch.setattr(module, "named_output", lambda _: NamedOutput("parquet", str(scene.folder)))
         monkeypatch.setattr(module, "plan_of_writer", lambda _: None)
     monkeypatch.setattr(preflights, "run_trial", lambda *_, **__: Trial(1))

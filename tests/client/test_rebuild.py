@@ -13,8 +13,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.catalog.tables import snapshots
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import ContinueFrom, rebuild
-from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError, StreamNotFoundError
 from dagster_ckpt.recovery.facts import recovery_facts, unknown_state
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories

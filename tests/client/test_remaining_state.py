@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotTrigger
 from dagster_ckpt.cli.main import commands
-from dagster_ckpt.client.start_check import start_preview
-from dagster_ckpt.client.state_editing import remaining_state
+from dagster_ckpt.client.derived_savepoint import remaining_state
+from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client, StateEdit
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import OptionError, StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs

@@ -15,7 +15,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, RequestKind
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CkptError

@@ -17,10 +17,10 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.client.derived_savepoint import edit_state
 from dagster_ckpt.client.examination import examine_live_directory
 from dagster_ckpt.client.outputs import clean_sinks
 from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
-from dagster_ckpt.client.state_editing import edit_state
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb_options import ROCKSDB
 from dagster_ckpt.flink.deployment import Deployment

@@ -19,7 +19,7 @@ from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.export import export_snapshot
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import (
     LiveDirectoryError,
     NothingCommittedError,

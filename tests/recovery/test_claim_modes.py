@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume

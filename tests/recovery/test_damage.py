@@ -14,7 +14,7 @@ import yaml
 from dagster_ckpt import errors
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client.examination import examine_live_directory
-from dagster_ckpt.client.start_check import start_preview
+from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.damage import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.plan import RecoveryKind

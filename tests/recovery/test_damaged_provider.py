@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError

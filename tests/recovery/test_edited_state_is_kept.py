@@ -13,9 +13,9 @@ from sqlalchemy import text
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.preflight import planned_start, start_preview
 from dagster_ckpt.client.rebuild import rebuild
 from dagster_ckpt.client.reconciliation import roll_back
-from dagster_ckpt.client.start_check import planned_start, start_preview
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind

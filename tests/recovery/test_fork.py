@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import StartCause
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import rebuild
-from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.errors import (
     InputGoneError,
     LeaseHeldError,

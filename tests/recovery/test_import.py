@@ -15,8 +15,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StartCause
 from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import rebuild
-from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,

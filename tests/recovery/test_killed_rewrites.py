@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import LiveDirectoryError, StateRewriteError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.recovery.plan import RecoveryKind

@@ -13,7 +13,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotRecord, StartCause
 from dagster_ckpt.client.examination import SnapshotVerification, record_verification
-from dagster_ckpt.client.start_check import start_preview
+from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
 from dagster_ckpt.orchestration.jobs.inspection_jobs import started_from
 from dagster_ckpt.policies.restart_strategies import RestartStrategies

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.client import start_check
+from dagster_ckpt.client import preflight as before_a_start
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
@@ -136,7 +136,7 @@ def test_a_restart_that_would_be_refused_by_its_sink_does_not_suspend_the_query(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shelf").write_text("b -1")
-    monkeypatch.setattr(start_check, "is_running", lambda _stream: True)
+    monkeypatch.setattr(before_a_start, "is_running", lambda _stream: True)
 
     with pytest.raises(RowsAtRiskError, match="dropped and made again"):
         restart(history.shelf.stream, StartFrom(), origin=ORIGIN)

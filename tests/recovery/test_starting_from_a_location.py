@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.start_from import StartFrom

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.state_origin import OriginKind
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError, StateAtRiskError
 from dagster_ckpt.recovery.facts import recovery_facts

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange
 from dagster_ckpt.recovery import new_directory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.recovery import new_directory
 from dagster_ckpt.recovery.new_directory import StateRewrite

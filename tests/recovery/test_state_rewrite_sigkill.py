@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.versions import Feature

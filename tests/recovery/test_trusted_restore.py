@@ -14,7 +14,7 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client import examination as snapshot_verification
 from dagster_ckpt.client.examination import verify_snapshot
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery import facts as recovery_look
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseLostError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.recovery import prepare
@@ -95,7 +95,7 @@ from tests.support.lost_lease import STREAM, stream_at
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire

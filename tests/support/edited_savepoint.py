@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.client.derived_savepoint import derive_savepoint
-from dagster_ckpt.client.start_check import planned_start
-from dagster_ckpt.client.state_editing import _write
+from dagster_ckpt.client.derived_savepoint import _write, derive_savepoint
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_edits, query_metadata

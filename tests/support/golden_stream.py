@@ -19,7 +19,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
-from dagster_ckpt.client.start_check import planned_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.policies.restart_strategies import RestartStrategies

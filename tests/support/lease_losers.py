@@ -17,8 +17,8 @@ from unittest import mock
 import pytest
 
 from dagster_ckpt.catalog.records import RequestKind, StartCause
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.reconciliation import roll_back
-from dagster_ckpt.client.start_check import planned_start
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.recovery import new_directory, prepare, sink_roll_backs
 from dagster_ckpt.recovery.adopt import adopt

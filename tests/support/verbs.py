@@ -8,7 +8,7 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestRecord, SnapshotRecord
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.lifecycle import StopResult
-from dagster_ckpt.client.start_check import planned_start, start_preview
+from dagster_ckpt.client.preflight import planned_start, start_preview
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.stream.handle import StreamHandle

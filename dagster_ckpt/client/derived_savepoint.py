@@ -96,8 +96,9 @@ def derive_savepoint(
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
     with failing_unless_recorded(stream, identity.snapshot_id) as written:
-        begun = snapshots.start_of_stopped(
-            stream.stream_id,
+        begun = snapshots.start(
+            None,
+            stream_id=stream.stream_id,
             snapshot_id=identity.snapshot_id,
             number=identity.number,
             trigger=trigger,
@@ -107,8 +108,8 @@ def derive_savepoint(
         with holding(stream.catalog, [original, begun], f"{purpose} {identity.snapshot_id}"):
             stored, header = write(identity)
         written.append(stored.location)
-        return snapshots.complete_of_stopped(
-            identity.snapshot_id, _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
+        return snapshots.complete(
+            None, identity.snapshot_id, _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
         )
 
 
@@ -123,7 +124,7 @@ def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[
     try:
         yield written
     except BaseException as error:
-        stream.catalog.snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
+        stream.catalog.snapshots.fail(None, snapshot_id, str(error) or type(error).__name__)
         for location in written:
             if not any(each.location == location for each in stream.catalog.snapshots.completed(stream.stream_id)):
                 stream.store.discard(location)

@@ -21,14 +21,14 @@ def test_a_savepoint_of_a_stopped_stream_is_in_the_catalog_or_not_at_all(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
     records = shelf.stream.catalog.snapshots
-    complete = records.complete_of_stopped
+    complete = records.complete
 
     def cut_off(*args: Any, **facts: Any) -> None:
         if is_done:
             complete(*args, **facts)
         raise CatalogError("the connection broke")
 
-    monkeypatch.setattr(records, "complete_of_stopped", cut_off)
+    monkeypatch.setattr(records, "complete", cut_off)
 
     if is_done:
         assert verbs.trigger_savepoint(shelf.stream, origin=ORIGIN).status is SnapshotStatus.COMPLETED

@@ -139,8 +139,8 @@ def started_before(shelf: Shelf, attempt: SnapshotRecord, ms: int) -> None:
 
 
 def test_what_a_savepoint_of_a_stopped_stream_has_written_stays_as_long_as_its_process_holds_it(shelf: Shelf) -> None:
-    attempt = shelf.stream.catalog.snapshots.start_of_stopped(
-        STREAM, snapshot_id="by hand", number=7, trigger=SnapshotTrigger.MANUAL, timeline=0
+    attempt = shelf.stream.catalog.snapshots.start(
+        None, stream_id=STREAM, snapshot_id="by hand", number=7, trigger=SnapshotTrigger.MANUAL, timeline=0
     )
     folder = shelf.root / "savepoints" / "savepoint-orders-by-hand"
     folder.mkdir(parents=True)

@@ -12,14 +12,14 @@
 # make test-tables  streams into real Delta and Iceberg tables in every way, also on other versions: make test-tables SPARK=4.0
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
-# make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes; run it again to continue)
+# make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/evidence/reliability.md (20 minutes; run it again to continue)
 # make torture-postgres  the same with a catalog in PostgreSQL, killed and cut off at every commit (10 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make chaos  thirty streams, each damaged at random and given wrong code and inputs for a while: make chaos SEEDS=60, make chaos SEED=7
 # make docs   the documentation site, in site/; needs no network
 # make screenshots  the pictures of docs/images, taken of the example with headless Chromium
-# make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
-# make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md
+# make bench  every figure of docs/evidence/performance.md, beside its peers; one section: make bench ONLY=local
+# make mutants  how much the tests of Flink's rules would miss; writes docs/evidence/mutation-testing.md
 # Each sets itself up in .venv first. Needs Python 3.11+ and Java 17.
 
 # The version of Spark for the demo and for every test: the newest that Delta and Iceberg, and most other connectors,

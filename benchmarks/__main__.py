@@ -1,4 +1,4 @@
-"""`python -m benchmarks [SECTION ...]`: measure, print, and write docs/performance.md."""
+"""`python -m benchmarks [SECTION ...]`: measure, print, and write docs/evidence/performance.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.results import SectionResult, Table
 from benchmarks.sections import SECTIONS
 from dagster_ckpt.errors import UnsupportedSparkError
 
-PAGE = Path("docs/performance.md")
+PAGE = Path("docs/evidence/performance.md")
 # In the repository, so that a section alone can be measured again on another machine.
 MEASURED = Path(__file__).with_name("measured")
 SLOW_AFTER_DELETING_S = 300

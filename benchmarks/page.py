@@ -1,4 +1,4 @@
-"""docs/performance.md, from the kept results of every section."""
+"""docs/evidence/performance.md, from the kept results of every section."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
     from dagster_ckpt.sinks.delta_merge import delta_transaction
     from dagster_ckpt.sinks.registry import register_sink
-    from dagster_ckpt.spark.query.table_names import to_table
+    from dagster_ckpt.spark.query.output import to_table
     from dagster_ckpt.spark.versions import spark_packages
     from dagster_ckpt.stream.start_from import StartFrom
     from dagster_ckpt.values.modes import DesiredState

@@ -1,4 +1,4 @@
-"""Writes docs/mutation-testing.md from what mutmut has found; `make mutants` runs both.
+"""Writes docs/evidence/mutation-testing.md from what mutmut has found; `make mutants` runs both.
 
 mutation_survivors.yaml gives the reason why a survivor is acceptable, by function and changed line, because mutmut's
 numbers change with the code. A survivor without a reason makes the program exit with status 1.
@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "mutation-testing.md"
+PAGE = DOCS / "evidence/mutation-testing.md"
 REASONS = DOCS / "mutation_survivors.yaml"
 MUTMUT = Path(sys.executable).with_name("mutmut")
 # A mutant that never ends is noticed as well.
@@ -30,7 +30,7 @@ HEAD = """# Mutation testing
 <!-- Written by docs/mutation_page.py from the results of mutmut and from docs/mutation_survivors.yaml. -->
 <!-- pyml disable no-reversed-links-->
 
-`make mutants` changes one thing at a time in the modules that carry [Flink's rules](flink-rules.md)
+`make mutants` changes one thing at a time in the modules that carry [Flink's rules](../flink-rules.md)
 (a comparison, a number, an argument, a word), runs the tests that reach it, and counts the changes
 that no test notices. It sets itself up and needs no Java; a second run only tries what has changed
 since. [mutmut](https://mutmut.readthedocs.io) makes the mutants, inside functions; it leaves out

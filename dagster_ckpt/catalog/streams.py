@@ -10,8 +10,15 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.journal import forget_after
-from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord, StreamRecord, records_behind_in
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import (
+    EventType,
+    LeaseRecord,
+    OriginKind,
+    SnapshotRecord,
+    StateOrigin,
+    StreamRecord,
+    records_behind_in,
+)
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 from dagster_ckpt.values.untrusted import from_json
@@ -34,22 +41,12 @@ class StreamRecords:
             return _get(connection, stream_id)
 
     def get(self, stream_id: str) -> StreamRecord:
-        """One stream.
-
-        Raises:
-            StreamNotFoundError: It was never started.
-            CatalogError: Its row says that a restore is pending, but its details cannot be read.
-        """
+        """One stream."""
         with self._database.reading() as connection:
             return _get(connection, stream_id)
 
     def named(self, name: str) -> StreamRecord:
-        """The stream with this id, or the only one that writes the asset with this key.
-
-        Raises:
-            StreamNotFoundError: There is none.
-            CatalogError: As for `get`.
-        """
+        """The stream with this id, or the only one that writes the asset with this key."""
         try:
             return self.get(name)
         except StreamNotFoundError:
@@ -59,41 +56,26 @@ class StreamRecords:
             return self.get(writers[0].stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """All streams, by id; one whose row cannot be read is included with `broken` set."""
+        """All streams, by id; one whose row cannot be read has `broken` set."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
-        """Record that a restore is finished.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that a restore is finished."""
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """Record that the stream no longer has a live directory; its files may now be deleted.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that the stream no longer has a live directory; its files may now be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: Mapping[str, Any] | None) -> None:
-        """Record what remains to be done before a query may start, or None.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record what remains to be done before a query may start, or None."""
         self._change_under(lease, pending_restore=as_text(dict(pending)) if pending is not None else None)
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
         """Record that the stream has no state: no start has taken its adopted directory over.
 
-        Its next timeline has no past, so that no recovery goes back to a snapshot of that directory.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        Its next timeline has no past, so no recovery goes back to a snapshot of that directory.
         """
         with self._database.writing_under(lease) as connection:
             connection.execute(
@@ -113,54 +95,27 @@ class StreamRecords:
             )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Raise the stream's counter to a number; a higher counter is unchanged.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Raise the stream's counter to a number; a higher counter is unchanged."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record which savepoint `preferred-savepoint` resolves to: a user's choice, which needs no lease."""
+        """Record a user's choice of what `preferred-savepoint` resolves to, without a lease."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Allow another plan to continue from a stream's state, once, after a user accepted the differences.
-
-        Args:
-            stream_id: The stream.
-            fingerprint: Fingerprint of the plan.
-            lease: The lease of the stream, if a run records an option of its start.
-
-        Raises:
-            StreamNotFoundError: It was never started.
-            LeaseLostError: The lease is no longer held.
-        """
+        """Allow another plan to continue from a stream's state, once, after a user accepted the differences."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Record the plan of the query that is about to start; None means unknown.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record the plan of the query that is about to start; None means unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """Allocate the next number of the stream's counter, for a snapshot outside of a coordinator.
-
-        Args:
-            stream_id: The stream.
-            lease: Its lease, if its run takes the snapshot.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            StreamNotFoundError: It was never started.
-        """
+        """The next number of the stream's counter, for a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -183,24 +138,17 @@ class StreamRecords:
     ) -> StreamRecord:
         """Switch the stream to another live directory; its generation increases.
 
-        Args:
-            lease: The lease of the stream.
-            live_directory: The new directory, which is ready for use.
-            origin: Where the state in it came from; None if unknown.
-            restored_snapshot_id: The snapshot that it was made from: a new timeline begins with it.
-            pending_restore: What remains to be done before the query may start. If set without a
-                snapshot, a new timeline begins with empty state.
-            claims: The stream takes ownership of that snapshot, even if it is a savepoint.
-            plan: The plan that the state in the new directory belongs to, empty if unknown; None
-                means the same as before.
-            state_edits: Ids of the edits that the state in the new directory contains; None means the
-                same as before.
-            duration_ms: How long it took to build the directory.
+        Refuses while an unfenced previous holder may write: its directory would be forgotten.
 
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
-            CatalogError: A previous holder may be alive and its query is not fenced: the directory
-                in which it runs would be forgotten.
+        Args:
+            live_directory: Ready for use.
+            restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.
+            pending_restore: What remains before the query may start; without a snapshot, a new timeline
+                begins with empty state.
+            claims: The stream takes ownership of that snapshot.
+            plan: The plan that the state belongs to, empty if unknown; None as before.
+            state_edits: Ids of the edits in the state; None as before.
+            duration_ms: How long it took to build.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -261,7 +209,7 @@ class StreamRecords:
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """Raise a stream's counter to a number, in a transaction of its writer; a higher counter is unchanged."""
+    """Raise a stream's counter, in a transaction of its writer; a higher counter is unchanged."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
@@ -282,7 +230,7 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
 
 
 def _source(connection: Connection, origin: StateOrigin, pending_restore: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where the state in a new live directory came from, for the event that reports it."""
+    """Where the state in a new live directory came from, for its event."""
     full_bytes = select(snapshots.c.full_bytes).where(snapshots.c.snapshot_id == origin.snapshot_id)
     return {
         "origin": origin.kind.value,
@@ -309,7 +257,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
     cells(row, streams, unreadable)
     read_state_edits(row.state_edits, unreadable)
     if unreadable:
-        # Without its directory or timeline, a stream would look as if it had never run; without its edits, a recovery
+        # Without its directory, a stream would look as if it had never run; without its edits, a recovery
         # could undo them.
         raise CatalogError(
             f"The row of stream {stream_id!r} in the catalog cannot be read: {'; '.join(unreadable)}. Restore the "
@@ -317,8 +265,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
         )
     stream = _record(row)
     if stream.pending_restore is None and row.pending_restore is not None:
-        # Treated as "nothing is pending", it would start the query on sinks that are not rolled
-        # back.
+        # Treated as "nothing is pending", a query would start on sinks that are not rolled back.
         raise CatalogError(
             f"Stream {stream_id!r} has an unfinished restore whose row in the catalog cannot be read: "
             f"{stream.broken}. Restore the catalog from a backup; or roll back its sinks by hand, then set "
@@ -368,15 +315,8 @@ class RebuiltStream:
     """What to register for a stream that the catalog does not know.
 
     Attributes:
-        snapshots: Its snapshots.
-        next_number: A number greater than all that are in use.
-        live_directory: The live directory of its query, or None.
-        live_generation: The highest number of a live directory there.
-        timeline: Its current timeline.
-        restored_snapshot_id: The snapshot that this timeline began with, if known.
-        begins: For each timeline, its parent timeline and the batch at which it branched off.
-        plan: The plan that its state belongs to, if known.
-        state_edits: Ids of the edits that its state contains, oldest first.
+        next_number: Greater than all numbers in use.
+        begins: For each timeline, its parent and the batch at which it branched off.
     """
 
     snapshots: Sequence[SnapshotRecord]
@@ -397,11 +337,7 @@ class RebuildRecords:
         self._database = database
 
     def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
-        """Register snapshots of a stream that the catalog knows.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
-        """
+        """Register snapshots of a stream that the catalog knows."""
         with self._database.writing_under(lease) as connection:
             for snapshot in added:
                 connection.execute(snapshots.insert().values(**_columns(snapshot)))
@@ -410,11 +346,7 @@ class RebuildRecords:
     def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
         """Register a stream's snapshots, live directory and timelines.
 
-        The previous holder of the stream's lease is unknown, so its query is fenced before the next
-        start.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
+        The previous holder of its lease is unknown, so its query is fenced before the next start.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:

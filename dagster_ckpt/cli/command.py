@@ -40,6 +40,11 @@ timeout = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait; default: 600."
 )
 yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+label = click.option("--label", metavar="NAME", help="A name for the snapshot, to start from later.")
+target = click.option(
+    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
+)
+dry_run = click.option("--dry-run", is_flag=True, help="Only report what would be done.")
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -99,11 +104,7 @@ def command(
 ) -> Callable[[Callable[..., int | None]], click.Command]:
     """Register a command that receives a client and `as_json`; what it returns is the exit status.
 
-    Args:
-        name: Name of the command.
-        group: The group that it belongs to.
-        may_create_catalog: Whether it works on a SQLite catalog that does not exist yet.
-        settings: Settings of the click command.
+    One that `may_create_catalog` works on a SQLite catalog that does not exist yet.
     """
 
     def register(function: Callable[..., int | None]) -> click.Command:
@@ -135,16 +136,7 @@ def command(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is undone or deleted.
-
-    Args:
-        question: What is about to happen, as a question.
-        yes: The answer was given as an option.
-
-    Raises:
-        click.UsageError: There is no terminal to ask on.
-        click.Abort: The answer is no.
-    """
+    """Ask before something is undone or deleted, unless the answer was given as an option."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -165,11 +157,7 @@ def seconds(timeout_s: float | None) -> float:
 
 
 def stream_exists(client: Client, stream: str) -> None:
-    """Check that the catalog knows a stream, before a question is asked.
-
-    Raises:
-        StreamNotFoundError: It does not.
-    """
+    """Check that the catalog knows a stream, before a question is asked."""
     client.describe_stream(stream, limit=1)
 
 

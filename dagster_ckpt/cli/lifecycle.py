@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dagster_ckpt.cli.command import command, confirm, progress, seconds, stream_exists, timeout, yes
-from dagster_ckpt.cli.output import print_json, working
+from dagster_ckpt.cli.command import (
+    command,
+    confirm,
+    dry_run,
+    label,
+    progress,
+    seconds,
+    stream_exists,
+    target,
+    timeout,
+    yes,
+)
+from dagster_ckpt.cli.output import print_json, print_result, working
 from dagster_ckpt.cli.snapshots import last_took, note_same_label
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, start_options
 
@@ -45,10 +56,8 @@ outputs = click.option(
 @command("stop", epilog="\b\nExample:\n  dagster-ckpt stop orders --label before-release-42")
 @click.argument("stream")
 @click.option("--no-savepoint", is_flag=True, help="Stop at once, without a savepoint.")
-@click.option("--label", help="A name for the savepoint.")
-@click.option(
-    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
-)
+@label
+@target
 @timeout
 def stop(
     client: Client,
@@ -72,7 +81,7 @@ def stop(
         )
     if done.savepoint is not None:
         note_same_label(client, done.savepoint)
-    _report(done, done.messages(), as_json)
+    print_result(done, done.messages(), as_json)
 
 
 @command("cancel", epilog="\b\nExample:\n  dagster-ckpt cancel orders")
@@ -86,7 +95,7 @@ def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, a
     confirm(f"Cancel {stream}? Its checkpoints are treated by {keeps}.", yes=yes)
     with working(f"Canceling {stream}"):
         done = client.cancel(stream, timeout_s=seconds(timeout_s))
-    _report(done, done.messages(), as_json)
+    print_result(done, done.messages(), as_json)
 
 
 @command("restart", epilog="\b\nExample:\n  dagster-ckpt restart orders --from before-release-42 --preview")
@@ -117,7 +126,7 @@ def restart(
     start = StartFrom.from_record(options)
     ahead = client.preview_rewind(stream, start_from=start)
     if preview:
-        _report(ahead, ahead.messages(), as_json)
+        print_result(ahead, ahead.messages(), as_json)
         return
     shown: set[str] = set()
     if ahead.undoes or ahead.undone_edits or start.point is StartPoint.EMPTY or start.chosen_offsets:
@@ -139,7 +148,7 @@ def restart(
             report=report,
             suspend_first=suspend_first,
         )
-    _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
+    print_result(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 
 
 @command(
@@ -178,7 +187,7 @@ def fork(
         replace_state=replace_state,
         accept_loss=accept_loss,
     )
-    _report(made, _fork_messages(made), as_json)
+    print_result(made, _fork_messages(made), as_json)
 
 
 @command(
@@ -212,7 +221,7 @@ def import_snapshot(
         made = client.import_snapshot(
             location, into=into, outputs=mapped, with_rows=with_rows, replace_state=replace_state, progress=file_done
         )
-    _report(made, _fork_messages(made), as_json)
+    print_result(made, _fork_messages(made), as_json)
 
 
 @command(
@@ -233,8 +242,8 @@ def import_snapshot(
     "IcebergTable[lake.sales.orders].",
 )
 @click.option("--in-place", is_flag=True, help="Continue in the directory itself, instead of in a copy.")
-@click.option("--label", help="A name for the first snapshot.")
-@click.option("--dry-run", is_flag=True, help="Only examine the directory.")
+@label
+@dry_run
 @click.option("--undo", is_flag=True, help="Drop an adoption that no start has taken over, with its snapshots.")
 def adopt(
     client: Client,
@@ -254,7 +263,7 @@ def adopt(
     """
     if undo:
         done = client.undo_adoption(stream)
-        _report(done, done, as_json)
+        print_result(done, done, as_json)
         return
     made = client.adopt(
         stream,
@@ -266,7 +275,7 @@ def adopt(
     )
     if made.snapshot is not None:
         note_same_label(client, made.snapshot)
-    _report(made, made.messages(), as_json)
+    print_result(made, made.messages(), as_json)
 
 
 @command(
@@ -283,7 +292,7 @@ def export(client: Client, *, stream: str, snapshot: str, to: str, outputs: tupl
     mapped = _mapping(outputs)
     with working(f"Exporting {snapshot} of {stream}") as file_done:
         made = client.export(stream, snapshot, to=to, outputs=mapped, progress=file_done)
-    _report(made, made.messages(), as_json)
+    print_result(made, made.messages(), as_json)
 
 
 @command(
@@ -333,11 +342,3 @@ def _fork_messages(made: Fork) -> list[str]:
     start = f"{made.stream_id} continues from {made.source} of {made.of_stream_id}, batch {made.batch_id}"
     outputs = (f"{old} -> {new}" for old, new in made.outputs.items())
     return [f"{start}, as query {made.query_id}, in {made.live_directory}", *outputs]
-
-
-def _report(result: object, messages: Sequence[str], as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-        return
-    for message in messages:
-        click.echo(message)

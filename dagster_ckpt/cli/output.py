@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +30,7 @@ _STYLES = {
 }
 
 
+_GAP = "  "
 # Columns whose values are short, and are read best on one line.
 _SHORT = ("snapshot", "batch", "status", "size", "new", "took", "result")
 
@@ -34,6 +38,15 @@ _SHORT = ("snapshot", "batch", "status", "size", "new", "took", "result")
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def print_result(result: object, messages: Iterable[str], as_json: bool) -> None:
+    """Print a result as JSON, or else its messages."""
+    if as_json:
+        print_json(result)
+        return
+    for message in messages:
+        click.echo(message)
 
 
 def print_json_line(value: object) -> None:
@@ -61,17 +74,45 @@ def plain(value: object) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows as a table, or a sentence if there are none.
-
-    Args:
-        columns: The headings.
-        rows: The cells; None is shown as a dash.
-        empty: The sentence.
-    """
+    """Print rows as a table, or the sentence `empty` if there are none. None is shown as a dash."""
     shown = [[_cell(cell) for cell in row] for row in rows]
     if not shown:
         click.echo(empty)
         return
+    widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
+    # Rich takes a tenth of the time of a command to import.
+    if _needs_no_folding(widths, shown):
+        _print_aligned(columns, shown, widths)
+    else:
+        _print_folded(columns, shown)
+
+
+def _needs_no_folding(widths: Sequence[int], shown: Sequence[Sequence[str]]) -> bool:
+    cells = [cell for row in shown for cell in row]
+    if os.environ.get("FORCE_COLOR") or os.environ.get("NO_COLOR") or not all(map(str.isprintable, cells)):
+        return False
+    if not sys.stdout.isatty():
+        # A program that reads the table needs whole lines.
+        return True
+    # Other characters may take two columns.
+    return (
+        all(map(str.isascii, cells))
+        and sum(widths) + len(_GAP) * (len(widths) - 1) <= shutil.get_terminal_size().columns
+    )
+
+
+def _print_aligned(columns: Sequence[str], shown: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
+    def line(cells: Sequence[str], styled: Callable[[str, str], str]) -> str:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        padded[-1] = padded[-1].rstrip()
+        return _GAP.join(map(styled, cells, padded))
+
+    click.echo(line(columns, lambda _cell, text: click.style(text, bold=True)))
+    for row in shown:
+        click.echo(line(row, lambda cell, text: click.style(text, fg=_STYLES[cell]) if cell in _STYLES else text))
+
+
+def _print_folded(columns: Sequence[str], shown: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -101,9 +142,6 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show on a terminal that something long is under way; the value reports how much of it is done.
 
     Nothing is shown if the error stream is no terminal, such as in a script.
-
-    Args:
-        what: What is done, such as "Verifying orders".
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.command import PROBLEM_FOUND, command, progress, seconds, timeout
+from dagster_ckpt.cli.command import PROBLEM_FOUND, command, label, progress, seconds, target, timeout
 from dagster_ckpt.cli.output import print_json, print_table, span, working
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def checkpoint(client: Client, *, stream: str, timeout_s: float | None, as_json:
 
 @command("savepoint", epilog="\b\nExample:\n  dagster-ckpt savepoint orders --label before-release-42")
 @click.argument("stream")
-@click.option("--label", help="A name to start from later.")
-@click.option("--target", "target_directory", metavar="PATH", help="Folder for it, instead of the configured one.")
+@label
+@target
 @timeout
 def savepoint(
     client: Client,
@@ -53,7 +53,7 @@ def savepoint(
 @command("tag", epilog="\b\nExample:\n  dagster-ckpt tag orders chk-7 --label end-of-june")
 @click.argument("stream")
 @click.argument("snapshot")
-@click.option("--label", help="A name to start from later.")
+@label
 def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_json: bool) -> None:
     """Keep a checkpoint until it is released."""
     _report(client, client.tag(stream, snapshot, label=label), as_json)
@@ -78,8 +78,8 @@ def release(client: Client, *, stream: str, snapshot: str, as_json: bool) -> Non
 )
 @click.argument("stream")
 @click.argument("snapshot")
-@click.option("--label", help="A name to start from later.")
-@click.option("--target", "target_directory", metavar="PATH", help="Folder for it, instead of the configured one.")
+@label
+@target
 def promote(
     client: Client, *, stream: str, snapshot: str, label: str | None, target_directory: str | None, as_json: bool
 ) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.command import PROBLEM_FOUND, cli, command, confirm, progress, stream_exists, yes
-from dagster_ckpt.cli.output import print_json, print_table
+from dagster_ckpt.cli.command import PROBLEM_FOUND, cli, command, confirm, label, progress, stream_exists, target, yes
+from dagster_ckpt.cli.output import print_json, print_result, print_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,10 +151,8 @@ def diff(
 @click.option("--where", metavar="SQL", required=True, help="Which keys: a condition on fields of the key.")
 @click.option("--reason", required=True, help="Why, as the savepoint records it.")
 @operator
-@click.option("--label", help="A name for the savepoint, to start from later.")
-@click.option(
-    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
-)
+@label
+@target
 @yes
 def forget(
     client: Client,
@@ -188,11 +186,8 @@ def forget(
         spark=_spark(),
         report=progress,
     )
-    if as_json:
-        print_json({"savepoint": done.savepoint, "rows": done.rows, "messages": done.messages()})
-        return
-    for message in done.messages():
-        click.echo(message)
+    messages = done.messages()
+    print_result({"savepoint": done.savepoint, "rows": done.rows, "messages": messages}, messages, as_json)
 
 
 @command(
@@ -208,11 +203,7 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
     SAVEPOINT is the savepoint that `state forget` made. Exits with 3 if anything is left. Spark is not needed.
     """
     found = client.remaining_state(stream, savepoint)
-    if as_json:
-        print_json({"snapshots": found.snapshots, "directories": found.directories})
-    else:
-        for message in found.messages():
-            click.echo(message)
+    print_result({"snapshots": found.snapshots, "directories": found.directories}, found.messages(), as_json)
     return 0 if found.is_nowhere else PROBLEM_FOUND
 
 

@@ -19,7 +19,7 @@ from dagster_ckpt.client.transfer import TransferMethods
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
     from dagster_ckpt.client.description import SnapshotDescription, StreamDescription, StreamSummary
-    from dagster_ckpt.snapshot.manifest import SnapshotKind
+    from dagster_ckpt.values.modes import SnapshotKind
 
 
 class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMethods, StateMethods):
@@ -86,7 +86,7 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
         return description.describe_snapshot_of(self._open(stream), snapshot)
 
 
-def _kind(kind: SnapshotKind | str) -> str:
-    from dagster_ckpt.snapshot.manifest import SnapshotKind
+def _kind(kind: SnapshotKind | str) -> SnapshotKind:
+    from dagster_ckpt.values.modes import SnapshotKind
 
-    return SnapshotKind(kind).value
+    return SnapshotKind(kind)

@@ -21,7 +21,7 @@ from dagster_ckpt.client.state_browsing import LIVE, StreamState, session_of_pro
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
 from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.scratch import scratch_copies, scratch_directory
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS
@@ -30,7 +30,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
-from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
+from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.diff import Change, differences, paired
 from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
 from dagster_ckpt.state.reading import StateName, StateReader
@@ -39,6 +39,7 @@ from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
-from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.client.health_facts import (
     HealthFacts,
     HealthSettings,
@@ -20,7 +19,7 @@ from dagster_ckpt.client.health_facts import (
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 
 MINUTE_MS = 60_000
 

@@ -125,16 +125,14 @@ class MaintenanceMethods(Connection):
         from dagster_ckpt.policies.guard import decide_retention, needed_of_history
         from dagster_ckpt.policies.retention import RetentionContext
         from dagster_ckpt.recovery.retention import RetentionReport, discard, newest_proven
-        from dagster_ckpt.snapshot.manifest import SnapshotKind
         from dagster_ckpt.stream.snapshots import describe_snapshot, retained
+        from dagster_ckpt.values.modes import SnapshotKind
         from dagster_ckpt.values.validation import policy_name
 
         opened, snapshots = self._open(stream), self._catalog.snapshots
         record = self._catalog.streams.get(opened.stream_id)
         proven = newest_proven(snapshots.restorable(opened.stream_id))
-        listed = snapshots.of_stream(
-            opened.stream_id, kind=SnapshotKind.SAVEPOINT.value, status=SnapshotStatus.COMPLETED
-        )
+        listed = snapshots.of_stream(opened.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.COMPLETED)
         # The catalog lists them newest first.
         taken = {each.snapshot_id: each for each in reversed(listed) if each.schedule == schedule and not each.claimed}
         held = {

@@ -32,9 +32,10 @@ from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
-from dagster_ckpt.spark.query.source_identity import source_identities
+from dagster_ckpt.spark.query.sources import source_identities
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.state.diff import StateDifference, differences, paired
 from dagster_ckpt.state.reading import StateReader

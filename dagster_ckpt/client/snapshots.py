@@ -12,6 +12,7 @@ from dagster_ckpt.catalog.records import RequestKind, SnapshotTrigger
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, checked_target, given_folder
 from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -215,12 +216,11 @@ class SnapshotMethods(Connection):
             SnapshotNotFoundError: The stream has no savepoint of this name.
         """
         from dagster_ckpt.client.preflight import listed_snapshot, planned_start
-        from dagster_ckpt.snapshot.manifest import SnapshotKind
         from dagster_ckpt.stream.start_from import StartFrom
 
         opened = self._open(stream)
         found = planned_start(opened, StartFrom(savepoint)).snapshot
-        if found is None or found.kind != SnapshotKind.SAVEPOINT.value:
+        if found is None or found.kind is not SnapshotKind.SAVEPOINT:
             raise SnapshotNotFoundError(
                 f"{savepoint!r} of stream {opened.stream_id!r} is not a savepoint: checkpoints belong to the system "
                 "and may be subsumed at any time. Take a savepoint and prefer that."

@@ -96,7 +96,7 @@ def stream_definitions(
         if stream_id not in by_stream_id:
             raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
-        schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, **vars(periodic)))
+        schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, periodic))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
     return dg.Definitions(
         assets=[_linked(stream, checkpoint_page) for stream in writers],

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, SnapshotStatus, StateOrigin, StreamRecord
 from dagster_ckpt.errors import (
     CkptError,
     LiveDirectoryError,
@@ -31,9 +30,15 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
 from dagster_ckpt.sinks.tables import NamedTable
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus, inspect_live_directory, state_edits
+from dagster_ckpt.spark.checkpoint_dir.inspect import (
+    CheckpointDescription,
+    LiveState,
+    LiveStatus,
+    describe_checkpoint,
+    inspect_live_directory,
+    state_edits,
+)
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
-from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.adopted import (

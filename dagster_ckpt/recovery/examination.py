@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, SharedSinkError, StorageAccessError, UnknownLayoutError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
@@ -24,11 +23,10 @@ from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQu
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id
 from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
-from dagster_ckpt.spark.doctor.checksums import KnownSnapshot, examine_contents
+from dagster_ckpt.spark.doctor.contents import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error
-from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
 

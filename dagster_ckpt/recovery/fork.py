@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_ckpt.catalog.records import Holder
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import Holder, OriginKind, StateOrigin
 from dagster_ckpt.errors import InputGoneError, NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.facts import recovery_facts

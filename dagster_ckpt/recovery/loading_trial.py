@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import LiveDirectoryError, UnsupportedSparkError
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.scratch import scratch_directory
+from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
 from dagster_ckpt.spark.query.description import session_of

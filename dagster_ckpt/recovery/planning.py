@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError, StateAtRiskError
 from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan, skipped_distance
 from dagster_ckpt.recovery.recovery_points import (
@@ -25,14 +24,12 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.adopted import Adopted, adopted_directory, refuse_unfinished_adoption
 from dagster_ckpt.stream.snapshots import (
-    CHECKPOINT,
-    SAVEPOINT,
     describe_snapshot,
     named,
     newest_for_recovery,
 )
 from dagster_ckpt.stream.start_from import StartPoint
-from dagster_ckpt.values.modes import RecoveryClaimMode
+from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
@@ -365,9 +362,9 @@ def _skipped_points(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:
 def _asked_for(facts: RecoveryFacts) -> SnapshotRecord:
     point = facts.start_from.point
     if point is StartPoint.LATEST_CHECKPOINT:
-        return _first(facts, [i for i in facts.snapshots if i.kind == CHECKPOINT], "checkpoint")
+        return _first(facts, [i for i in facts.snapshots if i.kind is SnapshotKind.CHECKPOINT], "checkpoint")
     if point is StartPoint.LATEST_SAVEPOINT:
-        return _first(facts, [i for i in facts.snapshots if i.kind == SAVEPOINT], "savepoint")
+        return _first(facts, [i for i in facts.snapshots if i.kind is SnapshotKind.SAVEPOINT], "savepoint")
     if point is StartPoint.PREFERRED_SAVEPOINT:
         preferred = facts.stream.preferred_savepoint_id
         return _first(facts, [i for i in facts.all_snapshots if i.snapshot_id == preferred], "preferred savepoint")

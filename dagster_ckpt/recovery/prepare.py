@@ -17,8 +17,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StateOrigin, StreamRecord
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.new_directory import Building, StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
@@ -48,7 +47,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import (
     materialize,
     unwatched,
 )
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper

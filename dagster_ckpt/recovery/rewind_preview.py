@@ -22,8 +22,8 @@ from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
-from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.sources import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.snapshots import describe_snapshot
 

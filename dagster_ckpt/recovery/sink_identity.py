@@ -17,7 +17,7 @@ from dagster_ckpt.sinks.guard import Start
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.snapshot_sinks import sinks_in
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
 from dagster_ckpt.stream.known_sinks import KnownSink, known_in, known_of_executions
 

@@ -16,7 +16,7 @@ from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written
 
 # What an interrupted start does with the sinks does not depend on what their logs say.

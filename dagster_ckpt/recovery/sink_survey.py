@@ -18,7 +18,7 @@ from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, ne
 from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, other_sinks
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written
 from dagster_ckpt.stream.liveness import is_held
 

@@ -16,7 +16,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
 from dagster_ckpt.spark.query.delta_source import delta_offset
-from dagster_ckpt.spark.query.source_identity import (
+from dagster_ckpt.spark.query.sources import (
     KAFKA,
     SourceIdentity,
     identities_of_record,

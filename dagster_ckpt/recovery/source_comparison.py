@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
-from dagster_ckpt.spark.query.source_identity import (
+from dagster_ckpt.spark.query.sources import (
     CLUSTER,
     DELTA,
     FILE,

@@ -22,12 +22,17 @@ from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.source_change import recorded_sources
 from dagster_ckpt.recovery.source_comparison import folder_of, uri_path
 from dagster_ckpt.snapshot.store import read_files
-from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile, files_after, files_in_entries, log_offset
+from dagster_ckpt.spark.checkpoint_dir.file_source import (
+    SourceFile,
+    existing_files,
+    files_after,
+    files_in_entries,
+    log_offset,
+)
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.input_files import existing_files
-from dagster_ckpt.spark.query.source_identity import (
+from dagster_ckpt.spark.query.sources import (
     DELTA,
     FILE,
     GENERATED,

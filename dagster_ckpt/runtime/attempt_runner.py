@@ -33,7 +33,6 @@ from dagster_ckpt.runtime.coordinator import FailureTally
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.sinks.guarantees import can_replay_a_batch, guarantees
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.batch_progress import BatchLog, PositionWatch
@@ -42,6 +41,7 @@ from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, TakenSnapshot, renewable, sharing_base
 from dagster_ckpt.stream.triggers import TriggerKind
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
@@ -186,7 +186,7 @@ class AttemptRunner:
             self._lease.record,
             snapshot_id=snapshot_id,
             execution_id=self._execution_id,
-            kind=order.kind.value,
+            kind=order.kind,
             number=attempt.number,
             trigger=trigger,
             timeline=self._timeline,

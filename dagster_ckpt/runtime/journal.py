@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory, batch_ids
-from dagster_ckpt.spark.checkpoint_dir.planned import read_planned
-from dagster_ckpt.spark.execution_mode import ExecutionMode
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import read_planned
 from dagster_ckpt.stream.batch_progress import BatchLog, PositionWatch
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper

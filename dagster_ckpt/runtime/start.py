@@ -46,12 +46,12 @@ from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
-from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
-from dagster_ckpt.spark.query.plan import plan_of_writer
-from dagster_ckpt.spark.query.plan_description import PlanDescription
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.output import NamedOutput, named_output
+from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
+from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
 from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.completion import advance_checkpoint_id

@@ -12,7 +12,7 @@ import re
 from typing import Self
 
 from dagster_ckpt.sinks.sink import OnRepeat, Sink, SinkEffect
-from dagster_ckpt.spark.query.description import FOREACH_BATCH, foreach_batch_name
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 
 _CONSOLE = re.compile(r".*Console(Table|Sink).*")
 _MEMORY = re.compile(r"MemorySink.*|.*MemoryTable.*")

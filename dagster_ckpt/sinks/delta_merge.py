@@ -21,7 +21,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.delta_commit import app_id_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, SinkEffect, SinkForecast
-from dagster_ckpt.spark.query.description import FOREACH_BATCH, foreach_batch_name
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -31,12 +31,11 @@ from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
 from dagster_ckpt.sinks.part_files import Leftovers, PartFile, delete_part_files, read_leftovers
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
 
 _NAME = re.compile(r"FileSink\[(?P<path>.+)\]")
 # Files that a message names.

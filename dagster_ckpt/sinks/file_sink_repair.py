@@ -30,8 +30,8 @@ from dagster_ckpt.sinks.file_sink_log import (
 )
 from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 
 _NAMED = 5

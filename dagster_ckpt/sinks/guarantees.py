@@ -9,7 +9,7 @@ from typing import Any
 
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, Sink
-from dagster_ckpt.spark.execution_mode import ExecutionMode
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 
 
 class Guarantee(StrEnum):

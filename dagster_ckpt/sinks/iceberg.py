@@ -23,9 +23,9 @@ from dagster_ckpt.sinks.iceberg_history import (
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.tables import BATCH_MEMORY, LEFT_TO_YOU, cannot_look
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
-from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
+from dagster_ckpt.spark.query.iceberg import OpenIcebergTable
+from dagster_ckpt.spark.query.output import iceberg_name
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.spark.query.table_names import iceberg_name
 
 _NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
 # A folder, as a path or a URL: what Spark calls such a table where its query cannot be inspected.

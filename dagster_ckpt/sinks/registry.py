@@ -13,7 +13,7 @@ from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkForecast
 from dagster_ckpt.sinks.tables import HudiOrPaimonTable, NamedTable
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 
 # In this order: class names are matched before the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (

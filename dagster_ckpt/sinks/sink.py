@@ -19,8 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkE
 
 if TYPE_CHECKING:
     from dagster_ckpt.sinks.part_files import Leftovers, PartFile
-    from dagster_ckpt.spark.doctor.finding import Finding
-    from dagster_ckpt.spark.doctor.subject import Subject
+    from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
 
 class OnRepeat(StrEnum):

@@ -6,7 +6,6 @@ import posixpath
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import Block, FileEntry, ObjectUse, merge_uses
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 _last_of = attrgetter("last")
@@ -26,13 +26,6 @@ def object_name(directory: str, reference: str) -> str:
 
 
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
-
-
-class SnapshotKind(StrEnum):
-    """Who owns a snapshot: the system, or the user who requested it."""
-
-    CHECKPOINT = "CHECKPOINT"
-    SAVEPOINT = "SAVEPOINT"
 
 
 class SnapshotHeader(BaseModel):

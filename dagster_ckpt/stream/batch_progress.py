@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
-from dagster_ckpt.spark.query.description import is_foreach_batch
+from dagster_ckpt.spark.query.output import is_foreach_batch
 from dagster_ckpt.spark.query.progress import QueryProgress
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 

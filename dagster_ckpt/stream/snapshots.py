@@ -14,17 +14,12 @@ from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
 from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.durations import utc_time
-from dagster_ckpt.values.modes import RecoveryClaimMode
+from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 from dagster_ckpt.values.redaction import refuse_user_info
 
 if TYPE_CHECKING:
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.stream.handle import StreamHandle
-
-CHECKPOINT = "CHECKPOINT"
-
-
-SAVEPOINT = "SAVEPOINT"
 
 
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
@@ -67,17 +62,12 @@ def _retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
 
 def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
     """Whether the stream deletes a snapshot itself: a checkpoint, or a savepoint that a start claimed."""
-    return snapshot.kind == CHECKPOINT or snapshot.claimed
+    return snapshot.kind is SnapshotKind.CHECKPOINT or snapshot.claimed
 
 
 def describe_snapshot(snapshot: SnapshotRecord) -> str:
     """Short name of a snapshot and its batch, for messages."""
-    name = (
-        f"chk-{snapshot.number}"
-        if snapshot.kind == CHECKPOINT
-        else f"savepoint {snapshot.label or snapshot.snapshot_id}"
-    )
-    return f"{name} at batch {snapshot.batch_id}"
+    return f"{snapshot.name} at batch {snapshot.batch_id}"
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
@@ -85,9 +75,7 @@ def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
     location = (snapshot.location or "").rstrip("/")
     plain = reference.rstrip("/").removesuffix("/_metadata")
     names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}
-    if snapshot.kind == CHECKPOINT:
-        names.add(f"chk-{snapshot.number}")
-    return plain in names
+    return plain in names | {snapshot.reference}
 
 
 def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord | None:
@@ -263,7 +251,7 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,
         execution_id=None,
-        kind=header.kind.value,
+        kind=header.kind,
         number=header.number,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.UNKNOWN,

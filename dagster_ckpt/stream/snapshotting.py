@@ -11,19 +11,19 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.sinks.guarantees import guarantees
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import names_of_others
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import Progress
-from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
-from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN
-from dagster_ckpt.spark.execution_mode import ExecutionMode
+from dagster_ckpt.spark.jobs import executors_above
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM
 from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,6 @@ from dataclasses import KW_ONLY, dataclass, fields
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-import msgspec
-from msgspec import Meta
-
 from dagster_ckpt.config.execution_config import MAX_PARALLELISM
 from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.stream.source_offsets import SourceOffsets
@@ -41,11 +38,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """Validate a label: `start_from` must be able to find the snapshot by it, unambiguously.
-
-    Raises:
-        OptionError: It is blank, too long, not printable, or means another starting point.
-    """
+    """Validate a label: `start_from` must be able to find the snapshot by it, unambiguously."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -80,18 +73,19 @@ def is_location(reference: str) -> bool:
     return reference.startswith("/") or "://" in reference
 
 
-_CONFIRMS = {"confirms": True}
+class Described(NamedTuple):
+    """What interfaces show of a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
+
+    description: str
+    confirms: bool = False
 
 
 @dataclass(frozen=True)
 class StartFrom:
     """Where a start resumes, and what it may do.
 
-    Command line, Dagster config, checkpoint page, requests in the catalog, client and `run_stream` take
-    their options, with these descriptions, from the fields below.
-
-    Raises:
-        OptionError: A value is not valid, or options contradict each other.
+    Every interface takes its options, with these descriptions, from the fields below: command line, Dagster config,
+    checkpoint page, requests in the catalog, client and `run_stream`.
 
     Example:
         >>> StartFrom("before-release-42", accept_loss=True).point
@@ -100,7 +94,7 @@ class StartFrom:
 
     start_from: Annotated[
         str,
-        Meta(
+        Described(
             description="latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, "
             "preferred-savepoint, empty (discard all state), batch-<n> (rewind to a batch that Spark still retains), "
             "or the id, number (chk-7), label or location of a snapshot."
@@ -109,22 +103,22 @@ class StartFrom:
     _: KW_ONLY
     new_query_id: Annotated[
         bool,
-        Meta(
+        Described(
             description="With a rewind: continue as a new query, so that sinks which remember query ids (Delta, "
             "Iceberg) write the rewound batches again instead of skipping them."
         ),
     ] = False
     accept_loss: Annotated[
         bool,
-        Meta(
+        Described(
             description="Start even if the rewind could lose rows in a sink. Without it such a start is refused, and "
             "the message names the sink and the reason. A preview shows it beforehand.",
-            extra=_CONFIRMS,
+            confirms=True,
         ),
     ] = False
     claim_mode: Annotated[
         RecoveryClaimMode,
-        Meta(
+        Described(
             description="Ownership of the snapshot that the stream starts from. NO_CLAIM: the stream never deletes it. "
             "CLAIM: the stream takes ownership and deletes it like any of its checkpoints. Flink's LEGACY is not "
             "supported."
@@ -132,31 +126,31 @@ class StartFrom:
     ] = RecoveryClaimMode.NO_CLAIM
     accept_plan_change: Annotated[
         bool,
-        Meta(
+        Described(
             description="Start even if the code needs state of another layout: other keys, types, values, windows, "
             "operators or watermarks. Without it such a start is refused, and the message lists the differences.",
-            extra=_CONFIRMS,
+            confirms=True,
         ),
     ] = False
     discard_state: Annotated[
         bool,
-        Meta(
+        Described(
             description="With an empty start: confirm that all state of the stream is discarded. Without it such a "
             "start is refused, and the message lists what would be discarded.",
-            extra=_CONFIRMS,
+            confirms=True,
         ),
     ] = False
     no_safety_savepoint: Annotated[
         bool,
-        Meta(
+        Described(
             description="Do not take a savepoint before a rewind. By default one labeled before-rewind-<n> is taken, "
             "from which you can undo the rewind; release it to return it to the stream's retention.",
-            extra=_CONFIRMS,
+            confirms=True,
         ),
     ] = False
     source_offsets: Annotated[
         str,
-        Meta(
+        Described(
             description='Where Kafka sources continue, as JSON: {"orders": {"0": 124}} skips to a record, and '
             '{"orders": "2026-11-23T07:00:00Z"} to the first record that is not older. Only with a snapshot or '
             "batch-<n>."
@@ -164,7 +158,7 @@ class StartFrom:
     ] = ""
     state_partitions: Annotated[
         int | None,
-        Meta(
+        Described(
             description="Rewrite the state to this number of partitions, 1 to 32768, before the query starts. "
             "Otherwise Spark keeps the number of the first batch. Needs Spark 4.2 or later."
         ),
@@ -216,13 +210,12 @@ class StartFrom:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StartFrom:
-        """The start in a request row, a run's config, a command line or a form; other keys and None are ignored.
-
-        Raises:
-            OptionError: A value is not valid.
-        """
+        """The start in a request row, a run's config, a command line or a form; other keys and None are ignored."""
         names = {field.name for field in fields(cls)}
         given = {name: value for name, value in record.items() if name in names and value is not None}
+        # Imported here: the help of a command reads the options only.
+        import msgspec  # noqa: PLC0415
+
         try:
             return msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -232,7 +225,8 @@ class StartFrom:
 
     def as_record(self) -> dict[str, str | bool | int]:
         """`start_from`, and the options that are set, as JSON values; `from_record` reads them."""
-        return set_options(msgspec.to_builtins(self))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return set_options({name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
     @property
     def point(self) -> StartPoint:
@@ -266,15 +260,7 @@ def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom`, for an interface.
-
-    Attributes:
-        name: Its name.
-        kind: bool, int, str or an enum.
-        default: Its default; None: no value.
-        description: What it does.
-        confirms: Whether it only confirms what a start otherwise refuses, or safeguards against.
-    """
+    """A field of `StartFrom` for an interface: `kind` is bool, int, str or an enum, `default` None means no value."""
 
     name: str
     kind: type[Any]
@@ -289,9 +275,9 @@ def start_options() -> list[StartOption]:
     return [_option(field.name, field.default, *get_args(hints[field.name])) for field in fields(StartFrom)]
 
 
-def _option(name: str, default: Any, annotation: Any, meta: Meta) -> StartOption:
+def _option(name: str, default: Any, annotation: Any, meta: Described) -> StartOption:
     kind = next(each for each in (*get_args(annotation), annotation) if each is not type(None))
-    return StartOption(name, kind, default, meta.description or "", "confirms" in (meta.extra or {}))
+    return StartOption(name, kind, default, *meta)
 
 
 def _normalized(start_from: str) -> str:

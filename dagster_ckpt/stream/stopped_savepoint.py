@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
@@ -17,6 +16,7 @@ from dagster_ckpt.stream.completion import NotRecorded, provenance, record_snaps
 from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_ms
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,21 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from dagster_ckpt.catalog.history import HistoryCursor
-from dagster_ckpt.catalog.records import SnapshotStatus
-from dagster_ckpt.catalog.transitions import size
-from dagster_ckpt.client import Client
+from dagster_ckpt.client import (
+    Client,
+    HistoryCursor,
+    RewindPreview,
+    SnapshotStatus,
+    StartFrom,
+    describe_snapshot,
+    start_options,
+)
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StreamNotFoundError
-from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
 from dagster_ckpt.ui.locations import refuse_location
-from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 
 _COOKIE = "dagster_ckpt_actions"
@@ -50,14 +53,7 @@ _LARGEST_FORM = 10_000
 
 
 class CheckpointPage:
-    """The pages over one client.
-
-    Args:
-        client: Reads the catalog, and carries out actions.
-        token: Secret that allows actions; None: the page is read-only.
-        allowed_hosts: Names under which browsers may reach the page. Other names are refused, so that no web site
-            can reach a local page through a host name of its own.
-    """
+    """The pages over one client; see `checkpoint_page`."""
 
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
         # Requests of this page alone, so that its end withdraws them and nobody else's.
@@ -134,7 +130,7 @@ class CheckpointPage:
 
     def _history(self, request: Request) -> Response:
         asked = request.query_params
-        kind = asked.get("kind") if asked.get("kind") in ("CHECKPOINT", "SAVEPOINT") else None
+        kind = SnapshotKind(asked["kind"]) if asked.get("kind") in list(SnapshotKind) else None
         status = SnapshotStatus(asked["status"]) if asked.get("status") in _statuses() else None
         try:
             older_than = HistoryCursor.parse(asked["before"]) if asked.get("before") else None
@@ -301,9 +297,10 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
     """The checkpoint page as an ASGI application.
 
     Args:
-        client: Reads the catalog. The caller closes it.
+        client: The caller closes it.
         token: Secret that allows actions; None: the page is read-only.
-        allowed_hosts: Host names that browsers may use; default: this machine only.
+        allowed_hosts: Host names under which browsers may reach the page, so that no web site can reach a local page
+            through a host name of its own; default: this machine only.
     """
     hosts = allowed_hosts if allowed_hosts is not None else ["localhost", "127.0.0.1", "[::1]"]
     return CheckpointPage(client, token=token, allowed_hosts=hosts).app

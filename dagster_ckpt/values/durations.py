@@ -109,3 +109,16 @@ def rounded_duration(duration_ms: int) -> str:
     else:
         units = (minutes, "min"), (seconds, "s")
     return " ".join(f"{number} {unit}" for number, unit in units if number)
+
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: int | None) -> str:
+    """A number of bytes with its unit, such as 12.3 MB."""
+    if count is None:
+        return "unknown size"
+    value, unit = float(count), 0
+    while value >= 999.95 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"

@@ -86,6 +86,13 @@ class TerminalState(StrEnum):
     SUSPENDED = "SUSPENDED"
 
 
+class SnapshotKind(StrEnum):
+    """Who owns a snapshot: the stream that took it, or the user who requested it."""
+
+    CHECKPOINT = "CHECKPOINT"
+    SAVEPOINT = "SAVEPOINT"
+
+
 class RecoveryClaimMode(StrEnum):
     """Who owns the snapshot that a start names, as in Flink's `RecoveryClaimMode` (before 1.20 `RestoreMode`).
 

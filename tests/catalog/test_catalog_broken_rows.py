@@ -15,6 +15,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
 
@@ -81,7 +82,7 @@ def test_a_completed_snapshot_that_cannot_be_read_is_listed_but_never_recovered_
     as_writer(catalog).snapshots.start(
         snapshot_id="snapshot-1",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=1,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=0,

@@ -8,8 +8,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.journal import PlannedBatch
-from dagster_ckpt.catalog.records import LeaseRecord
-from dagster_ckpt.catalog.state_origin import StateOrigin
+from dagster_ckpt.catalog.records import LeaseRecord, StateOrigin
 from dagster_ckpt.errors import LeaseLostError
 from tests.catalog.conftest import ManualClock, holder
 

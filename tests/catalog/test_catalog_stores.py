@@ -15,6 +15,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError, SnapshotNotFoundError, StreamNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.catalog.conftest import ManualClock, holder
 from tests.support.as_writer import as_writer
 
@@ -25,7 +26,9 @@ def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) ->
     return execution_id
 
 
-def snapshot(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timeline: int = 0) -> SnapshotRecord:
+def snapshot(
+    catalog: Catalog, number: int, *, kind: SnapshotKind = SnapshotKind.CHECKPOINT, timeline: int = 0
+) -> SnapshotRecord:
     snapshot_id = f"snapshot-{number}"
     as_writer(catalog).snapshots.start(
         snapshot_id=snapshot_id,

@@ -61,16 +61,19 @@ class Healthy:
         self.files += files
 
     def run(self, described: Any, *, tries: int = 1) -> None:
-        run_stream(
-            STREAM,
-            lambda spark: described(spark).trigger(availableNow=True),
-            **self.places,
-            spark=self.spark,
-            state_backend=STORES[self.store],
-            checkpointing=CheckpointConfig(cleanup="RETAIN_ON_CANCELLATION", num_retained=3),
-            restart_strategy=RestartStrategies.fixed_delay_restart(tries, 1),
-        )
-        unload_stores(self.spark)
+        try:
+            run_stream(
+                STREAM,
+                lambda spark: described(spark).trigger(availableNow=True),
+                **self.places,
+                spark=self.spark,
+                state_backend=STORES[self.store],
+                checkpointing=CheckpointConfig(cleanup="RETAIN_ON_CANCELLATION", num_retained=3),
+                restart_strategy=RestartStrategies.fixed_delay_restart(tries, 1),
+            )
+        finally:
+            # Also of a run that has failed: its stores would upload files into what stands there next.
+            unload_stores(self.spark)
 
     def with_batches_saved(self, failure: Failure | None = None) -> Any:
         """The query, into a function that writes each batch once, with a failure of it."""

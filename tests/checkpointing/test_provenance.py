@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.spark.execution_mode import ExecutionMode
-from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
+from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.completion import provenance
 from tests.support.retention_shelf import Shelf

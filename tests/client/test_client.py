@@ -34,7 +34,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import DesiredState, ExternalizedCheckpointCleanup
+from dagster_ckpt.values.modes import DesiredState, ExternalizedCheckpointCleanup, SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 
 RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
@@ -222,7 +222,9 @@ class TestListsAndDescriptions:
         golden.snapshot()
         savepoint = client.trigger_savepoint(STREAM, label="mine")
 
-        assert [each.snapshot_id for each in client.list_snapshots(STREAM, kind="SAVEPOINT")] == [savepoint.snapshot_id]
+        assert [each.snapshot_id for each in client.list_snapshots(STREAM, kind=SnapshotKind.SAVEPOINT)] == [
+            savepoint.snapshot_id
+        ]
         assert len(client.list_snapshots(STREAM)) == 2
         assert client.list_snapshots(STREAM, status=SnapshotStatus.FAILED) == []
 

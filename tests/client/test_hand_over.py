@@ -13,10 +13,10 @@ import pytest
 
 from dagster_ckpt.catalog.desired_states import AlertUntil
 from dagster_ckpt.catalog.records import IS_LAUNCHED, ExecutionStatus, RequestKind, RequestRecord, RequestStatus
-from dagster_ckpt.client import preflight as before_a_start
+from dagster_ckpt.client import preflight
 from dagster_ckpt.client.launching import hand_over, hands_over
 from dagster_ckpt.errors import CkptError, RequestFailedError, RequestTimeoutError
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM
@@ -74,8 +74,8 @@ class NewRun:
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
     history = History(tmp_path)
     monkeypatch.setattr("dagster_ckpt.client.requests.POLL_S", 0.02)
-    monkeypatch.setattr(before_a_start, "named_output", lambda _: NamedOutput("parquet", str(history.sink)))
-    monkeypatch.setattr(before_a_start, "plan_of_writer", lambda _: None)
+    monkeypatch.setattr(preflight, "named_output", lambda _: NamedOutput("parquet", str(history.sink)))
+    monkeypatch.setattr(preflight, "plan_of_writer", lambda _: None)
     as_writer(history.shelf.stream.catalog, STREAM).executions.running(
         "first", live_directory=str(history.shelf.live), recovery={IS_LAUNCHED: True}
     )

@@ -23,11 +23,11 @@ from dagster_ckpt.client.rebuild import rebuild
 from dagster_ckpt.errors import LiveDirectoryError, RequestFailedError, RestoreError
 from dagster_ckpt.recovery.adopt import undo_adoption
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.recovery.test_adopt import Outside, tree
 from tests.support.executioner import CHANGES, Executioner, Killed
 from tests.support.retention_shelf import STREAM, Shelf

@@ -24,14 +24,14 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream import fencing
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding, keeping
 from tests.support.executioner import Killed
 from tests.support.retention_shelf import STREAM

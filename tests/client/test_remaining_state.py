@@ -18,8 +18,8 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import keeping
 from tests.support.edited_savepoint import edited_savepoint
 from tests.support.golden_stream import STREAM, GoldenStream
@@ -81,7 +81,7 @@ def test_a_snapshot_that_the_edited_stream_takes_is_not_listed(golden: GoldenStr
         golden._writer.snapshots.start(
             snapshot_id=f"attempt-{number}",
             execution_id="first",
-            kind="CHECKPOINT",
+            kind=SnapshotKind.CHECKPOINT,
             number=number,
             trigger=SnapshotTrigger.PERIODIC,
             timeline=golden.stream.catalog.streams.get(STREAM).timeline,

@@ -19,11 +19,12 @@ from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.client.outputs import SinkCleaning, clean_sinks, output_files
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History

@@ -28,9 +28,9 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.needs import needs
 from tests.support.small_spark import small_spark

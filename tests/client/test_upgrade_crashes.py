@@ -31,7 +31,7 @@ from dagster_ckpt.catalog.requests import RequestRecords
 from dagster_ckpt.client.managed_stream import StepRun
 from dagster_ckpt.client.reconciliation import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.modes import DesiredState, SnapshotKind
 from tests.support.as_writer import as_writer, set_stream
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot")
@@ -154,7 +154,7 @@ class World:
         as_writer(self.catalog, self.stream_id).snapshots.start(
             snapshot_id=snapshot_id,
             execution_id=self.newest.execution_id,
-            kind="SAVEPOINT",
+            kind=SnapshotKind.SAVEPOINT,
             number=number,
             trigger=SnapshotTrigger.STOP,
             timeline=0,

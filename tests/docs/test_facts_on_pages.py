@@ -21,8 +21,8 @@ FILES = {
 
 
 def known_versions() -> dict[str, str]:
-    """The table of docs/coverage.md."""
-    section = (DOCS / "coverage.md").read_text("utf-8").partition("## Unknown file versions")[2]
+    """The table of docs/evidence/coverage.md."""
+    section = (DOCS / "evidence/coverage.md").read_text("utf-8").partition("## Unknown file versions")[2]
     return dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.M))
 
 

@@ -25,7 +25,7 @@ from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.description import same_session
 from dagster_ckpt.spark.query.session import application_settings
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TimeCharacteristic
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TimeCharacteristic
 from tests.support.small_spark import start_jvm
 
 pytestmark = pytest.mark.spark
@@ -153,7 +153,7 @@ def test_the_state_backend_is_that_of_the_query(seen: dict[str, Any]) -> None:
 
 
 def test_checkpoints_are_taken_at_the_interval(seen: dict[str, Any]) -> None:
-    taken = seen["program"].catalog.snapshots.of_stream("counts", kind="CHECKPOINT")
+    taken = seen["program"].catalog.snapshots.of_stream("counts", kind=SnapshotKind.CHECKPOINT)
     began = sorted(snapshot.created_at_ms for snapshot in taken)
     assert {snapshot.trigger for snapshot in taken} == {SnapshotTrigger.PERIODIC}
     assert min(after - before for before, after in pairwise(began)) >= 250  # on another clock than the interval's

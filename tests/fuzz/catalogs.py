@@ -22,10 +22,10 @@ from dagster_ckpt.errors import CkptError
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.retention import subsume
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.fuzz.case import Case, Target
 from tests.support.as_writer import as_writer
 from tests.support.golden_stream import STREAM, GoldenStream

@@ -12,7 +12,7 @@ from kafka_broker import Kafka, running_broker
 from dagster_ckpt.sinks.kafka.share import sessions
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "kafka-reliability.md"
+PAGE = ROOT / "docs/evidence/kafka-reliability.md"
 # By the test's id: name of the function, parameters and properties, whether it passed.
 Result = tuple[str, dict[str, str], bool]
 FEWEST_CASES = 50

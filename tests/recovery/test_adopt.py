@@ -15,7 +15,7 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.export import export_snapshot
@@ -37,7 +37,7 @@ from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.adopted import CLAIM
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import StreamHandle

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import PlanChangedError
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
-from dagster_ckpt.spark.query.plan_description import read_plan
+from dagster_ckpt.spark.query.plan import read_plan
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom

@@ -13,9 +13,8 @@ from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, SnapshotKind, TerminalState
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.taken_snapshot import taken

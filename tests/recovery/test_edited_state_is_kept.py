@@ -20,8 +20,8 @@ from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import set_stream
 from tests.support.edited_savepoint import edited_savepoint
 from tests.support.failed_upgrade import WRONG, failed_upgrade

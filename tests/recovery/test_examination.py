@@ -22,7 +22,7 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.doctor.checksums import KnownSnapshot
+from dagster_ckpt.spark.doctor.contents import KnownSnapshot
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.versions import RELEASES
 from dagster_ckpt.stream.start_from import StartFrom

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StartCause
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StartCause
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import rebuild
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
@@ -37,7 +36,7 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import OWNER

@@ -17,7 +17,7 @@ from dagster_ckpt.sinks.sink import OnRepeat, Sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import query_metadata
-from dagster_ckpt.spark.checkpoint_dir.planned import plan_again, planned_by, read_planned
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again, planned_by, read_planned
 from dagster_ckpt.stream.start_from import StartPoint
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"topic":{"0":%d}}'

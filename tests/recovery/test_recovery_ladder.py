@@ -23,6 +23,7 @@ from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
@@ -195,7 +196,7 @@ def test_the_memory_is_that_of_the_catalog_and_ends_with_the_next_checkpoint(lad
     latest = stream.catalog.executions.latest(STREAM)
     assert latest is not None
     writer.snapshots.start(
-        snapshot_id="new", execution_id=latest.execution_id, kind="CHECKPOINT", number=99,
+        snapshot_id="new", execution_id=latest.execution_id, kind=SnapshotKind.CHECKPOINT, number=99,
         trigger=ladder.snapshots[0].trigger, timeline=stream.catalog.streams.get(STREAM).timeline,
     )  # fmt: skip
     writer.complete("new", batch_id=13)

@@ -11,9 +11,15 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
+from dagster_ckpt.catalog.records import (
+    OriginKind,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StateOrigin,
+    StreamRecord,
+)
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState, skipped_distance
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
@@ -24,10 +30,11 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.snapshots import is_named
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.values.modes import SnapshotKind
 
 PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())
 LIVE_DIRECTORY = "file:///live/flights/live-1"
-KINDS = {"cp": "CHECKPOINT", "sp": "SAVEPOINT", "stop": "SAVEPOINT"}
+KINDS = {"cp": SnapshotKind.CHECKPOINT, "sp": SnapshotKind.SAVEPOINT, "stop": SnapshotKind.SAVEPOINT}
 LIVE = {
     "never": None,
     "missing": LiveState(LiveStatus.MISSING, "it was deleted."),
@@ -416,7 +423,7 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
         batch_id=4,
         snapshot_id="id",
         location="/ckpt/chk-7",
-        snapshot_kind="CHECKPOINT",
+        snapshot_kind=SnapshotKind.CHECKPOINT,
         snapshot_number=7,
         query_id="query",
     )
@@ -424,7 +431,7 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
         snapshot_id="id",
         stream_id="flights",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=7,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.UNKNOWN,
@@ -435,7 +442,9 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
     )
 
     assert snapshot_of_origin(stream, came_from) == known
-    assert snapshot_of_origin(stream, replace(came_from, snapshot_kind=None)) == replace(known, kind="SAVEPOINT")
+    assert snapshot_of_origin(stream, replace(came_from, snapshot_kind=None)) == replace(
+        known, kind=SnapshotKind.SAVEPOINT
+    )
     assert snapshot_of_origin(stream, replace(came_from, location=None)) is None
     assert snapshot_of_origin(stream, replace(came_from, snapshot_id=None)) is None
 

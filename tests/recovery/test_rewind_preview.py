@@ -14,7 +14,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.sinks.sink import SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.source_distance import SourceDistance
+from dagster_ckpt.spark.query.sources import SourceDistance
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
 from tests.support.retention_shelf import STREAM

@@ -19,8 +19,8 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support import verbs
 from tests.support.as_writer import holding
 from tests.support.retention_shelf import STREAM, Shelf

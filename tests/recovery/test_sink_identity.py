@@ -20,7 +20,7 @@ from dagster_ckpt.recovery.sink_identity import missing_batches
 from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.registry import register_sink
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import KnownSink
 from dagster_ckpt.stream.start_from import StartFrom

@@ -15,7 +15,7 @@ from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, source_inputs
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
-from dagster_ckpt.spark.query.source_identity import SourceIdentity
+from dagster_ckpt.spark.query.sources import SourceIdentity
 
 CASES = yaml.safe_load((Path(__file__).parent / "source_inputs.yaml").read_text())
 LAST, POINT = 5, 2

@@ -25,7 +25,8 @@ from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.query.description import NamedOutput, QueryToStart
+from dagster_ckpt.spark.query.description import QueryToStart
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.spark.versions import Feature

@@ -40,6 +40,7 @@ from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.stream.triggers import TriggerKind
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 
@@ -209,7 +210,7 @@ def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answer
     assert event.reason is CheckpointFailureReason.IO_EXCEPTION
     catalog = stage.shelf.stream.catalog
     assert catalog.requests.get(request_id).status is RequestStatus.FAILED
-    assert catalog.snapshots.of_stream(STREAM, kind="SAVEPOINT", status=SnapshotStatus.IN_PROGRESS) == []
+    assert catalog.snapshots.of_stream(STREAM, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.IN_PROGRESS) == []
 
 
 def test_the_snapshot_of_a_writer_that_was_replaced_is_not_recorded_and_its_bytes_are_left(stage: Stage) -> None:

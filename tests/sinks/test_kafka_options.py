@@ -28,7 +28,7 @@ from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import plan_digest
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
+from dagster_ckpt.spark.query.output import KafkaPlace, kafka_place
 from dagster_ckpt.values.modes import Semantic, kafka_delivery
 
 OPTIONS = {

@@ -21,7 +21,7 @@ from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.guarantees import can_replay_a_batch
 from dagster_ckpt.sinks.registry import described_sink, forecast, sink_of
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, newest_batch, roll_back
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, lose, small_spark
 

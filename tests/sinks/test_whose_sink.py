@@ -16,7 +16,7 @@ from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.sinks.sink import SinkEffect
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
 from tests.support.as_writer import as_writer, keeping

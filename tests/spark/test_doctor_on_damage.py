@@ -13,7 +13,7 @@ from blake3 import blake3
 from dagster_ckpt.client.examination import examine_live_directory
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.doctor.checksums import KnownSnapshot
+from dagster_ckpt.spark.doctor.contents import KnownSnapshot
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
 from tests.fuzz.live_directories import files

@@ -1,4 +1,4 @@
-"""docs/coverage.md claims "each row once" of no sink without a test that runs Spark with the real one."""
+"""docs/evidence/coverage.md claims "each row once" of no sink without a test that runs Spark with the real one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_ckpt.sinks.registry import forecast
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "coverage.md"
+PAGE = TESTS.parent / "docs/evidence/coverage.md"
 ONCE = {SinkEffect.EXACT, SinkEffect.SKIP}
 
 

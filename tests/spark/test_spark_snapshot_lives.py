@@ -34,7 +34,7 @@ from spark_stateful_queries import counts_for_ever
 from dagster_ckpt.errors import SnapshotAbortedError
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.garbage_collection import DELETING_NAME
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind, object_name
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, object_name
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.reuse import Source
 from dagster_ckpt.snapshot.writer import METADATA_NAME
@@ -43,6 +43,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.needs import by_name
 
 pytestmark = pytest.mark.spark

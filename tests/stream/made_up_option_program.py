@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 NAME, DESCRIPTION = "made_up", "An option that only this test has."
-_DECLARATION = f'    {NAME}: Annotated[bool, Meta(description="{DESCRIPTION}")] = False\n\n'
+_DECLARATION = f'    {NAME}: Annotated[bool, Described(description="{DESCRIPTION}")] = False\n\n'
 _MODULE = "dagster_ckpt.stream.start_from"
 
 
@@ -41,8 +41,8 @@ def command_line() -> dict[str, Any]:
 def launchpad() -> dict[str, Any]:
     """The fields of each op's config, with their descriptions."""
     import dagster as dg
-    from dagster_ckpt.operations.launching import DriverLaunch
 
+    from dagster_ckpt.client.launching import DriverLaunch
     from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
     from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
     from dagster_ckpt.orchestration.definitions import stream_definitions

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.snapshotting import SnapshotOrder
 from dagster_ckpt.stream.start_from import LONGEST_LABEL, StartPoint, checked_label
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.rewind_history import History
 from tests.support.verbs import stop_with_savepoint, trigger_savepoint
 

@@ -25,7 +25,6 @@ from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.runtime.settlement import settle_execution
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
@@ -33,7 +32,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER, check_places, claim_live_folder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support.as_writer import holding
 from tests.support.executioner import Killed
 from tests.support.retention_shelf import HOLDER, STREAM

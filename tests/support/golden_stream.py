@@ -27,7 +27,6 @@ from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -36,6 +35,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, keeping
 from tests.support.places import catalog_at, is_local, path_of, place
 
@@ -144,7 +144,7 @@ class GoldenStream:
         snapshots.start(
             snapshot_id=order.snapshot_id,
             execution_id="first",
-            kind=kind.value,
+            kind=kind,
             number=order.number,
             trigger=SnapshotTrigger.MANUAL,
             timeline=record.timeline,

@@ -41,13 +41,13 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.sinks.registry import output_of
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import SINK, History
 
@@ -239,7 +239,7 @@ def take_checkpoint(stream: StreamHandle, lease: LeaseRecord, execution_id: str,
         lease,
         snapshot_id=order.snapshot_id,
         execution_id=execution_id,
-        kind=order.kind.value,
+        kind=order.kind,
         number=order.number,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=record.timeline,

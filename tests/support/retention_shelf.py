@@ -15,8 +15,15 @@ from unittest.mock import patch
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventType, Holder, SnapshotRecord, SnapshotStatus, SnapshotTrigger, StartCause
-from dagster_ckpt.catalog.state_origin import StateOrigin
+from dagster_ckpt.catalog.records import (
+    EventType,
+    Holder,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StartCause,
+    StateOrigin,
+)
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import (
     CheckpointStorage,
@@ -25,12 +32,12 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot import object_store
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.places import catalog_at, is_local, place
 
@@ -171,7 +178,7 @@ class Shelf:
         as_writer(catalog, STREAM).snapshots.start(
             snapshot_id=snapshot_id,
             execution_id="first",
-            kind=kind.value,
+            kind=kind,
             number=number,
             trigger=trigger,
             timeline=catalog.streams.get(STREAM).timeline,

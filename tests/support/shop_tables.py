@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, Client, run_stream
-from dagster_ckpt.spark.query.table_names import table_of
+from dagster_ckpt.spark.query.output import table_of
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, lose
 

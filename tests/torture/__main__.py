@@ -1,4 +1,4 @@
-"""`make torture`: every operation, every fault, every call; the outcome is `docs/reliability.md`."""
+"""`make torture`: every operation, every fault, every call; the outcome is `docs/evidence/reliability.md`."""
 
 from __future__ import annotations
 

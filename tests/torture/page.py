@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""`docs/reliability.md`: what was tried, how often, and what did not hold."""
+"""`docs/evidence/reliability.md`: what was tried, how often, and what did not hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.torture.bucket import ObjectFault
 from tests.torture.faults import CatalogFault, FileFault, LeaseFault
 from tests.torture.trial import EVERY_CALL, Outcome
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs/evidence/reliability.md"
 
 _HEAD = """# Reliability: what was broken, and what held
 

@@ -14,10 +14,9 @@ from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support.as_writer import holding
 from tests.support.failed_upgrade import WRONG, failed_upgrade, row
 from tests.support.golden_stream import GoldenStream

@@ -21,9 +21,11 @@ from click.testing import CliRunner
 
 from dagster_ckpt.catalog.history import SnapshotFigures
 from dagster_ckpt.catalog.records import RequestStatus
-from dagster_ckpt.cli.main import FAILED, commands
+from dagster_ckpt.cli.command import FAILED
+from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.ui.charts import line_chart, points
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.conftest import TOKEN, served
 from tests.ui.history import lengthen
@@ -196,7 +198,7 @@ class TestActions:
         answer = signed_in.post(f"{acting}/streams/{STREAM}/-/actions/savepoint", data={"label": "from-the-page"})
         assert answer.ok
         awaited(lambda: "DONE" in signed_in.get(f"{acting}/streams/{STREAM}").text)
-        [savepoint] = client.list_snapshots(STREAM, kind="SAVEPOINT")
+        [savepoint] = client.list_snapshots(STREAM, kind=SnapshotKind.SAVEPOINT)
         assert savepoint.label == "from-the-page"
 
     def test_what_is_refused_says_why(self, acting: str, signed_in: requests.Session) -> None:
@@ -319,7 +321,9 @@ def test_a_port_that_is_taken_is_named_with_what_to_do(golden: GoldenStream) -> 
 
 
 def test_a_chart_names_the_newest_of_many_values_and_not_the_largest_near_it() -> None:
-    figures = [SnapshotFigures(str(n), "CHECKPOINT", n, n, n * 1000, n % 7, *[None] * 6) for n in range(1, 1001)]
+    figures = [
+        SnapshotFigures(str(n), SnapshotKind.CHECKPOINT, n, n, n * 1000, n % 7, *[None] * 6) for n in range(1, 1001)
+    ]
     chart = line_chart("Duration", points(figures, "duration_ms"), str)
     assert f"newest {1000 % 7}, highest 6, 1000 snapshots" in chart
     assert "chk-1000, batch 1000" in chart

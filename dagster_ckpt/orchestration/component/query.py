@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from dagster_ckpt.orchestration.component.yaml_fields import Scalar, with_env_vars, with_values
-from dagster_ckpt.spark.query.table_names import to_table
+from dagster_ckpt.spark.query.output import to_table
 from dagster_ckpt.values.modes import Semantic, kafka_delivery
 from dagster_ckpt.values.validation import imported
 

@@ -24,17 +24,10 @@ def open_stream(
     writes: str,
     code_version: str | None,
 ) -> StreamHandle:
-    """Create the handle of a stream.
+    """Create the handle of a stream; `name` is that of its query in Spark, `writes` the assets that it writes.
 
-    A storage set in the stream's `CheckpointConfig` overrides the deployment's resource, as in
-    Flink, and inherits its unset options from it.
-
-    Args:
-        spec: The stream.
-        resources: Its checkpoint storage, state backend and catalog.
-        name: Name of its query in Spark.
-        writes: The assets it writes, or its name outside assets.
-        code_version: Version of the code that defines the query.
+    A storage set in the stream's `CheckpointConfig` overrides the deployment's resource, as in Flink, and inherits its
+    unset options from it.
     """
     deployment = resources.checkpoint_storage
     configured = spec.options.storage
@@ -59,12 +52,7 @@ def open_stream(
 
 
 class DefinedStreams:
-    """The streams of a code location as a client opens them: with the settings of their definitions.
-
-    Args:
-        streams: The streams.
-        resources: Their checkpoint storage, state backend and catalog.
-    """
+    """The streams of a code location as a client opens them: with the settings of their definitions."""
 
     def __init__(self, streams: Sequence[Stream], resources: DeploymentResources) -> None:
         self._streams = streams
@@ -72,11 +60,7 @@ class DefinedStreams:
         self.catalog: Catalog = resources.checkpoint_catalog.catalog()
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream.
-
-        Raises:
-            StreamNotFoundError: This code location has no such stream.
-        """
+        """The id of a stream."""
         return find_stream(self._streams, stream).stream_id
 
     def on_storage(self) -> list[str]:
@@ -84,10 +68,6 @@ class DefinedStreams:
         return [stream.stream_id for stream in self._streams]
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, whether or not it was ever started.
-
-        Raises:
-            StreamNotFoundError: This code location has no such stream.
-        """
+        """Open a stream, whether or not it was ever started."""
         del new_like  # its own definition has every setting
         return stream_handle(find_stream(self._streams, stream), self._resources)

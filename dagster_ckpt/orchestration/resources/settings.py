@@ -66,11 +66,7 @@ class UpgradeSettings(dg.Config):
     )
 
     def upgrade_policy(self) -> UpgradePolicy:
-        """The policy.
-
-        Raises:
-            OptionError: A duration is not positive.
-        """
+        """The policy."""
         return UpgradePolicy(
             UpgradeMode(self.mode.value),
             self.max_checkpoint_age_ms,
@@ -170,11 +166,7 @@ class CheckpointSettings(dg.Config):
     )
 
     def checkpoint_config(self) -> CheckpointConfig:
-        """The options as a `CheckpointConfig`.
-
-        Raises:
-            OptionError: A value is out of range.
-        """
+        """The options as a `CheckpointConfig`."""
         options = {name: getattr(self, name) for name in type(self).model_fields}
         if self.trigger is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
@@ -195,16 +187,7 @@ CheckpointOverrides = create_model(
 
 
 def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> CheckpointOptions:
-    """Return an asset's options with a run's overrides applied.
-
-    Args:
-        options: The asset's options.
-        given: Overrides by the names of `CheckpointSettings`; None keeps the asset's value.
-
-    Raises:
-        OptionError: A value is out of range, or contradicts another one.
-        OptionTypeError: A value has the wrong type.
-    """
+    """Return an asset's options with a run's overrides applied; None keeps the asset's value."""
     set_here = {name: value for name, value in given.items() if value is not None}
     checked = CheckpointConfig(**set_here).requested
     fields = [name if hasattr(checked, name) else f"{name}_ms" for name in set_here]
@@ -268,12 +251,7 @@ class RestartSettings(dg.Config):
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
-        """The strategy.
-
-        Raises:
-            OptionError: A value is out of range, or `own` cannot be imported or is given for another kind.
-            OptionTypeError: What `own` names is no restart policy.
-        """
+        """The strategy."""
         if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
             raise OptionError(
                 f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
@@ -324,11 +302,7 @@ class StartConfig(dg.Config):
         super().__init__(**options)
 
     def parsed(self) -> StartFrom:
-        """The start.
-
-        Raises:
-            OptionError: It is not valid, or its options contradict each other.
-        """
+        """The start."""
         return StartFrom.from_record(dict(self))
 
 

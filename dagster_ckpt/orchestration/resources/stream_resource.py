@@ -52,21 +52,17 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> "Generator[Any, None, Outcome | None]":
         """Run a stream until it ends, is stopped, canceled or interrupted, exactly as a `streaming_asset` does.
 
-        The op's config decides where to start, if it has the fields of `StreamRunConfig`.
+        The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`, although
+        there are no events for Dagster today: the catalog sensor reports the checkpoints.
 
         Args:
             context: The context of the asset or op.
             spec: The stream.
             describe: Defines the query without starting it; called again for each restart in place.
 
-        Yields:
-            Events for Dagster. Currently there are none, because the catalog sensor reports the
-            checkpoints; use `yield from` anyway.
-
         Returns:
             How the stream ended, if it ended well: a bounded input was consumed, or the stream was
-            stopped. `savepoint` is the savepoint that it was stopped with. None if the run only tried the
-            code (`preflight`).
+            stopped. `savepoint` is the savepoint that it was stopped with. None after a `preflight`.
 
         Raises:
             dagster.Failure: The stream was canceled or failed, or this op must not run one because
@@ -111,9 +107,8 @@ def declare_stream(
 ) -> Stream:
     """Register a stream in your own asset or job with `stream_definitions`.
 
-    Its checkpoints are then reported, its failures restarted, and the operator jobs can reach it.
-    Pass the result to `stream_definitions` and do not add the definition to the code location
-    separately.
+    Its checkpoints are then reported, its failures restarted, and the operator jobs can reach it. Pass the result to
+    `stream_definitions` and do not add the definition to the code location separately.
 
     Args:
         spec: The stream.
@@ -121,10 +116,6 @@ def declare_stream(
         op: For a job: the name of that op; default: its only one.
         translator: Names the jobs, sensors and schedules around it, and says which resources these use.
             Your own definition keeps its names.
-
-    Raises:
-        OptionError: The op's config has no starting point, the op has a retry policy, or the job has
-            several ops.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))

@@ -56,11 +56,9 @@ class DriverRunConfig(StartConfig):
 def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch) -> Iterator[Any]:
     """Launch the driver of a stream, or find the running one, and follow it.
 
-    Yields nothing: the catalog sensor reports the checkpoints.
-
-    Raises:
-        dagster.Failure: The driver did not start its query, the stream failed or was canceled, or this
-            run was asked to stop and leaves the driver running. Never retried by Dagster.
+    Yields nothing: the catalog sensor reports the checkpoints. Raises a `dagster.Failure`, which Dagster never retries,
+    if the driver did not start its query, the stream failed or was canceled, or this run was asked to stop and leaves
+    the driver running.
     """
     with capture_interrupts():
         # A run launched from the asset's page is not tagged with its stream yet.
@@ -190,7 +188,7 @@ def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> 
         context.instance.report_run_canceling(context.run, message=reason)
         raise _failure(f"The stream was canceled: {reason}", "CANCELED")
     if execution.status is ExecutionStatus.FAILED:
-        raise _failure(f"The stream failed for good: {reason}", "FAILED")
+        raise _failure(f"The stream failed and will not be restarted: {reason}", "FAILED")
     context.log.info(f"{execution.status.value.lower()}: {reason}")
 
 

@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 import dagster as dg
 import pendulum
 
+from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 from dagster_ckpt.errors import OptionError
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"

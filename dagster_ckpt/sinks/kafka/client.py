@@ -12,7 +12,7 @@ from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.sinks.kafka.marker import Marker, fields_of
 from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY
 from dagster_ckpt.sinks.sink import FoundSink
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace
+from dagster_ckpt.spark.query.output import KafkaPlace
 
 # For processes that describe no query, such as the command line: properties of the client, a line each.
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace
+from dagster_ckpt.spark.query.output import KafkaPlace
 
 # Kafka deletes the markers of a stream without batches after `offsets.retention.minutes`: 7 days by default, and rarely
 # less than this.

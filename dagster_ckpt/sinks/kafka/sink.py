@@ -14,7 +14,7 @@ from dagster_ckpt.sinks.kafka.client import markers_in_kafka, topic_id
 from dagster_ckpt.sinks.kafka.marker import Marker
 from dagster_ckpt.sinks.kafka.past import place_in
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace
+from dagster_ckpt.spark.query.output import KafkaPlace
 
 # Spark's name for its own sink contains the class of the table, and no topic; `kafka_sink_name` adds that.
 _NAME = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")

@@ -24,15 +24,9 @@ from dagster_ckpt.sinks.kafka.past import KEPT_FOR_MS, Past, past_of
 from dagster_ckpt.sinks.kafka.session import await_topic
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.planned import read_plan_digest
-from dagster_ckpt.spark.query.description import (
-    FOREACH_BATCH,
-    described_field,
-    described_options,
-    is_described_query,
-    session_of,
-)
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import read_plan_digest
+from dagster_ckpt.spark.query.description import described_field, described_options, is_described_query, session_of
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, KafkaPlace, kafka_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

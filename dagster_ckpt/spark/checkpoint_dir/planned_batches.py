@@ -1,9 +1,7 @@
 """Read what Spark planned for a batch, and plan the same batch in another live directory.
 
-A batch reads from the offsets of the batch before to its own. A file source's offset is only the
-number of an entry in that source's log (`file_source.py`), so these entries belong to the plan. So does
-the id of the query: a sink that keeps queries apart has the batch under that id, and may have another batch
-of the same number under an earlier one.
+A file source's offset only numbers an entry of that source's log, so these entries belong to the plan. So
+does the id of the query: a sink that keeps queries apart has the batch under that id.
 """
 
 from __future__ import annotations
@@ -27,22 +25,12 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
-# A file source rewrites the list of all its files every tenth entry. Above this size a batch is not
-# read, which would slow down the query's driver.
+# A `.compact` entry above this size is not read: it would slow down the query's driver.
 _LONGEST_LIST = 8 << 20
 
 
 def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[PlannedBatch]:
-    """Read the plans of some batches, without those that are no longer complete.
-
-    Args:
-        live: The live directory of a running query.
-        batch_ids: The batches, ascending.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The directory cannot be read.
-    """
+    """Read the plans of some batches, ascending, without those that are no longer complete."""
     metadata: bytes | None = None
     for batch_id in batch_ids:
         # Spark purges the oldest entries.
@@ -52,24 +40,13 @@ def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[Plan
 
 
 def planned_by(batch: PlannedBatch) -> str | None:
-    """The id of the query that planned a batch; None if that was not recorded.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """The id of the query that planned a batch; None if that was not recorded."""
     data = batch.files.get(METADATA)
     return parse_query_id(data, f"The journal of batch {batch.batch_id}") if data is not None else None
 
 
 def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
-    """What tells a planned batch from any other of its number: its times and offsets.
-
-    Not the settings that are pinned in the same entry: a start may change them, and the rows stay the same.
-
-    Raises:
-        LiveDirectoryError: The entry is missing or cannot be parsed.
-        StorageAccessError: It cannot be read.
-    """
+    """What tells a planned batch from any other of its number: its times and offsets, not its settings."""
     where = f"{live.url}/{OFFSETS}/{batch_id}"
     try:
         return plan_digest(live.folder.read(f"{OFFSETS}/{batch_id}"), where)
@@ -80,17 +57,7 @@ def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
 
 
 def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
-    """Plan a batch in a live directory in which no query runs, as Spark planned it before.
-
-    Args:
-        live: The directory; its newest batch is the one before.
-        batch: The batch.
-
-    Raises:
-        RestoreError: The batch was planned after another one.
-        LiveDirectoryError: An entry of a source's log cannot be parsed.
-        StorageAccessError: The directory cannot be read or written.
-    """
+    """Plan a batch in a live directory in which no query runs, as Spark planned it before."""
     folder = live.folder
     try:
         before = _digest(folder, batch.batch_id - 1)
@@ -102,9 +69,9 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
         )
     query_id = planned_by(batch)
     if query_id is not None:
-        # Only the id: what rewrote the state of the other directory may not have rewritten this one's.
+        # Only the id: a rewrite concerns one directory.
         give_query_id(live, query_id)
-    # The entry of the offset log last: with it, the batch is planned.
+    # The offset log last: it makes the batch planned.
     for path in sorted({*batch.files} - {METADATA}, key=lambda path: path.startswith(f"{OFFSETS}/")):
         data = batch.files[path]
         if path.endswith(COMPACT):
@@ -146,7 +113,7 @@ def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
 
 
 def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
-    """A `.compact` entry: it lists the files of all entries before as well."""
+    """A `.compact` entry, which also lists the files of all earlier entries."""
     directory, _, name = path.rpartition("/")
     position = entry_id(name) or 0
     entries: dict[int, str] = {}

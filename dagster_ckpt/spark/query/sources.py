@@ -1,7 +1,7 @@
-"""What the sources of a described query read: by position, kind and identity.
+"""What the sources of a query read (position, kind, identity), and how much input lies between two batches.
 
-Spark itself records only offsets. It continues with whatever source stands at the position of an offset, so
-another folder, another table or the other order of two sources goes unnoticed until rows are missing.
+Spark records only offsets and continues with whatever source stands at that position, so another folder or
+swapped sources go unnoticed until rows are missing.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.spark.checkpoint_dir.file_source import log_offset
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.spark.query.iceberg_source import iceberg_offset, iceberg_table
+from dagster_ckpt.spark.query.iceberg import iceberg_offset, iceberg_table
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.values.redaction import without_secrets
-from dagster_ckpt.values.untrusted import from_json
+from dagster_ckpt.values.untrusted import from_json, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +32,7 @@ GENERATED = ("rate", "rate-micro-batch")
 # Of `SourceIdentity.identity`.
 PATH, TABLE, TABLE_ID, TOPICS, PATTERN, CLUSTER = "path", "table", "table id", "topics", "pattern", "cluster id"
 TOPIC_ID = "id of topic "
-# Options that decide which files or records are read; limits of a batch do not.
+# Options that decide what is read; limits of a batch do not.
 _DECIDING = {
     FILE: (
         *("pathglobfilter", "recursivefilelookup", "modifiedafter", "modifiedbefore"),
@@ -51,10 +55,9 @@ class SourceIdentity:
 
     Attributes:
         kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name for another kind.
-        name: The name that the query gives it (Spark 4.2 and later), or None.
-        identity: What it reads, such as the path of a folder or the id of a table. What could not be found
-            out is left out.
-        options: Options that decide what is read and differ from their default, with names in lower case.
+        name: The query's name for it (Spark 4.2 and later).
+        identity: Such as the path of a folder or the id of a table, as far as known.
+        options: Deciding options that differ from their default, names in lower case.
     """
 
     kind: str
@@ -87,7 +90,7 @@ class SourceIdentity:
 
 
 def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
-    """Read recorded sources; None if they were not recorded, or not all of them can be read."""
+    """Read recorded sources; None if any cannot be read, or none was recorded."""
     if not isinstance(record, Sequence) or isinstance(record, str):
         return None
     found = [SourceIdentity.of_record(each) for each in record]
@@ -101,12 +104,7 @@ def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
 
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
-    """What the sources of a described query read, in the order of its offset log.
-
-    Returns:
-        None if the query cannot be inspected (Spark Connect).
-    """
-    # Imported here, because reading live directories does not require Spark.
+    """What the sources of a described query read, in the order of its offset log; None over Spark Connect."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     try:
@@ -189,7 +187,6 @@ def _delta(session: SparkSession, folder: str) -> dict[str, str]:
 
 
 def _name(leaf: Any) -> str | None:
-    # Imported here, because reading live directories does not require Spark.
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     try:
@@ -201,7 +198,7 @@ def _name(leaf: Any) -> str | None:
 
 
 def _qualified(session: SparkSession, path: str) -> str:
-    """A path as Spark compares it: absolute, with its scheme. Spark takes `s3://` and `s3a://` for other files."""
+    """A path as Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
     jvm: Any = session._jvm
     place = jvm.org.apache.hadoop.fs.Path(path)
     found = _known(
@@ -232,3 +229,108 @@ def _pairs(scala_map: Any) -> dict[str, str]:
 def _texts(values: object) -> dict[str, str]:
     items: Iterable[tuple[object, object]] = values.items() if isinstance(values, Mapping) else ()
     return {str(name): str(text) for name, text in items}
+
+
+@dataclass(frozen=True)
+class SourceDistance:
+    """The input that is read again from one source.
+
+    Attributes:
+        source: Its name, or its number in the query.
+        kind: "files", "Kafka records", "table versions", "rows", or "unknown" if its offsets are not counts.
+    """
+
+    source: str
+    kind: str
+    count: int | None
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows, if rows were counted."""
+        return self.count if self.kind in ("Kafka records", "rows") else None
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance between two batches.
+
+    Attributes:
+        span_ms: Time between the planning of the two.
+        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if unknown.
+    """
+
+    sources: tuple[SourceDistance, ...]
+    span_ms: int
+    earlier_at_ms: int = 0
+
+
+def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
+    """The distance between two planned batches of a live directory; None if an entry is missing or unreadable.
+
+    `earlier` is the earlier batch's offset log entry from a snapshot; None reads the directory's.
+    """
+    unreadable = f"{live.url} does not record what is between batch {to_batch} and batch {from_batch}"
+    try:
+        with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):
+            return _distance(live, earlier, from_batch, to_batch)
+    except (FileNotFoundError, LiveDirectoryError):
+        return None
+
+
+def _distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance:
+    data = live.folder.read(f"{OFFSETS}/{to_batch}") if earlier is None else earlier
+    newer = live.folder.read(f"{OFFSETS}/{from_batch}")
+    before = parse_offset_entry(data, f"{OFFSETS}/{to_batch}")
+    after = parse_offset_entry(newer, f"{OFFSETS}/{from_batch}")
+    sources = [_between(live.folder, name, before.sources.get(name), offset) for name, offset in after.sources.items()]
+    return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data), _planned_at_ms(data))
+
+
+def _between(folder: FileIO, source: str, before: str | None, after: str | None) -> SourceDistance:
+    if after is None or after == before:
+        return SourceDistance(source, "rows", 0)
+    last = log_offset(after)
+    if last is not None:
+        first = log_offset(before)
+        return SourceDistance(source, "files", _files(folder, source, -1 if first is None else first, last))
+    records = _kafka_records(_json(before) if before else {}, _json(after)) if before else None
+    if records is not None:
+        return SourceDistance(source, "Kafka records", records)
+    delta = delta_offset(after)
+    if delta is not None:
+        earlier = delta_offset(before)
+        return SourceDistance(source, "table versions", delta.version - (earlier.version if earlier else 0))
+    old, new = _json(before) if before else {"offset": 0}, _json(after)
+    if isinstance(old, dict) and isinstance(new, dict) and new.keys() == {"offset", "timestamp"}:
+        # RatePerMicroBatchStreamOffset counts rows.
+        return SourceDistance(source, "rows", int(new["offset"]) - int(old["offset"]))
+    return SourceDistance(source, "unknown", None)
+
+
+def _files(folder: FileIO, source: str, first: int, last: int) -> int:
+    return sum(1 for each in files_after(folder, source, first) if each.position <= last)
+
+
+def _kafka_records(before: Any, after: Any) -> int | None:
+    """Number of records between two `KafkaSourceOffset`s (topic to partition to offset)."""
+    total = 0
+    try:
+        for topic, partitions in after.items():
+            for partition, offset in partitions.items():
+                total += int(offset) - int(before.get(topic, {}).get(partition, 0))
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return total
+
+
+def _planned_at_ms(data: bytes) -> int:
+    line = data.decode("utf-8", "replace").split("\n")[1]
+    metadata = from_json(line) if line.strip() else {}
+    return int(metadata.get("batchTimestampMs") or 0)
+
+
+def _json(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return None

@@ -1,4 +1,4 @@
-"""The directory that a rewrite of state fills: everything of a stopped query but the state itself. Only files."""
+"""The state of a stopped query: its rows as bytes, and the directory that a rewrite of it fills."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.errors import RestoreError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS, Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     COMPRESSION_CODEC,
+    DEFAULT_CODEC,
     INTERNAL_PARTITIONS,
     PROVIDER_CLASS,
     SHUFFLE_PARTITIONS,
@@ -32,31 +34,26 @@ from dagster_ckpt.spark.checkpoint_dir.operators import (
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, CommittedState, state_files
-from dagster_ckpt.state.heap import HEAP_CODEC
+from dagster_ckpt.state.heap import HEAP_CODEC, HeapStore
+from dagster_ckpt.state.reading import session_like
 from dagster_ckpt.state.shape import StateShape, StoredState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 StateIds = Mapping[int, tuple[tuple[str, ...], ...]]
 
 
 @dataclass(frozen=True)
 class StoppedState:
-    """The state of a query that does not run, after its newest committed batch.
-
-    Attributes:
-        live: Its directory.
-        cut: The files that a resume needs.
-    """
+    """The state of a query that does not run, after its newest committed batch."""
 
     live: LiveDirectory
     cut: Cut
 
     @staticmethod
     def read(live: LiveDirectory) -> StoppedState:
-        """Read a directory in which no query runs.
-
-        Raises:
-            LiveDirectoryError: It is incomplete at its newest batch.
-        """
+        """Read a directory in which no query runs."""
         return StoppedState(live, cut(live, carry_in_flight=True))
 
     @property
@@ -93,11 +90,7 @@ class StoppedState:
 
 
 def refuse_existing(target: LiveDirectory) -> None:
-    """Refuse to fill a directory that exists.
-
-    Raises:
-        RestoreError: It exists.
-    """
+    """Refuse to fill a directory that exists."""
     if target.exists():
         raise RestoreError(f"{target.url} exists already. A rewrite of state needs a new directory.")
 
@@ -112,19 +105,12 @@ def write_skeleton(
     is_edit: bool = False,
     left_out: Sequence[Operator] = (),
 ) -> None:
-    """Create a directory that has everything of a stopped query but its state.
-
-    It is marked as not in use from the first file to the last, so no stream takes it for its own if
-    this process dies.
+    """Create a directory that has everything of a stopped query but its state, marked as not in use throughout.
 
     Args:
-        source: The query.
-        target: The directory, which does not exist: see `refuse_existing`.
-        shape: How its state will be stored.
-        rewrite_id: Id of the rewrite.
         watch: Called for every file; if it raises, the directory is incomplete.
-        is_edit: Whether other rows are written, which the directory and its snapshots remember.
-        left_out: Operators without a file in it, so that Spark's rewriter does not see them.
+        is_edit: Other rows are written, which the directory remembers.
+        left_out: Operators that Spark's rewriter must not see.
     """
     folder = target.folder
     folder.make()
@@ -159,7 +145,7 @@ def _files(
             yield path, with_state_ids(file.read(), where, {} if shape.checkpoint_format == 2 else None)
         elif is_operator_metadata(path):
             operator = number_of[int(path.split("/")[1])]
-            # Spark records one partition for a limit, but the usual number for a total without a key.
+            # Spark records one partition for a limit, the usual number for other totals.
             partitions = None if operator.name == LIMIT else shape.partitions
             yield path, rewrite_schema_paths(file.read(), where, target.spark_location, partitions=partitions)
         elif path in kept or not path.startswith(f"{STATE}/"):
@@ -171,14 +157,14 @@ def _settings(offsets: OffsetEntry, shape: StateShape, *, is_rewritten: bool) ->
     settings = {partitions: str(shape.partitions)}
     if shape.provider != offsets.provider_class:
         settings[PROVIDER_CLASS] = shape.provider
-    # Heap state is written whole or copied whole (`check_rewrite`), and a copy keeps its codec.
+    # Heap state is written or copied as a whole; a copy keeps its codec.
     if shape.provider == HEAP and is_rewritten:
         settings[COMPRESSION_CODEC] = HEAP_CODEC
     return settings
 
 
 def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -> None:
-    """Name the state files of checkpoint format v2 in the commit of a directory that a rewrite has filled."""
+    """Name the state files of checkpoint format v2 in the commit of a rewritten directory."""
     path = f"{COMMITS}/{batch_id}"
     target.folder.write(path, [with_state_ids(target.folder.read(path), f"{target.url}/{path}", state_ids)])
 
@@ -186,11 +172,7 @@ def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -
 def copy_operators(
     source: StoppedState, target: LiveDirectory, shape: StateShape, operators: Sequence[Operator], watch: Watch
 ) -> StateIds:
-    """Copy operators that the skeleton has left out, with their state as it is.
-
-    Returns:
-        The unique ids of their state, in checkpoint format v2.
-    """
+    """Copy the operators left out by the skeleton, with their state; returns its unique ids (format v2)."""
     if operators:
         described = [
             each for each in _files(source, target, shape, "", (), is_rewritten=False) if _is_of(each[0], operators)
@@ -206,3 +188,60 @@ def copy_operators(
 
 def _is_of(path: str, operators: Sequence[Operator]) -> bool:
     return any(path.startswith(f"{STATE}/{operator.number}/") for operator in operators)
+
+
+FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+
+class StateStoreName(NamedTuple):
+    """One state store of a query."""
+
+    operator_id: int
+    operator: str
+    store: str
+
+    def __str__(self) -> str:
+        return f"{self.store} of operator {self.operator_id} ({self.operator})"
+
+
+def stores_of(operators: Sequence[Operator]) -> list[StateStoreName]:
+    """Every state store of some operators."""
+    return [StateStoreName(each.number, each.name, store) for each in operators for store in each.stores]
+
+
+def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
+    """A session (`session_like`) for state of this shape, without adaptive execution, which might merge partitions."""
+    session = session_like(spark, str(shape.checkpoint_format))
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    # See `require_state_reader`.
+    _ = session.streams.active
+    return session
+
+
+def rows_of(session: SparkSession, state: StoppedState, operator: Operator, store: StateStoreName) -> DataFrame:
+    """The rows of a store as bytes, in one partition for each of the state.
+
+    Rows of RocksDB have a partition key too: see `RowChange`.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    assert state.stored is not None
+    shape = state.stored.shape
+    partitions = 1 if operator.single_partition else shape.partitions
+    if shape.provider == HEAP:
+        codec = state.offsets.conf.get(COMPRESSION_CODEC, DEFAULT_CODEC)
+        heap = HeapStore(state.live.folder, operator.number, store.store, state.batch_id + 1, codec)
+        return heap.rows(session, partitions).withColumn("column_family_name", F.lit("default"))
+    jvm: Any = session.sparkContext._jvm
+    options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
+    reader = session.read.format("statestore").option("batchId", state.batch_id).option("operatorId", operator.number)
+    # Its name may change; an unknown option would be ignored.
+    reader = reader.option(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES(), "true")
+    rows = reader.option("storeName", store.store).load(state.live.spark_location)
+    found = rows._jdf.queryExecution().toRdd().getNumPartitions()
+    if found != partitions:
+        raise StateRewriteError(
+            f"{state.live.url}: {store} has {found} directories of partitions, but {partitions} are in use. Take a "
+            "snapshot, and rewrite that."
+        )
+    return rows

@@ -1,10 +1,8 @@
-"""Iceberg tables through a session's catalogs: find one, read its metadata, and change it only if it is as examined.
+"""Iceberg tables through a session's catalogs: what a source would read next, and changes of an examined table.
 
-Every commit of a table replaces the metadata that it was made from, and the catalog refuses it if
-that is no longer the current one: a Hadoop table by the name of the next version, a JDBC or Hive
-catalog by a conditional update, a REST catalog by the requirement `assert-ref-snapshot-id`. A change
-that was decided on older metadata therefore fails, even if it comes much later. Iceberg's own
-procedures repeat such a commit on the newest metadata, so they are not used.
+The catalog refuses a commit that was made from metadata that is no longer current (a Hadoop table by the name
+of the next version, JDBC and Hive by a conditional update, REST by `assert-ref-snapshot-id`), so a change
+decided on older metadata fails. Iceberg's own procedures repeat it on the newest metadata; they are not used.
 """
 
 from __future__ import annotations
@@ -12,26 +10,84 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark.query.table_names import is_iceberg, load_table
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.output import is_iceberg, load_table
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_TABLE = "org.apache.iceberg.spark.source."
+# Offset of a source of an empty table.
+_BEFORE_THE_FIRST = -1
+
+
+@dataclass(frozen=True)
+class IcebergOffset:
+    """Where an Iceberg source continues (`StreamingOffset`): the snapshot that is read, in part or as a whole."""
+
+    snapshot_id: int
+
+
+def iceberg_offset(text: str | None) -> IcebergOffset | None:
+    """Parse the offset of a source; None if it is not one of Iceberg."""
+    try:
+        found = from_json(text or "")
+        return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def iceberg_table(leaf: Any) -> Any | None:
+    """The `org.apache.iceberg.Table` that a node of a plan reads; None for another source."""
+    if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
+        return None
+    table = leaf.table()
+    return table.table() if str(table.getClass().getName()).startswith(_TABLE) else None
+
+
+def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
+    """The Iceberg tables of a described query in the order of its offset log; None for other sources."""
+    return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
+
+
+def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
+    """What an Iceberg source of a described query would read next and no longer has."""
+    if offset.snapshot_id == _BEFORE_THE_FIRST:
+        return []
+    jvm: Any = session_of(writer)._jvm
+    try:
+        table.refresh()
+        name, current = str(table.name()), table.currentSnapshot()
+        util = jvm.org.apache.iceberg.util.SnapshotUtil
+        if current is not None and bool(util.isAncestorOf(table, current.snapshotId(), offset.snapshot_id)):
+            return []
+        known = {int(each.snapshotId()) for each in table.snapshots()}
+    except Exception as error:  # py4j raises what the catalog raises
+        raise StorageAccessError(
+            f"An Iceberg table does not say which snapshots it has: {without_secrets(str(error))[:300]}"
+        ) from error
+    why = (
+        "is no longer part of its history: the table was rolled back or replaced"
+        if offset.snapshot_id in known
+        else "does not exist any more (expire_snapshots), or the table was created again"
+    )
+    return [f"The Iceberg table {name}: the query continues at snapshot {offset.snapshot_id}, which {why}."]
+
 
 _MAIN = "main"
-# The catalog has another metadata, or did not say which of two it has: in both cases it is asked again.
+# The catalog has other metadata, or does not know: examine the table again.
 _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 
 
 class OpenIcebergTable:
-    """A table as its catalog had it when it was opened.
-
-    Args:
-        jvm: The JVM of the session.
-        table: An `org.apache.iceberg.Table`, as a py4j object.
-    """
+    """A table as its catalog had it when it was opened."""
 
     def __init__(self, jvm: Any, table: Any) -> None:
         self._jvm = jvm
@@ -43,15 +99,7 @@ class OpenIcebergTable:
 
     @classmethod
     def find(cls, session: SparkSession, name: str) -> Self | None:
-        """Open a table; None if there is no Iceberg table of this name.
-
-        Args:
-            session: A classic session with the table's catalog.
-            name: Its name in a catalog, such as `lake.db.orders`, or its folder.
-
-        Raises:
-            StorageAccessError: The session has no Iceberg or not this catalog, or the catalog does not answer.
-        """
+        """Open a table by its name in a catalog (`lake.db.orders`) or its folder; None if there is none."""
         with _asking(name):
             table = _table_in_folder(session, name) if "/" in name else _table_of_catalog(session, name)
             return cls(session._jvm, table) if table is not None else None
@@ -63,31 +111,17 @@ class OpenIcebergTable:
             return str(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(self._base))
 
     def make_current(self, snapshot_id: int) -> bool:
-        """Make a snapshot the current one.
-
-        Returns:
-            False if the table is no longer as it was opened: nothing was changed.
-
-        Raises:
-            StorageAccessError: The catalog did not answer.
-        """
+        """Make a snapshot current; False if the table changed since it was opened."""
         with _asking(self.name):
             return self._move(self._base, snapshot_id)
 
     def delete_rows(self, mark: str) -> bool:
-        """Delete all rows. The snapshot that does it has `mark` in its summary.
-
-        Returns:
-            False if the table is no longer as it was opened: its rows were not changed.
-
-        Raises:
-            StorageAccessError: The catalog did not answer.
-        """
+        """Delete all rows, with `mark` in the snapshot's summary; False if the table changed since it was opened."""
         with _asking(self.name):
             staged = str(uuid.uuid4())
             everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
             delete = self._table.newDelete().deleteFromRowFilter(everything)
-            # Staged first: a deletion commits on the newest metadata, even if that is newer than ours.
+            # Staged first: a deletion would commit on metadata newer than ours.
             delete.set(mark, staged).stageOnly().commit()
             self._table.refresh()
             base = self._table.operations().current()
@@ -98,11 +132,7 @@ class OpenIcebergTable:
             return False
 
     def add_fence(self, mark: str) -> None:
-        """Commit an empty snapshot with `mark` in its summary: what was decided before it can no longer be committed.
-
-        Raises:
-            StorageAccessError: The catalog did not answer.
-        """
+        """Commit an empty snapshot with `mark` in its summary, so that earlier decisions fail."""
         with _asking(self.name):
             self._table.newFastAppend().set(mark, str(uuid.uuid4())).commit()
 
@@ -139,14 +169,13 @@ def _id_of(snapshot: Any | None) -> int | None:
 
 @contextmanager
 def _asking(name: str) -> Iterator[None]:
-    # Imported here, because reading live directories does not require Spark.
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:
         yield
     except (TypeError, AttributeError) as error:
-        # A class that the JVM does not have is a package to py4j, which cannot be called.
+        # To py4j, a class that the JVM lacks is a package.
         raise StorageAccessError(
             f"The Iceberg table {name} cannot be opened: this Spark application was started without Iceberg's jar. "
             "Add it to spark.jars.packages."

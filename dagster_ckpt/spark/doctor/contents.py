@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import google_crc32c
 from blake3 import blake3
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, content_trouble, fits_hadoop, is_lz4, lz4_trouble
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
-from dagster_ckpt.spark.checkpoint_dir.state.checksums import content_trouble, crc32c, is_lz4, lz4_trouble
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 _FRAMED = (".delta", ".snapshot", ".changelog")
-# Files that are read at the same time.
+# Files read concurrently.
 _READERS = 8
 
 
@@ -32,23 +31,18 @@ def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
         try:
             return list(examine_content(file.folder, file.source))
         except FileNotFoundError:
-            # Purged since it was listed: the next examination sees a newer batch.
+            # Purged since: the next examination sees a newer batch.
             return []
 
-    # An object store takes its time for each of them.
     for findings in in_threads(_READERS, files, examined):
         yield from findings
 
 
 def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
-    """Read one file.
-
-    Raises:
-        FileNotFoundError: It does not exist.
-    """
+    """Read one file."""
     data = folder.read(path)
     fits = fits_hadoop(folder, path, data)
-    # A file that matches Hadoop's checksum need not be decompressed to verify it.
+    # Hadoop's checksum makes decompressing unnecessary.
     trouble = _own_trouble(path, data, checksums=fits is not True)
     if trouble is not None:
         yield trouble
@@ -102,7 +96,7 @@ def _differs(path: str) -> Finding:
 def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> Iterator[Finding]:
     """Compare with the checksum file of `ChecksumCheckpointFileManager`, if there is one.
 
-    Content that is known to be as written need not be summed again, which is slow.
+    Content that is `known` to be as written is not summed again, which is slow.
     """
     try:
         text = folder.read(f"{path}.crc")
@@ -111,7 +105,7 @@ def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> I
     try:
         with reading(LiveDirectoryError):
             noted = from_json(text)
-            # A signed number where Java's int is.
+            # Java writes it signed.
             algorithm, value, size = noted["algorithm"], int(noted["value"]), noted["mainFileSize"]
     except LiveDirectoryError as reason:
         yield error(
@@ -124,7 +118,7 @@ def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> I
             path,
             f"Spark's checksum is of {size} bytes, but it has {len(data)}: it was altered.",
         )
-    elif not known and algorithm == "CRC32C" and value & 0xFFFFFFFF != crc32c(data):
+    elif not known and algorithm == "CRC32C" and value & 0xFFFFFFFF != google_crc32c.value(data):
         yield error(
             Code.CHECKSUM_DIFFERS, path, "Its content does not have the CRC32C that Spark recorded: it was altered."
         )
@@ -140,7 +134,7 @@ def examine_log_contents(subject: Subject) -> Iterator[Finding]:
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
         path = f"{directory}{slash}{summed}"
-        # A hidden file with a checksum is one that Spark is writing.
+        # Spark is writing it.
         if summed.startswith(".") or not _is_log(path):
             continue
         is_read = _is_read_by_a_start(subject, path)
@@ -163,7 +157,7 @@ def _is_log(path: str) -> bool:
 
 
 def _is_read_by_a_start(subject: Subject, path: str) -> bool:
-    """Only the end of a log is read by a start; everything else is assumed to be read."""
+    """Whether a start reads a file: of a log only the end, of anything else all."""
     folder, _, name = path.partition("/")
     if folder == SOURCES and name.count("/") == 1:
         return _is_after_a_compacted_entry(subject, path)
@@ -173,7 +167,7 @@ def _is_read_by_a_start(subject: Subject, path: str) -> bool:
     return subject.concerns(folder, number)
 
 
-# A start asks a source for the files of the committed batch and of the one in flight again.
+# A start asks for the files of the last two batches again.
 _READ_APART = 2
 
 
@@ -192,13 +186,7 @@ _SCHEMA = "/_metadata/schema"
 
 @dataclass(frozen=True)
 class KnownSnapshot:
-    """A snapshot of the examined directory.
-
-    Attributes:
-        location: Its location.
-        batch_id: The batch after which it was taken.
-        entries: Its files.
-    """
+    """A snapshot of the examined directory."""
 
     location: str
     batch_id: int
@@ -210,7 +198,7 @@ def examine_against_snapshot(
 ) -> Iterator[Finding]:
     """Compare logs, and the state files that a resume needs, with the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
-    # A start lets those of Spark 3.5 allow nulls.
+    # A start widens those of Spark 3.5.
     has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
     for entry in snapshot.entries:
         is_schema = has_fixed_schemas and entry.path.endswith(_SCHEMA)
@@ -229,9 +217,9 @@ def examine_against_snapshot(
         try:
             data = subject.folder.read(entry.path)
         except FileNotFoundError:
-            # Purged; other examinations report files that are needed and missing.
+            # Missing files are reported elsewhere.
             continue
-        # Other examinations report a state file of another length.
+        # Other lengths are reported elsewhere.
         if (is_log or len(data) == entry.size) and blake3(data).hexdigest() != entry.digest:
             found = error(
                 Code.CONTENT_DIFFERS,
@@ -243,7 +231,7 @@ def examine_against_snapshot(
 
 
 def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: FileEntry) -> Iterator[Finding]:
-    """Compare a schema or other metadata of the state, which Spark rewrites if a column gets another name."""
+    """Compare metadata of the state, which Spark rewrites if a column gets another name."""
     if is_metadata_v2(entry.path):
         # A restore rewrites its paths.
         return
@@ -261,13 +249,13 @@ def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: Fil
 
 
 def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
-    """Whether Spark writes a file of this name once with one content. It may upload a state snapshot again."""
+    """Whether Spark writes a file of this name once; it may upload a state snapshot again."""
     folder, _, rest = entry.path.partition("/")
     if folder == METADATA or entry.identity is not None:
         return True
     name = rest.rpartition("/")[2]
     if folder in (OFFSETS, COMMITS, SOURCES):
-        # What a source keeps in folders of its own is not known.
+        # A source's own folders are unknown.
         number = number_in(rest) if folder != SOURCES else entry_id(name) if rest.count("/") == 1 else None
         return number is not None and (number <= batch_id or folder == SOURCES)
     version = number_in(name.partition(".")[0].partition("_")[0])

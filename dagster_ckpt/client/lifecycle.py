@@ -318,7 +318,9 @@ class LifecycleMethods(Connection):
     def accept_plan_change(self, stream: str, fingerprint: str) -> None:
         """Accept, once, that code with a different plan continues from a stream's state.
 
-        The error that refused the plan shows its fingerprint; other changes are still refused.
+        Args:
+            stream: The stream.
+            fingerprint: Fingerprint of the plan, as shown in the error; other changes are still refused.
         """
         self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 

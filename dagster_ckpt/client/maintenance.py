@@ -172,9 +172,12 @@ class MaintenanceMethods(Connection):
     def sweep(self, stream: str, *, dry_run: bool = True, older_than_ms: int | None = None) -> RetentionReport:
         """Report, or without `dry_run` remove, bytes in the storage that no snapshot refers to.
 
-        Bytes younger than `older_than_ms`, by the storage's clock, stay. Default: six hours, or twice the
-        checkpoint timeout
-        if that is longer.
+        Args:
+            stream: The stream.
+            dry_run: Only report.
+            older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the checkpoint
+                timeout if
+                that is longer.
         """
         from dagster_ckpt.recovery.retention import housekeeping
 
@@ -197,7 +200,10 @@ class MaintenanceMethods(Connection):
     def clean_sinks(self, stream: str, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
         """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
 
-        Files younger than `grace_ms` (default: one day) stay. The stream may be running.
+        Args:
+            stream: The stream; it may be running.
+            dry_run: Only report.
+            grace_ms: Younger files stay. Default: one day.
 
         Raises:
             SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
@@ -213,7 +219,11 @@ class MaintenanceMethods(Connection):
 
         Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which
         is unique,
-        and its length; if one is not there, nothing is changed. No stream that writes there may be running.
+        and its length; if one is not there, nothing is changed.
+
+        Args:
+            folder: The folder. No stream that writes there may be running.
+            dry_run: Only find the files.
         """
         from dagster_ckpt.client.outputs import relocate_output
 
@@ -222,8 +232,11 @@ class MaintenanceMethods(Connection):
     def rebuild_output_logs(self, stream: str, *, dry_run: bool = False) -> list[RebuiltOutput]:
         """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
 
-        Each entry is the one that Spark wrote, and every file that it lists must be there. The stream must not be
-        running.
+        Each entry is the one that Spark wrote, and every file that it lists must be there.
+
+        Args:
+            stream: The stream; it must not be running.
+            dry_run: Only say what would be rebuilt.
 
         Returns:
             One result per folder whose log needed it, with the batches that no snapshot has captured.
@@ -266,7 +279,12 @@ class MaintenanceMethods(Connection):
     def rebuild_all(
         self, *, take_over_deployment: str | None = None, continue_from: str | None = None
     ) -> CatalogRebuild:
-        """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`; see `rebuild`."""
+        """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`.
+
+        Args:
+            take_over_deployment: As in `rebuild`.
+            continue_from: As in `rebuild`.
+        """
         from dagster_ckpt.client.rebuild import rebuild_all
 
         return rebuild_all(

@@ -65,7 +65,13 @@ class StateMethods(Connection):
     ) -> StreamStateDiff:
         """Compare the state of a stream at two points: rows added, removed and changed, by operator and state.
 
-        A point is a snapshot, or `live`; the other options and the errors are those of `state`.
+        Args:
+            stream: The stream; it may be running and is not changed.
+            before: A snapshot, or `live`.
+            after: A snapshot, or `live`.
+            operator: Number or name of an operator; None for all.
+            state: Name of a state; None for all.
+            spark: As in `state`.
 
         Example:
             >>> with client.state_diff("orders", "before-release-42", "live") as diff:

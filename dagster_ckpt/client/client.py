@@ -1,8 +1,8 @@
 """`Client`: every operation on the streams of a catalog, from any Python process.
 
-A notebook, a script, an op and the command line call the same methods. The client needs neither
-Dagster nor Spark to run: a running stream receives a request through the catalog, and a stream that
-is not running is modified directly, under the same lease that a run would take.
+A notebook, a script, an op and the command line call the same methods. The client needs neither Dagster nor Spark to
+run: a running stream receives a request through the catalog, and a stream that is not running is modified directly,
+under the same lease that a run would take.
 """
 
 from __future__ import annotations
@@ -25,24 +25,18 @@ if TYPE_CHECKING:
 class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMethods, StateMethods):
     """Every operation on the streams of a catalog.
 
-    The catalog records where each stream that has run keeps its snapshots and live directories, and
-    its checkpointing options. So the catalog alone is enough, unless the storage needs credentials
-    or the catalog was lost.
-
-    A stream is named by its stream id, or by the key of an asset that it writes. A snapshot is named
-    by its id, number (`chk-7`), label or location, or by `latest`.
+    The catalog records where each stream that has run keeps its snapshots and live directories, and its checkpointing
+    options. So it is enough, unless the storage needs credentials or the catalog was lost. A stream is named by its
+    stream id, or by the key of an asset that it writes. A snapshot is named by its id, number (`chk-7`), label or
+    location, or by `latest`.
 
     Args:
         catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
-        storage: Credentials for the storage, and where the snapshots are of streams that the catalog
-            does not know: a path, a URL or a storage object.
+        storage: Credentials for the storage, and where the snapshots are of streams that the catalog does not know: a
+            path, a URL or a storage object.
         live_root: Folder of live directories of streams that the catalog does not know.
         checkpointing: Checkpointing options by stream id, instead of the recorded ones.
         origin: Who operates, as the catalog shows it; default: user and host.
-
-    Raises:
-        CatalogError: The catalog cannot be used.
-        OptionError: A path is relative.
 
     Example:
         >>> with Client("sqlite:////var/lib/streams/catalog.db") as client:

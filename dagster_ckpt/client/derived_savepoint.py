@@ -84,15 +84,7 @@ def derive_savepoint(
 ) -> SnapshotRecord:
     """Write and record a savepoint that is made from another snapshot. The stream may be running.
 
-    Args:
-        stream: The stream.
-        original: The snapshot it is made from; it is held until the savepoint is complete.
-        write: Writes the savepoint.
-        trigger: Why it is taken.
-        label: A name to start from later, or None.
-        purpose: Why the original is held, for people.
-        state_rows: Number of rows in its state, or None if unknown.
-        began_ms: When the work began.
+    The original is held for this `purpose` until `write` has written the savepoint and the catalog lists it.
     """
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
@@ -118,8 +110,8 @@ def derive_savepoint(
 def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
     """Settle a savepoint without a lease if it is interrupted at any step before the catalog lists it.
 
-    Yields a list that receives the location of the savepoint once all of it is there. Its bytes are deleted if the
-    catalog confirms that it does not list them.
+    The list that it yields receives the location of the savepoint once all of it is there. Its bytes are deleted if
+    the catalog confirms that it does not list them.
     """
     written: list[str] = []
     try:
@@ -158,8 +150,6 @@ class EditedState:
     """The result of an edit.
 
     Attributes:
-        savepoint: The new savepoint.
-        edited_from: The snapshot that was edited.
         changes: Number of rows by change, for each state that was edited.
         skipped: States whose keys do not have the columns of the condition; they are unchanged.
         still_there: Snapshots of the stream without the edit: they keep what was forgotten.
@@ -320,7 +310,6 @@ class RemainingState:
     """Where the state from before an edit remains.
 
     Attributes:
-        edited: The savepoint with the edited state.
         snapshots: Snapshots of the stream without the edit, newest first, each with who deletes it.
         directories: Live directories and temporary copies without the edit, each described.
     """

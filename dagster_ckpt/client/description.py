@@ -36,7 +36,7 @@ class StreamDescription:
     """A stream in full.
 
     Attributes:
-        settings: Its checkpointing options, restart strategy and places, as of its last registration.
+        settings: Its options and places, as of its last registration.
         record: Its row in the catalog: live directory, timeline, where its state came from.
         desired: Its desired state and upgrade; None if it is not managed.
         executions: Newest first, up to the limit.
@@ -133,8 +133,8 @@ _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 class StreamStatus(StrEnum):
     """What a stream is doing.
 
-    STARTING: Its state is being prepared. FAILED: Its last execution failed or died; the restart strategy may start it
-    again. SUSPENDED, CANCELED and FINISHED: Its last execution ended like this.
+    STARTING: Its state is being prepared. FAILED: Its last execution failed or died; the restart strategy may start
+    it again. SUSPENDED, CANCELED and FINISHED: Its last execution ended like this.
     """
 
     NEVER_STARTED = "NEVER_STARTED"
@@ -152,12 +152,12 @@ class StreamSummary:
 
     Attributes:
         asset_key: The assets that it writes, or its name outside Dagster.
-        reason: Why its last execution ended; None if it has not ended.
+        reason: Why its last execution ended, if it has.
         batch_id: The newest batch that its last execution reported as committed.
         newest_snapshot: The snapshot that a recovery would use.
         broken: Why its row in the catalog could not be fully read.
         rows_per_second: Speed of that batch while the query runs.
-        records_behind: Records that wait in its sources while the query runs; None if no source reports it.
+        records_behind: Records that wait in its sources while it runs; None if no source reports it.
     """
 
     stream_id: str

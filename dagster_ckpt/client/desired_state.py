@@ -209,16 +209,17 @@ def advance_upgrade(
     row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream
 ) -> Decision:
     """The next step of an upgrade in progress."""
-    if upgrade.phase is UpgradePhase.PREFLIGHT:
-        return _preflight(row, upgrade, policy, seen)
-    if upgrade.phase is UpgradePhase.STOPPING:
-        return _stopping(row, upgrade, policy, seen)
-    if upgrade.phase is UpgradePhase.STARTING:
-        return _starting(row, upgrade, seen)
-    if upgrade.phase is UpgradePhase.UPGRADING:
-        return _upgrading(row, upgrade, policy, seen)
-    if upgrade.phase is UpgradePhase.ROLLING_BACK:
-        return _rolling_back(row, upgrade, policy, seen)
+    match upgrade.phase:
+        case UpgradePhase.PREFLIGHT:
+            return _preflight(row, upgrade, policy, seen)
+        case UpgradePhase.STOPPING:
+            return _stopping(row, upgrade, policy, seen)
+        case UpgradePhase.STARTING:
+            return _starting(row, upgrade, seen)
+        case UpgradePhase.UPGRADING:
+            return _upgrading(row, upgrade, policy, seen)
+        case UpgradePhase.ROLLING_BACK:
+            return _rolling_back(row, upgrade, policy, seen)
     return _restoring(row, upgrade, seen)
 
 

@@ -44,9 +44,8 @@ class SnapshotVerification:
 
     Attributes:
         header: None if it cannot be read.
-        deep: Whether every byte was compared with its digest.
         problems: What is wrong; empty if it can be restored.
-        state: Rows by operator and store, as Spark reads them from a restored copy; None if not requested.
+        state: Rows by operator and store, as Spark reads them; None if not requested.
     """
 
     location: str
@@ -100,18 +99,11 @@ def locations_of(stream: StreamHandle, reference: str) -> list[str]:
 def verify_snapshot(
     stream: StreamHandle, location: str, *, deep: bool = True, spark: SparkSession | None = None
 ) -> SnapshotVerification:
-    """Prove that a snapshot can be restored.
+    """Prove that a snapshot can be restored; see `Client.verify`.
 
-    The checks run in this order, each only if the previous one found nothing: the data objects exist and are long
-    enough; with `deep`, every byte matches its digest; all files that a resume after the snapshot's batch needs are
-    among its files, in known formats; with a session, the snapshot is restored to a temporary copy beside the live
-    directories and the state of every operator is read.
-
-    Raises:
-        SnapshotNotFoundError: The catalog has deleted the snapshot, or is deleting it. Like the following errors,
-            this says nothing about its bytes.
-        StorageAccessError: The storage cannot be reached.
-        UnsupportedSparkError: The session's Spark cannot read the state.
+    Each check runs only if the previous one found nothing: the data objects exist and are long enough; with `deep`,
+    every byte matches its digest; all files that a resume after the snapshot's batch needs are there, in known
+    formats; with a session, the snapshot is restored to a temporary copy and the state of every operator is read.
     """
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)

@@ -34,7 +34,6 @@ class ExportedSink:
     """A sink of an exported snapshot, seen from plain Spark.
 
     Attributes:
-        name: Spark's name of it, or the folder.
         continues_at: Where the exported query has to write.
         is_ready: Whether plain Spark continues there without losing rows, as far as known.
         explanation: What Spark will do there, and what to do about it.
@@ -169,7 +168,6 @@ def _exported(
 
 
 def _at_the_log(last: int | None, batch_id: int) -> tuple[bool, str]:
-    """Whether plain Spark continues in the folder of a file sink, and why."""
     if last is not None and last > batch_id:
         return False, (
             f"its log is at batch {last}, so plain Spark would skip batches {batch_id + 1} to {last} and lose their "

@@ -28,10 +28,10 @@ class HealthSettings:
     """Thresholds of the health checks.
 
     Attributes:
-        max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it
-            warns. None: the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable
-            failures + 2). It warns after (tolerable failures + 2) intervals plus the duration of the
-            slowest of the last checkpoints. With periodic checkpoints off, any age passes.
+        max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it warns. None:
+            the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2). It warns
+            after (tolerable failures + 2) intervals plus the duration of the slowest of the last checkpoints. With
+            periodic checkpoints off, any age passes.
         failures_to_warn: Consecutive failed attempts that warn.
         failures_to_fail: Consecutive failed attempts that are an error.
         max_verification_age_ms: Maximum age of the last verification of a snapshot.
@@ -39,14 +39,13 @@ class HealthSettings:
         size_window_ms: That window.
         size_floor_bytes: Growth of smaller snapshots is ignored.
         max_snapshot_bytes: A larger snapshot is an error; None for any size.
-        max_stall_ms: A query that completes no batch and is not idle for this long is an error; a
-            warning if tasks of its batch are running.
-        loop_failures: A stream whose run failed this often since its newest snapshot, within
-            `loop_window_ms`, restarts in a loop: an error.
+        max_stall_ms: A query that completes no batch and is not idle for this long is an error; a warning if tasks of
+            its batch are running.
+        loop_failures: A stream whose run failed this often since its newest snapshot, within `loop_window_ms`,
+            restarts in a loop: an error.
         loop_window_ms: That window.
         max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
-        source_retention_ms: How long the sources retain data, if they do not report it (Kafka's
-            `retention.ms`).
+        source_retention_ms: How long the sources retain data, if they do not report it (Kafka's `retention.ms`).
         file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
         retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
         max_watermark_ahead_ms: A watermark that is further ahead of the clock warns.
@@ -138,7 +137,6 @@ class Retention:
     """Whether a source still retains what a recovery would re-read.
 
     Attributes:
-        message: The answer in words.
         is_gone: The data is no longer there.
         is_unlimited: The data will always be there.
         left_ms: How long the data remains, or None if unknown.
@@ -220,12 +218,8 @@ def retention(
 ) -> Retention:
     """Whether a source still retains what a recovery from a restore point would re-read.
 
-    Args:
-        source: The source.
-        restore_point_at_ms: When the snapshot was begun: later data is read again.
-        now_ms: The current time.
-        retention_ms: How long the sources retain data, or None if unknown.
-        file_max_age_ms: `maxFileAge` of file sources.
+    Data later than `restore_point_at_ms`, when the snapshot was begun, is read again. `retention_ms` is how long the
+    sources retain data, if known; `file_max_age_ms` is the `maxFileAge` of file sources.
     """
     if source.kind is SourceKind.GENERATED:
         return Retention("generates its rows again", is_unlimited=True)
@@ -368,7 +362,6 @@ def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
 
 
 def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
-    """Why a stream is not running although it should."""
     if execution is not None and execution.status in _ALIVE:
         return None
     if execution is not None and execution.status is ExecutionStatus.FAILED:

@@ -45,8 +45,8 @@ class DriverLaunch:
     """How a driver is launched.
 
     Attributes:
-        command: Its command line. `{stream_id}` and `{start_request}` in it are replaced. If the
-            environment does not reach the driver, pass the request with `--conf
+        command: Its command line. `{stream_id}` and `{start_request}` in it are replaced. If the environment does not
+            reach the driver, pass the request with `--conf
             spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
             spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
         log_directory: Folder for its output, one file per launch.
@@ -122,11 +122,7 @@ class LaunchedDriver:
 
 
 def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
-    """Start a driver in a separate session, so that no signal to this process reaches it.
-
-    Raises:
-        RequestFailedError: The command cannot be run.
-    """
+    """Start a driver in a separate session, so that no signal to this process reaches it."""
     command_line = launch.command_line(stream_id=stream.stream_id, start_request=request.request_id)
     log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
     try:
@@ -183,7 +179,6 @@ class StartOrder:
     """How a driver starts its stream.
 
     Attributes:
-        cause: Whether a user or a restart started it.
         request_id: The START request that it answers, if any.
         run_id: The Dagster run that launched it, if any.
         has_supervisor: Whether it was launched by a supervisor that relaunches it after an interrupt.
@@ -214,13 +209,9 @@ def start_order(
 ) -> StartOrder:
     """Determine what this driver was started for.
 
-    A driver that was launched for a request, which `environment` names, follows it once. If its cluster starts it
-    again, it continues from the latest state. A driver started by anything else takes the oldest open request for
-    which no driver is launched; without one it starts from `otherwise`.
-
-    Raises:
-        RequestFailedError: The request has failed or was withdrawn, or belongs to another stream.
-        CatalogError: There is no such request.
+    A driver that was launched for a request, which `environment` names, follows it once; it is refused if the request
+    failed or was withdrawn. If its cluster starts it again, it continues from the latest state. A driver started by
+    anything else takes the oldest open request for which no driver is launched, else it starts from `otherwise`.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:
@@ -286,19 +277,8 @@ def hand_over(
     """Before a start beside the running query: check it with the loaded code, and only then suspend that query.
 
     Does nothing if no query runs, or if the request does not ask for it. If the start is refused, the request fails
-    with the reason and the query runs on.
-
-    Args:
-        stream: The stream.
-        request_id: The request that this process answers, if any.
-        describe: Creates the unstarted writer.
-        start_from: Where it will start.
-        interrupted: Whether this process is asked to stop.
-        report: Called with a message for every step; default: the stream's log.
-
-    Raises:
-        CkptError: The start is refused, or the query could not be suspended.
-        RequestFailedError: The request was withdrawn; then the query runs on, or is started again where it stopped.
+    with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is started
+    again where it stopped. `interrupted` tells whether this process is asked to stop.
     """
     if request_id is None or not hands_over(stream, request_id):
         return

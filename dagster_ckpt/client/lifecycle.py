@@ -76,8 +76,7 @@ class LifecycleMethods(Connection):
         Args:
             stream: The stream.
             savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint fails, the
-                query
-                continues.
+                query continues.
             label: A name for the savepoint.
             target_directory: Folder for the savepoint, instead of the configured one.
             timeout_s: How long to wait.
@@ -185,14 +184,13 @@ class LifecycleMethods(Connection):
         """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
         What the catalog, the storage and the sinks tell is checked first. The run is launched by the supervisor
-        sensor,
-        which must be turned on. It checks what only the new code tells (its plan, sources and sink) beside the
-        running
-        query, and only then suspends it. If the start is refused, or no run is launched, the query runs on.
+        sensor, which must be turned on. It checks what only the new code tells (its plan, sources and sink) beside
+        the running query, and only then suspends it. If the start is refused, or no run is launched, the query runs
+        on.
 
         If a person or a service runs the program of the stream instead, or with `suspend_first`, the query is
-        suspended
-        first and the start checks the code. If that is refused, the query is started again from where it stopped.
+        suspended first and the start checks the code. If that is refused, the query is started again from where it
+        stopped.
 
         Args:
             stream: The stream.

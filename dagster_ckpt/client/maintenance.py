@@ -154,14 +154,12 @@ class MaintenanceMethods(Connection):
         """Delete old rows of a stream's history from the catalog. No snapshot and no file is deleted.
 
         Deleted are rows of snapshots that no longer exist, failed attempts, ended executions, events and answered
-        requests;
-        see `PruningRecords.prune` for those that stay however old they are.
+        requests; see `PruningRecords.prune` for those that stay however old they are.
 
         Args:
             stream: The stream; it may be running.
             older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each within
-                seconds,
-                unless it is turned off.
+                seconds, unless it is turned off.
             dry_run: Only count.
         """
         if older_than_days < 1:
@@ -176,8 +174,7 @@ class MaintenanceMethods(Connection):
             stream: The stream.
             dry_run: Only report.
             older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the checkpoint
-                timeout if
-                that is longer.
+                timeout if that is longer.
         """
         from dagster_ckpt.recovery.retention import housekeeping
 
@@ -187,8 +184,8 @@ class MaintenanceMethods(Connection):
         """List the files that a stream's file sinks have committed, sorted: exactly the rows of the stream.
 
         For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB). They would also read the
-        files of
-        batches that a rewind has undone, and those of a batch that is being written. After a rewind, list them again.
+        files of batches that a rewind has undone, and those of a batch that is being written. After a rewind, list
+        them again.
 
         Example:
             >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
@@ -217,9 +214,8 @@ class MaintenanceMethods(Connection):
     def relocate_output(self, folder: str, *, dry_run: bool = False) -> Relocation:
         """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
 
-        Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which
-        is unique,
-        and its length; if one is not there, nothing is changed.
+        Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which is
+        unique, and its length; if one is not there, nothing is changed.
 
         Args:
             folder: The folder. No stream that writes there may be running.
@@ -256,19 +252,16 @@ class MaintenanceMethods(Connection):
         Args:
             stream: The stream; it must not be running, not even under another catalog.
             take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start names it.
-                Nothing of
-                that deployment may be running.
-            continue_from: "live" or "newest": where the stream continues if its live directory is an old copy,
-                behind a
-                snapshot that was taken of it. None refuses that and names both.
+                Nothing of that deployment may be running.
+            continue_from: "live" or "newest": where the stream continues if its live directory is an old copy, behind
+                a snapshot that was taken of it. None refuses that and names both.
 
         Raises:
             StreamNotFoundError: Nothing of it was found, and the catalog does not know it either; nothing was
                 changed.
             CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over another.
-            LiveDirectoryError: The files belong to another deployment, named in the message, or the live directory
-                is an
-                old copy.
+            LiveDirectoryError: The files belong to another deployment, named in the message, or the live directory is
+                an old copy.
             LeaseHeldError: The stream is running.
         """
         from dagster_ckpt.client.rebuild import rebuild
@@ -285,15 +278,15 @@ class MaintenanceMethods(Connection):
             take_over_deployment: As in `rebuild`.
             continue_from: As in `rebuild`.
         """
-        from dagster_ckpt.client.rebuild import rebuild_all
+        from dagster_ckpt.client.rebuild import CatalogRebuild
 
-        return rebuild_all(
-            self._streams.on_storage(),
-            lambda stream: self._open(stream, new_like=stream),
-            origin=self._origin,
-            take_over_deployment=take_over_deployment,
-            continue_from=_continue_from(continue_from),
-        )
+        chosen, done, refused = _continue_from(continue_from), [], {}
+        for stream in self._streams.on_storage():
+            try:
+                done.append(self.rebuild(stream, take_over_deployment=take_over_deployment, continue_from=chosen))
+            except CkptError as error:
+                refused[stream] = str(error)
+        return CatalogRebuild(tuple(done), refused)
 
 
 def _continue_from(value: str | None) -> ContinueFrom | None:

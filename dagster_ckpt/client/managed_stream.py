@@ -24,10 +24,8 @@ STOPPING = (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND, RequestKind.CA
 class StreamLife(Enum):
     """What a managed stream is doing.
 
-    NEVER_STARTED: It has no execution.
-    ALIVE: Its run is in progress, or its lease is held.
-    TO_BE_RESTARTED: It failed or was killed, and the restart strategy decides.
-    ENDED: It is not running, and its last execution needs no further action.
+    ALIVE: Its run is in progress, or its lease is held. TO_BE_RESTARTED: It failed or was killed, and the restart
+    strategy decides. ENDED: It is not running, and its last execution needs no further action.
     """
 
     NEVER_STARTED = "NEVER_STARTED"
@@ -49,14 +47,11 @@ class ObservedStream:
     """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
-        now_ms: The catalog's time.
-        code_version: Version of the loaded code, None if it declares none.
-        execution: The newest one.
-        is_ours: Whether a request made here started that execution.
+        code_version: Version of the loaded code, if it declares one.
+        is_ours: Whether a request made here started the newest execution.
         request: The last request made here.
         start_pending: Whether someone else has requested a start.
         has_state: Whether there is a live directory or a snapshot to continue from.
-        newest_snapshot: Of its timeline.
         is_healthy: Whether it has committed a batch or completed a snapshot since the upgrade's start.
         is_idle: Whether its query is running and waits for data.
         runs_failed: How many runs of the current step ended without a result.
@@ -143,10 +138,9 @@ class Decision:
     """What to do next, and what to record once it is done.
 
     Attributes:
-        reason: One sentence for users.
         alert: What a user must know, if anything.
-        request_id: The last request made here.
         alert_until: What ends the alert automatically.
+        request_id: The last request made here.
         actions: In order; each can be repeated.
         reached: The desired state has been reached.
         begins: An upgrade begins.
@@ -223,7 +217,7 @@ def ask_to_stop(
         row: The managed stream.
         seen: The stream, which is alive.
         first: The first kind of request.
-        again: The kind used if the first request failed, or if a later execution has begun since.
+        again: The kind used if the first failed, or if a later execution has begun since.
         since_ms: Earlier requests are unrelated.
         timeout_ms: Time to answer, and then again to end; None: unlimited.
         reason: The reason for the stop.
@@ -244,10 +238,9 @@ def ask_to_stop(
 
 
 def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
-    """The alert for a stream that has not answered the last request to stop in time, or has not ended; else None.
+    """The alert for a stream that has not answered the last request to stop, or not ended, in time; else None.
 
-    The text says what to do and stays the same from call to call. `timeout_ms` is the time to answer, and then again to
-    end; None: unlimited.
+    The text stays the same from call to call. `timeout_ms` is the time to answer, and then again to end.
     """
     request, execution = seen.request, seen.execution
     if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
@@ -280,5 +273,4 @@ def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
 
 
 def _ends(request: RequestRecord, started_at_ms: int) -> bool:
-    """Whether the current execution answered it."""
     return request.status is RequestStatus.COMPLETED and started_at_ms <= (request.resolved_at_ms or 0)

@@ -137,7 +137,7 @@ class StartCheck:
     """A start that its sinks, its sources and the stored state do not refuse.
 
     Attributes:
-        rewrite: The shape that the state would be rewritten to; None if it stays as it is.
+        rewrite: The shape that the state would be rewritten to, if any.
         change: How the query's plan differs from the one that wrote the state, as far as known.
     """
 
@@ -153,15 +153,10 @@ def check_start(
     *,
     report: Callable[[str], None],
 ) -> StartCheck:
-    """Check a start with the loaded code, as the start itself would; raises the error that it would raise.
+    """Check a start with the loaded code, which `describe` creates; raises the error that the start would raise.
 
-    A query that cannot be described refuses nothing here: its start reports that.
-
-    Args:
-        stream: The stream.
-        describe: Creates the unstarted writer.
-        start_from: Where it would start.
-        report: Called with a message for everything that would change.
+    A query that cannot be described refuses nothing here: its start reports that. `report` is called with a message
+    for everything that would change.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     output = _told(describe, named_output)
@@ -195,7 +190,6 @@ def check_start(
 
 
 def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-    """What a query tells of itself; None if it cannot be created."""
     try:
         return ask(describe())
     except Exception:  # noqa: BLE001 - the start fails in the same way and reports it
@@ -218,24 +212,12 @@ def preflight(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
-    """Try whether the loaded code can resume from a stream's state. The stream may be running and is not changed.
+    """Try whether the loaded code can resume from a stream's state, and record the result. Changes nothing else.
 
     The newest committed batch is replayed, so that state is loaded, updated and written. If Spark no longer retains
     what that needs, or the sources no longer have the data, a batch of new data is processed instead, if there is
-    any.
-    The result is recorded in the catalog.
-
-    Args:
-        stream: The stream, with the code version to try.
-        describe: Creates the unstarted writer.
-        state_partitions: Rewrite the copy of the state to this number of partitions first.
-        timeout_s: How long the batch may take.
-        interrupted: Polled while it runs; if it returns True, the preflight ends.
-        report: Called with a message for every step.
-
-    Raises:
-        RequestFailedError: It was interrupted.
-        StorageAccessError: The state cannot be read, or the copy cannot be written.
+    any. The state is rewritten to `state_partitions` first. If `interrupted`, which is polled, returns True, the
+    preflight ends with an error.
     """
     stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None
@@ -280,7 +262,6 @@ def _try(
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
 ) -> tuple[Trial, str]:
-    """The trial, and a description of it."""
 
     def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
         name = f"{stream.name} preflight"
@@ -330,7 +311,6 @@ def _rewritten(
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
 ) -> Iterator[LiveDirectory]:
-    """The copy, or another one with rewritten state."""
     if rewrite is None:
         yield scratch
         return
@@ -355,9 +335,9 @@ MOST_ROWS = 1_000_000
 def compare_trial(
     stream: StreamHandle, session: Callable[[], SparkSession], live: LiveDirectory, tried: LiveDirectory, batch_id: int
 ) -> list[str]:
-    """Compare the state that new code computed for a batch (`tried`) with that of the running code (`live`).
+    """Compare the state after a batch of the new code (`tried`) with that of the running code (`live`), in messages.
 
-    Never fails: what cannot be compared is reported. Returns messages; none for a stateless query.
+    Never fails: what cannot be compared is reported.
     """
     if not tried.folder.list(STATE):
         return []

@@ -4,14 +4,13 @@ Afterwards the next plain start continues exactly where the query stopped, and r
 the snapshots again. Only the catalog is changed, in one transaction; the operation can be repeated. A new, empty
 catalog becomes the record of the deployment that the snapshots name; snapshots of another deployment are never
 registered. Whether the query known to the lost catalog has ended is unknown, so the next start fences it and
-continues
-in a fresh directory.
+continues in a fresh directory.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -62,8 +61,7 @@ class RebuildReport:
         live_directory: Where the next plain start continues; None: it restores the newest snapshot, if any.
         skipped: What was found and not registered, each with the reason.
         undecided: Savepoints with edited state from which the stream may have been started: that cannot be
-            determined;
-            the next plain start does not use them.
+            determined; the next plain start does not use them.
     """
 
     stream_id: str
@@ -105,32 +103,6 @@ class CatalogRebuild:
         return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
 
 
-def rebuild_all(
-    stream_ids: Sequence[str],
-    open_stream: Callable[[str], StreamHandle],
-    *,
-    origin: str,
-    take_over_deployment: str | None = None,
-    continue_from: ContinueFrom | None = None,
-) -> CatalogRebuild:
-    """See `Client.rebuild_all`. A stream that is refused does not stop the others."""
-    done: list[RebuildReport] = []
-    refused: dict[str, str] = {}
-    for stream_id in stream_ids:
-        try:
-            done.append(
-                rebuild(
-                    open_stream(stream_id),
-                    origin=origin,
-                    take_over_deployment=take_over_deployment,
-                    continue_from=continue_from,
-                )
-            )
-        except CkptError as error:
-            refused[stream_id] = str(error)
-    return CatalogRebuild(tuple(done), refused)
-
-
 def rebuild(
     stream: StreamHandle,
     *,
@@ -141,8 +113,7 @@ def rebuild(
     """See `Client.rebuild`.
 
     If the catalog knows the query's live directory, only missing snapshots are added. If it was restored from a
-    backup
-    that is older than the live directories, the newest of them is registered.
+    backup that is older than the live directories, the newest of them is registered.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -290,7 +261,6 @@ def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
 
 
 def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipped: list[str]) -> list[SnapshotRecord]:
-    """The snapshots of this catalog's deployment."""
     own = stream.catalog.deployment_id
     for snapshot in found:
         if snapshot.properties.get(DEPLOYMENT) != own:

@@ -87,7 +87,7 @@ class Orchestrator:
     Attributes:
         run_is_over: Whether a run has ended, or is unknown.
         start_request_of: Id of the start request that a run answers, if any.
-        runs_of_step: The runs that were launched for a step, by its name.
+        runs_of_step: By name of the step.
     """
 
     run_is_over: Callable[[str], bool]
@@ -97,12 +97,9 @@ class Orchestrator:
 
 @dataclass(frozen=True)
 class Step:
-    """The result of one reconciliation.
+    """The result of one reconciliation: the decision that was carried out, and work for a run, if any.
 
-    Attributes:
-        decision: What has been carried out.
-        step_name: Name of the step that `run` performs; it stays the same until the step is done.
-        run: Work for a run, if any. If one is already in progress, no other is launched.
+    Its `step_name` stays the same until the step is done: a run that is in progress is not launched again.
     """
 
     decision: Decision
@@ -146,24 +143,18 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
     """Carry out a decision, then record it."""
     run: StepRun | None = None
     for action in decision.actions:
-        if isinstance(action, Ask):
-            catalog.requests.submit(
-                row.stream_id,
-                action.kind,
-                arguments=action.arguments,
-                origin=ORIGIN,
-                request_id=action.request_id,
-            )
-        elif isinstance(action, Withdraw):
-            catalog.requests.withdraw(action.request_id, only_pending=action.only_pending)
-        elif isinstance(action, Settle):
-            catalog.executions.settle(action.execution_id, ExecutionStatus.FAILED)
-        elif isinstance(action, Adopt):
-            # This also records it; decisions based on the previous desired state are void.
-            catalog.desired_states.put(row.stream_id, action.desired, origin=decision.reason)
-        else:
-            assert isinstance(action, Run)
-            run = action.step
+        match action:
+            case Ask(request_id, kind, arguments):
+                catalog.requests.submit(row.stream_id, kind, arguments=arguments, origin=ORIGIN, request_id=request_id)
+            case Withdraw(request_id, only_pending):
+                catalog.requests.withdraw(request_id, only_pending=only_pending)
+            case Settle(execution_id):
+                catalog.executions.settle(execution_id, ExecutionStatus.FAILED)
+            case Adopt(desired):
+                # This also records it; decisions based on the previous desired state are void.
+                catalog.desired_states.put(row.stream_id, desired, origin=decision.reason)
+            case Run(step):
+                run = step
     _record(catalog, row, decision)
     return Step(decision, step_name(row), run)
 
@@ -275,20 +266,18 @@ def reconcile(
     now_ms: int,
     random: Random,
 ) -> Verdict:
-    """Decide about one execution that ended without being settled. Pure.
-
-    Its process was killed, or was stopped by something other than its user.
+    """Decide about one execution that ended unsettled: it was killed, or not stopped by its user. Pure.
 
     Args:
         recorded: What the orchestrator recorded for its run.
         ended: What the execution itself recorded before its process ended.
         strategy: The stream's restart strategy.
         failed_at_ms: Failures since a user last started the stream, including this one.
-        holds_lease: Whether its process still renews the lease: nothing is deleted under a query that may write, and
-            a process that was not found dead is not replaced.
+        holds_lease: Its process still renews the lease: nothing is deleted under a query that may write, and a
+            process that was not found dead is not replaced.
         now_ms: The catalog's time, which dates the failures.
-        random: For the jitter of exponential delays. Seed it per execution, so that every evaluation of
-            the same failure yields the same delay.
+        random: For the jitter of exponential delays. Seed it per execution, so that every evaluation of a failure
+            yields the same delay.
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:

@@ -69,8 +69,6 @@ class StreamState(_Copies):
         batch_id: The batch after which the state is read.
         snapshot: None for the live directory.
         live: The copy.
-        spark: The session that reads it.
-        reader: Reads the copy.
     """
 
     def __init__(
@@ -222,13 +220,11 @@ class LargestKey:
 
 @dataclass(frozen=True)
 class ShownState:
-    """A part of one state.
+    """A part of one state; each cell is JSON, or a number as text.
 
     Attributes:
-        operator_id: Number of the operator in the plan.
         operator: Spark's name for it.
         rows: Number of rows that meet the condition.
-        first: The first rows; each cell is JSON, or a number as text.
         largest: The keys with the largest values, largest first.
     """
 
@@ -243,14 +239,12 @@ class ShownState:
 
 @dataclass(frozen=True)
 class ShownDifference:
-    """A part of the differences of one state.
+    """A part of the differences of one state; each cell is JSON, or a number as text.
 
     Attributes:
-        operator_id: Number of the operator in the plan.
         operator: Spark's name for it.
         counts: Number of rows by change.
-        first: The first differences; each cell is JSON, or a number as text.
-        note: Why every row differs, or None.
+        note: Why every row differs, if it does.
     """
 
     operator_id: int
@@ -267,11 +261,8 @@ def show_state(
 ) -> list[ShownState]:
     """Read a part of every selected state.
 
-    Args:
-        state: The state.
-        where: A condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
-        limit: Number of rows of each state.
-        largest: Number of the largest keys of each state; 0 leaves them out, which saves a pass.
+    `where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`. Shows `limit`
+    rows and the `largest` keys of each state; 0 leaves the latter out, which saves a pass.
     """
     return [_shown(state, name, where, limit, largest) for name in state.states]
 
@@ -291,13 +282,7 @@ def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> li
 def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
     """Write all rows as Parquet, each state into its own folder below `folder`; returns the URLs that were written.
 
-    Args:
-        tables: The states and their rows.
-        folder: Absolute path or URL of a folder, which executors must reach.
-
-    Raises:
-        OptionError: The folder is a relative path, or has such rows already.
-        LiveDirectoryError: Spark cannot read a state, or cannot write there.
+    Executors must reach the folder, which is an absolute path or a URL. Existing rows are not overwritten.
     """
     root = location_url("write_to", folder).rstrip("/")
     placed = {f"{root}/operator={name.operator_id}/state={name.state}": (name, rows) for name, rows in tables}

@@ -33,8 +33,8 @@ class TransferMethods(Connection):
             stream: The stream to fork; it may be running and is not changed.
             into: The stream that continues from it; it must not be running.
             start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
-            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive the rows up
-                to it.
+            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive the rows up to
+                it.
             replace_state: Discard what the other stream itself has committed.
             accept_loss: Fork even if files that the original has read since no longer exist.
         """
@@ -91,8 +91,7 @@ class TransferMethods(Connection):
         """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
 
         The directory is only read, and the first snapshot is taken of it; the query may keep running until that
-        start,
-        which fences it. If it is interrupted, repeat it, or drop it with `undo_adoption`.
+        start, which fences it. If it is interrupted, repeat it, or drop it with `undo_adoption`.
 
         Args:
             stream: The stream that continues the query; it must not have any state yet.

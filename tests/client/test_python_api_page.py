@@ -24,7 +24,7 @@ EXAMPLES = [
     for number, example in enumerate(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
 ]
 METHODS = {name for name in dir(Client) if not name.startswith("_")} - {
-    *("catalog", "origin", "close", "from_resources", "of_streams")
+    *("catalog", "origin", "close", "from_resources", "of_stream", "of_streams")
 }
 
 

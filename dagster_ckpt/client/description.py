@@ -1,8 +1,11 @@
-"""What the catalog knows of streams and snapshots, as values to print, and how a user names a snapshot."""
+"""What the catalog knows of streams and snapshots, as values to print, and how a user names a snapshot.
+
+A list of streams needs little: what only a description needs is imported there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -21,12 +24,11 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.liveness import is_held
-from dagster_ckpt.stream.recorded_settings import RecordedSettings
-from dagster_ckpt.stream.snapshots import describe_snapshot, named
 
 if TYPE_CHECKING:
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.stream.handle import StreamHandle
+    from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 LATEST = "latest"
 
@@ -78,6 +80,8 @@ class SnapshotDescription:
 
 def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
     """See `Client.describe_stream`."""
+    from dagster_ckpt.stream.recorded_settings import RecordedSettings
+
     record = catalog.streams.get(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
     newest = catalog.snapshots.newest_of([stream_id]).get(stream_id)
@@ -104,13 +108,16 @@ def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotR
         SnapshotNotFoundError: There is none of this name.
         OptionError: Several have this label.
     """
+    from dagster_ckpt.stream.snapshots import describe_snapshot, named
+
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
     if reference == LATEST and listed:
         return listed[0]
     found = named(listed, reference)
     if found is None:
+        names = ", ".join(map(describe_snapshot, listed[:8])) or "none"
         raise SnapshotNotFoundError(
-            f"Stream {stream_id!r} has no snapshot {reference!r}. It has: {_names(listed)}. Name one of these."
+            f"Stream {stream_id!r} has no snapshot {reference!r}. It has: {names}. Name one of these."
         )
     return found
 
@@ -121,10 +128,6 @@ def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescri
     manifest = stream.store.manifest(record.location or "")
     holds = tuple(stream.catalog.holds.on(record.snapshot_id))
     return SnapshotDescription(record, holds, manifest.header, manifest.file_count, manifest.full_bytes)
-
-
-def _names(snapshots: Sequence[SnapshotRecord]) -> str:
-    return ", ".join(describe_snapshot(snapshot) for snapshot in snapshots[:8]) or "none"
 
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.translator import StreamTranslator
     from dagster_ckpt.policies.restart_strategies import RestartStrategies
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-    from dagster_ckpt.sinks.delta_merge import delta_transaction
+    from dagster_ckpt.sinks.delta import delta_transaction
     from dagster_ckpt.sinks.registry import register_sink
     from dagster_ckpt.spark.query.output import to_table
     from dagster_ckpt.spark.versions import spark_packages
@@ -88,9 +88,9 @@ _MODULES = {
     "UpgradeMode": "policies.upgrade",
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",
+    "delta_transaction": "sinks.delta",
     "StartFrom": "stream.start_from",
-    "delta_transaction": "sinks.delta_merge",
-    "to_table": "spark.query.table_names",
+    "to_table": "spark.query.output",
     "spark_packages": "spark.versions",
 }
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, and_, exists, or_, select
 from dagster_ckpt.catalog.database import Database, lock_snapshot, optional_dict
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.history import read_snapshot
+from dagster_ckpt.catalog.pending_restore import refers_to
 from dagster_ckpt.catalog.records import (
     HoldKind,
     HoldRecord,
@@ -134,8 +135,7 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
     pending = select(streams.c.stream_id, streams.c.pending_restore).where(streams.c.pending_restore.is_not(None))
     for row in connection.execute(pending):
         restore = optional_dict(row.pending_restore) or {}
-        is_place = snapshot.location is not None and restore.get("location") == snapshot.location
-        if is_place or restore.get("snapshot_id") == snapshot.snapshot_id:
+        if refers_to(restore, snapshot_id=snapshot.snapshot_id, location=snapshot.location):
             yield f"an unfinished start of stream {row.stream_id}"
     upgrades = select(desired_states.c.upgrade).where(desired_states.c.stream_id == snapshot.stream_id)
     upgrade = optional_dict(connection.execute(upgrades).scalar_one_or_none()) or {}

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from dagster_ckpt.catalog.pending_restore import PendingRestore
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
@@ -215,7 +216,7 @@ class StreamRecord:
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
         restored_snapshot_id: The snapshot that the timeline began with.
         preferred_savepoint_id: What `preferred-savepoint` resolves to.
-        pending_restore: A restore whose sinks have not been rolled back yet.
+        pending_restore: What remains to be done before its query may start.
         plan: The plan that the state belongs to; None or empty if unknown.
         accepted_plan: Fingerprint of another plan that a user allowed to continue.
         state_edits: Ids of the edits in this state, oldest first.
@@ -231,7 +232,7 @@ class StreamRecord:
     timeline: int
     restored_snapshot_id: str | None
     preferred_savepoint_id: str | None
-    pending_restore: dict[str, Any] | None
+    pending_restore: PendingRestore | None
     next_number: int
     created_at_ms: int
     updated_at_ms: int

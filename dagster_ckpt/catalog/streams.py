@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.journal import forget_after
+from dagster_ckpt.catalog.pending_restore import Forked, PendingRestore, read_pending, stored_pending
 from dagster_ckpt.catalog.records import (
     EventType,
     LeaseRecord,
@@ -68,9 +69,9 @@ class StreamRecords:
         """Record that the stream no longer has a live directory; its files may now be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
-    def note_pending(self, lease: LeaseRecord, pending: Mapping[str, Any] | None) -> None:
+    def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
         """Record what remains to be done before a query may start, or None."""
-        self._change_under(lease, pending_restore=as_text(dict(pending)) if pending is not None else None)
+        self._change_under(lease, pending_restore=_as_stored(pending))
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
         """Record that the stream has no state: no start has taken its adopted directory over.
@@ -130,7 +131,7 @@ class StreamRecords:
         *,
         origin: StateOrigin | None = None,
         restored_snapshot_id: str | None = None,
-        pending_restore: dict[str, Any] | None = None,
+        pending_restore: PendingRestore | None = None,
         claims: bool = False,
         plan: Mapping[str, Any] | None = None,
         state_edits: Sequence[str] | None = None,
@@ -172,7 +173,7 @@ class StreamRecords:
                     live_generation=streams.c.live_generation + 1,
                     timeline=streams.c.timeline + int(new_timeline),
                     restored_snapshot_id=restored_snapshot_id if new_timeline else streams.c.restored_snapshot_id,
-                    pending_restore=as_text(pending_restore) if pending_restore is not None else None,
+                    pending_restore=_as_stored(pending_restore),
                     plan=as_text(dict(plan)) if plan is not None else streams.c.plan,
                     origin=as_text(origin.as_record()) if origin is not None else None,
                     state_edits=streams.c.state_edits if state_edits is None else _edits_as_text(state_edits),
@@ -229,7 +230,7 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
     )
 
 
-def _source(connection: Connection, origin: StateOrigin, pending_restore: Mapping[str, Any] | None) -> dict[str, Any]:
+def _source(connection: Connection, origin: StateOrigin, pending_restore: PendingRestore | None) -> dict[str, Any]:
     """Where the state in a new live directory came from, for its event."""
     full_bytes = select(snapshots.c.full_bytes).where(snapshots.c.snapshot_id == origin.snapshot_id)
     return {
@@ -237,7 +238,7 @@ def _source(connection: Connection, origin: StateOrigin, pending_restore: Mappin
         "batch_id": origin.batch_id,
         "kind": origin.snapshot_kind,
         "number": origin.snapshot_number,
-        "source": (pending_restore or {}).get("fork_of"),
+        "source": pending_restore.of_stream_id if isinstance(pending_restore, Forked) else None,
         "full_bytes": connection.execute(full_bytes).scalar_one_or_none(),
     }
 
@@ -278,7 +279,7 @@ def _record(row: Row[Any]) -> StreamRecord:
     troubles: list[str] = []
     values = cells(row, streams, troubles)
     values["options"] = read_dict(values["options"], "options", troubles) or {}
-    values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
+    values["pending_restore"] = _pending(values["pending_restore"], troubles)
     values["plan"] = read_dict(values["plan"], "plan", troubles)
     values["origin"] = _origin(values["origin"], troubles)
     values["state_edits"] = read_state_edits(values["state_edits"], troubles)
@@ -292,6 +293,19 @@ def _origin(value: str | None, troubles: list[str]) -> StateOrigin | None:
     except ValueError as error:
         troubles.append(f"origin cannot be read: {error}")
         return None
+
+
+def _pending(value: str | None, troubles: list[str]) -> PendingRestore | None:
+    row = read_dict(value, "pending_restore", troubles)
+    try:
+        return read_pending(row) if row is not None else None
+    except ValueError as error:
+        troubles.append(f"pending_restore cannot be read: {error}")
+        return None
+
+
+def _as_stored(pending: PendingRestore | None) -> str | None:
+    return as_text(stored_pending(pending)) if pending is not None else None
 
 
 def _edits_as_text(edits: Sequence[str]) -> str | None:

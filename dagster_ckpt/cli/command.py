@@ -37,7 +37,12 @@ Exit status:
 
 
 timeout = click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait; default: 600."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=600.0,
+    help="How long to wait; default: 600.",
 )
 yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 label = click.option("--label", metavar="NAME", help="A name for the snapshot, to start from later.")
@@ -147,13 +152,6 @@ def confirm(question: str, *, yes: bool) -> None:
 def progress(message: str) -> None:
     """Print a step of a long operation, where it does not mix with the result."""
     click.echo(message, err=True)
-
-
-def seconds(timeout_s: float | None) -> float:
-    """How long to wait for a running stream."""
-    from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-
-    return REQUEST_TIMEOUT_S if timeout_s is None else timeout_s
 
 
 def stream_exists(client: Client, stream: str) -> None:

@@ -14,7 +14,6 @@ from dagster_ckpt.cli.command import (
     dry_run,
     label,
     progress,
-    seconds,
     stream_exists,
     target,
     timeout,
@@ -44,11 +43,22 @@ def with_start_options(command: Command) -> Command:
     return command
 
 
+def _mapping(_context: click.Context, _option: click.Parameter, pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise click.BadParameter(f"{pair!r} is not OLD=NEW, such as /data/orders=/data/orders-test.")
+        found[old] = new
+    return found
+
+
 outputs = click.option(
     "--output",
     "outputs",
     metavar="OLD=NEW",
     multiple=True,
+    callback=_mapping,
     help="A sink of the original and where the new query writes instead; once for each sink.",
 )
 
@@ -64,21 +74,13 @@ def stop(
     *,
     stream: str,
     no_savepoint: bool,
-    label: str | None,
-    target_directory: str | None,
-    timeout_s: float | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
     expected = "" if no_savepoint else last_took(client, stream)
     with working(f"Stopping {stream}{expected}"):
-        done = client.stop(
-            stream,
-            savepoint=not no_savepoint,
-            label=label,
-            target_directory=target_directory,
-            timeout_s=seconds(timeout_s),
-        )
+        done = client.stop(stream, savepoint=not no_savepoint, **options)
     if done.savepoint is not None:
         note_same_label(client, done.savepoint)
     print_result(done, done.messages(), as_json)
@@ -88,13 +90,13 @@ def stop(
 @click.argument("stream")
 @timeout
 @yes
-def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, as_json: bool) -> None:
+def cancel(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json: bool) -> None:
     """Cancel a stream. Its clean-up option decides whether its checkpoints are kept or deleted."""
     options = client.describe_stream(stream, limit=1).settings.options
     keeps = options.cleanup.name if options is not None else "its clean-up option, which the catalog does not know"
     confirm(f"Cancel {stream}? Its checkpoints are treated by {keeps}.", yes=yes)
     with working(f"Canceling {stream}"):
-        done = client.cancel(stream, timeout_s=seconds(timeout_s))
+        done = client.cancel(stream, timeout_s=timeout_s)
     print_result(done, done.messages(), as_json)
 
 
@@ -112,7 +114,7 @@ def restart(
     *,
     stream: str,
     preview: bool,
-    timeout_s: float | None,
+    timeout_s: float,
     yes: bool,
     as_json: bool,
     suspend_first: bool,
@@ -144,7 +146,7 @@ def restart(
             stream,
             start_from=start,
             ahead=ahead,
-            timeout_s=seconds(timeout_s),
+            timeout_s=timeout_s,
             report=report,
             suspend_first=suspend_first,
         )
@@ -168,25 +170,16 @@ def fork(
     *,
     stream: str,
     into: str,
-    start_from: str,
-    outputs: tuple[str, ...],
     replace_state: bool,
-    accept_loss: bool,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Fork STREAM into INTO, whose next start continues from there. STREAM may be running and is not changed."""
     if replace_state:
         stream_exists(client, stream)
         confirm(f"Discard the state of {into}?", yes=yes)
-    made = client.fork(
-        stream,
-        into=into,
-        start_from=start_from,
-        outputs=_mapping(outputs),
-        replace_state=replace_state,
-        accept_loss=accept_loss,
-    )
+    made = client.fork(stream, into=into, replace_state=replace_state, **options)
     print_result(made, _fork_messages(made), as_json)
 
 
@@ -207,20 +200,16 @@ def import_snapshot(
     *,
     location: str,
     into: str,
-    outputs: tuple[str, ...],
-    with_rows: bool,
     replace_state: bool,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Import a snapshot of another deployment. The original is read and not changed."""
     if replace_state:
         confirm(f"Discard the state of {into}?", yes=yes)
-    mapped = _mapping(outputs)
     with working(f"Importing into {into}") as file_done:
-        made = client.import_snapshot(
-            location, into=into, outputs=mapped, with_rows=with_rows, replace_state=replace_state, progress=file_done
-        )
+        made = client.import_snapshot(location, into=into, replace_state=replace_state, progress=file_done, **options)
     print_result(made, _fork_messages(made), as_json)
 
 
@@ -249,13 +238,9 @@ def adopt(
     client: Client,
     *,
     stream: str,
-    checkpoint_location: str,
-    sinks: tuple[str, ...],
-    in_place: bool,
-    label: str | None,
-    dry_run: bool,
     undo: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Take the checkpoint directory of a plain Spark query under management; STREAM continues it at its next start.
 
@@ -265,14 +250,7 @@ def adopt(
         done = client.undo_adoption(stream)
         print_result(done, done, as_json)
         return
-    made = client.adopt(
-        stream,
-        checkpoint_location=checkpoint_location,
-        sinks=sinks,
-        in_place=in_place,
-        label=label,
-        dry_run=dry_run,
-    )
+    made = client.adopt(stream, **options)
     if made.snapshot is not None:
         note_same_label(client, made.snapshot)
     print_result(made, made.messages(), as_json)
@@ -287,11 +265,10 @@ def adopt(
 @click.argument("snapshot", default="latest")
 @click.option("--to", required=True, metavar="PATH", help="The checkpoint directory to create.")
 @outputs
-def export(client: Client, *, stream: str, snapshot: str, to: str, outputs: tuple[str, ...], as_json: bool) -> None:
+def export(client: Client, *, stream: str, snapshot: str, as_json: bool, **options: Any) -> None:
     """Export SNAPSHOT as a checkpoint directory in which plain Spark continues, without this package."""
-    mapped = _mapping(outputs)
     with working(f"Exporting {snapshot} of {stream}") as file_done:
-        made = client.export(stream, snapshot, to=to, outputs=mapped, progress=file_done)
+        made = client.export(stream, snapshot, progress=file_done, **options)
     print_result(made, made.messages(), as_json)
 
 
@@ -326,16 +303,6 @@ def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, 
         click.echo(f"{stream}: desired {row.desired.value if row.desired else 'as its definition says'}")
         if row.alert:
             click.echo(row.alert)
-
-
-def _mapping(pairs: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise click.BadParameter(f"{pair!r} is not OLD=NEW, such as /data/orders=/data/orders-test.")
-        found[old] = new
-    return found
 
 
 def _fork_messages(made: Fork) -> list[str]:

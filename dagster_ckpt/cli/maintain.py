@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -249,9 +249,9 @@ def rebuild(
     *,
     stream: str | None,
     take_over_deployment: str | None,
-    continue_from: str | None,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> int:
     """Rebuild a lost catalog: register the snapshots and live directories of STREAM again.
 
@@ -260,11 +260,11 @@ def rebuild(
     if take_over_deployment is not None:
         confirm(f"Take over deployment {take_over_deployment}? Nothing of it may be running.", yes=yes)
     if stream is not None:
-        rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment, continue_from=continue_from)
+        rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment, **options)
         print_result(rebuilt, rebuilt.messages(), as_json)
         return FAILED if rebuilt.found_only_damage else 0
     with working("Rebuilding the catalog"):
-        everything = client.rebuild_all(take_over_deployment=take_over_deployment, continue_from=continue_from)
+        everything = client.rebuild_all(take_over_deployment=take_over_deployment, **options)
     nothing = "No stream was found. Check --storage and --live-root."
     print_result(everything, everything.messages() or [nothing], as_json)
     is_complete = everything.streams and not any(each.found_only_damage for each in everything.streams)

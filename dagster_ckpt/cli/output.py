@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 # Red and green say the same as the words, so that nothing depends on color.
 _STYLES = {
@@ -162,7 +161,7 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def moment(ms: int | None) -> str | None:
     """A time in ms since the epoch, in UTC."""
-    return None if not ms else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
+    return None if not ms else utc_time(ms).removesuffix(" UTC")
 
 
 def span(ms: int | None) -> str | None:

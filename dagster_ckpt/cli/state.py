@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,7 +29,7 @@ def state() -> None:
 
 
 operator = click.option("--operator", metavar="NUMBER|NAME", help="Only this operator.")
-of_state = click.option("--state", "of_state", metavar="NAME", help="Only this state; left or right for a join.")
+of_state = click.option("--state", metavar="NAME", help="Only this state; left or right for a join.")
 limit = click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(min=0), help="Rows to show of each state."
 )
@@ -53,12 +53,11 @@ def show(
     *,
     stream: str,
     snapshot: str,
-    operator: str | None,
-    of_state: str | None,
     where: str | None,
     limit: int,
     write_to: str | None,
     as_json: bool,
+    **selected: Any,
 ) -> None:
     """Show the rows of a stream's state.
 
@@ -68,7 +67,7 @@ def show(
     from dagster_ckpt.client.state_browsing import show_state, write_rows
 
     progress(f"{stream}: copying {snapshot}")
-    with client.state(stream, snapshot, operator=operator, state=of_state, spark=_spark()) as found:
+    with client.state(stream, snapshot, spark=_spark(), **selected) as found:
         progress(f"{stream}: reading {found}")
         frames = (found.frame(name) for name in found.states)
         tables = ((each.name, each.where(where) if where else each.rows) for each in frames)
@@ -107,11 +106,10 @@ def diff(
     stream: str,
     before: str,
     after: str,
-    operator: str | None,
-    of_state: str | None,
     limit: int,
     write_to: str | None,
     as_json: bool,
+    **selected: Any,
 ) -> None:
     """Show which rows of state were added, removed and changed between two snapshots.
 
@@ -120,7 +118,7 @@ def diff(
     from dagster_ckpt.client.state_browsing import show_differences, write_rows
 
     progress(f"{stream}: copying {before} and {after}")
-    with client.state_diff(stream, before, after, operator=operator, state=of_state, spark=_spark()) as found:
+    with client.state_diff(stream, before, after, spark=_spark(), **selected) as found:
         progress(f"{stream}: comparing {found.before} with {found.after}")
         tables = ((each.name, each.rows) for each in found.states)
         written = write_rows(tables, write_to) if write_to is not None else []
@@ -160,12 +158,10 @@ def forget(
     stream: str,
     snapshot: str,
     where: str,
-    reason: str,
     operator: str | None,
-    label: str | None,
-    target_directory: str | None,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Make a savepoint of a snapshot without the state of some keys.
 
@@ -176,16 +172,7 @@ def forget(
     stream_exists(client, stream)
     confirm(f"Create a savepoint from {snapshot} of {stream} without the keys that match {where}?", yes=yes)
     edit = StateEdit(operator, forget=where)
-    done = client.edit_state(
-        stream,
-        edit,
-        reason=reason,
-        snapshot=snapshot,
-        label=label,
-        target_directory=target_directory,
-        spark=_spark(),
-        report=progress,
-    )
+    done = client.edit_state(stream, edit, snapshot=snapshot, spark=_spark(), report=progress, **options)
     messages = done.messages()
     print_result({"savepoint": done.savepoint, "rows": done.rows, "messages": messages}, messages, as_json)
 

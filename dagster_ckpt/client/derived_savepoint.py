@@ -19,8 +19,7 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, Snap
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.state_browsing import LIVE, StreamState, session_of_process
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
-from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.recovery.scratch import scratch_copies, scratch_directory
+from dagster_ckpt.recovery.live_directories import scratch_copies, scratch_directory, snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
@@ -36,9 +35,10 @@ from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, pla
 from dagster_ckpt.state.reading import StateName, StateReader
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.spark_rewriter import require_rewriter
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:

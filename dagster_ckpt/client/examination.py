@@ -15,11 +15,9 @@ from dagster_ckpt.errors import (
     StorageAccessError,
     UnsupportedSparkError,
 )
-from dagster_ckpt.recovery.examination import diagnose_live_directory
-from dagster_ckpt.recovery.prepare import restore_into
+from dagster_ckpt.recovery.examination import diagnose_live_directory, snapshot_problems
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory
 from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
-from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.recovery.snapshot_examination import snapshot_problems
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis

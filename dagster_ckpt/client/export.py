@@ -16,7 +16,7 @@ from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.fork import give_outputs
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, sinks_in

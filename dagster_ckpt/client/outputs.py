@@ -17,8 +17,9 @@ from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
 from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.recovery.sink_survey import refuse_to_clean
-from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, committed_files, log_entries, log_trouble, needed_entries
+from dagster_ckpt.sinks.file_sink import FileSink, Leftovers, PartFile
+from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
+from dagster_ckpt.sinks.file_sink_log import committed_files, log_entries, needed_entries
 from dagster_ckpt.sinks.file_sink_repair import (
     RebuiltLog,
     Relocation,
@@ -28,13 +29,13 @@ from dagster_ckpt.sinks.file_sink_repair import (
     rebuild_log,
     relocate,
 )
-from dagster_ckpt.sinks.part_files import Leftovers, PartFile
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, part_files_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held, this_holder
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
@@ -96,7 +97,7 @@ def clean_sinks(
     refuse_to_clean(stream)
     sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
     # Of each sink, files are listed first, then its log is read.
-    found = [(sink, leftovers) for sink in sinks if (leftovers := sink.leftovers()) is not None]
+    found = [(sink, sink.leftovers()) for sink in sinks if isinstance(sink, FileSink)]
     in_snapshots = _named_in_snapshots(stream)
     rewinds = _rewinds(stream)
     may_write = _may_be_writing(stream)

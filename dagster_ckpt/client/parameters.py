@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from dagster_ckpt.stream.start_from import StartFrom, start_options
 
-# What a face gives by itself.
-_GIVEN = frozenset({"self", "ahead", "progress", "report", "run_id", "spark"})
+_KINDS = (bool, int, float, str, list, dict)
+# What a face gives by itself, besides sessions, callbacks and results of other methods.
+_GIVEN = frozenset({"self", "run_id"})
 # Parameters that mean the same everywhere; docstrings describe the others.
 _USUAL = {
     "label": "A name to start from later, such as before-release-42.",
@@ -57,7 +58,7 @@ def parameters(method: Callable[..., Any]) -> list[Parameter]:
     for each in _signature(method):
         if each.annotation is StartFrom:
             found += [Parameter(*option[:4]) for option in start_options()]
-        elif each.name not in _GIVEN:
+        elif each.name not in _GIVEN and (each.annotation in _KINDS or _is_enum(each.annotation)):
             description = _USUAL.get(each.name) or described.get(each.name) or _UNLESS_DESCRIBED.get(each.name, "")
             found.append(Parameter(each.name, each.annotation, each.default, description))
     return found

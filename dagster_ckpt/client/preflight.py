@@ -17,16 +17,14 @@ from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.config.state_backend import OnStateChange
 from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RequestFailedError, StorageAccessError
-from dagster_ckpt.recovery.damage import is_suspicious
-from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.facts import recovery_facts
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, RestoreAndReplay, Rewind, StartEmpty
 from dagster_ckpt.recovery.plan_check import PlanChange, check_state, describe_differences, plan_change
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
@@ -86,15 +84,13 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
 
 def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
     """Whether a start would continue from the same point. A query that ran on since is not another point."""
-    if now.kind is RecoveryKind.REWIND and known.to_batch != now.to_batch:
+    before, after = known.as_record(), now.as_record()
+    is_same = all(before.get(name) == after.get(name) for name in ("snapshot_id", "new_query_id", "claims"))
+    if not is_same or before.get("source_offsets") != after.get("source_offsets"):
         return False
-    replays = known.kind is RecoveryKind.REPLAY and now.kind is RecoveryKind.RESTORE
-    return (replays or known.kind is now.kind) and _how(known) == _how(now)
-
-
-def _how(plan: RecoveryPlan) -> tuple[object, ...]:
-    snapshot_id = plan.snapshot.snapshot_id if plan.snapshot is not None else None
-    return snapshot_id, plan.new_query_id, plan.claims, plan.source_offsets
+    if isinstance(now, Rewind):
+        return isinstance(known, Rewind) and known.to_batch == now.to_batch
+    return known.kind is now.kind or (isinstance(known, RestoreAndReplay) and isinstance(now, Restore))
 
 
 def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
@@ -113,7 +109,7 @@ def _ahead(
     session: SparkSession | None = None,
 ) -> RewindPreview:
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
-    replayed = plan if lost is None else lost.in_plan(plan)
+    replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
     if lost is not None and ahead.gone:
         # As the start does: it replays nothing that the sources no longer have.
@@ -271,7 +267,7 @@ def _try(
                 return trial, []
             return trial, compare_trial(stream, lambda: session_of(describe()), live, tried, trial.batch_id)
 
-    if plan.kind is RecoveryKind.START_EMPTY or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
+    if isinstance(plan, StartEmpty) or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
         return Trial(None), "there is no state yet, so every version can start"
     live = LiveDirectory(plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory or "")
     if plan.snapshot is None:

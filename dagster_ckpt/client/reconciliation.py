@@ -46,7 +46,8 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.sinks.registry import output_of
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_of_snapshot
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import holds_lease, this_holder
 from dagster_ckpt.stream.ownership import check_places
@@ -362,7 +363,7 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
         )
     refuse_loss(stream, preview, accept_loss=False)
     try:
-        prepared = prepare(stream, plan, lease, output)
+        prepared = prepare(stream, plan, lease, output, survey=preview.survey)
     except SinkRollbackError as error:
         # Refusals were raised earlier: a file could not be read or written, and the next try
         # continues there.

@@ -192,8 +192,8 @@ class SnapshotMethods(Connection):
             SnapshotCorruptError: It lacks data or was altered; no savepoint is created.
         """
         from dagster_ckpt.client.derived_savepoint import derive_savepoint
-        from dagster_ckpt.stream.handle import wall_clock_ms
         from dagster_ckpt.stream.start_from import checked_label
+        from dagster_ckpt.values.durations import wall_clock_ms
 
         opened, target = self._open(stream), given_folder(target_directory)
         checked_label(label)
@@ -277,7 +277,7 @@ class SnapshotMethods(Connection):
 def _copy(
     stream: StreamHandle, snapshot: SnapshotRecord, identity: SavepointIdentity, target: str | None
 ) -> tuple[StoredSnapshot, SnapshotHeader]:
-    from dagster_ckpt.recovery.prepare import snapshot_location
+    from dagster_ckpt.recovery.live_directories import snapshot_location
     from dagster_ckpt.snapshot.store import sources_in
 
     location = snapshot_location(snapshot)

@@ -26,9 +26,10 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
 from dagster_ckpt.spark.query.session import active_in_thread, application_of
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import monotonic_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

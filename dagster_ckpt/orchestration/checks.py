@@ -13,7 +13,7 @@ from dagster_ckpt.orchestration._compat import latest_check_evaluations
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
-from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.values.durations import wall_clock_ms
 
 VERDICT_KEY = "dagster_ckpt/verdict"
 # The one check on each further asset of a stream; it summarizes the checks on the first asset.

@@ -1,5 +1,7 @@
-"""Durations in PyFlink's notation, and moments as text."""
+"""Durations in PyFlink's notation, clocks, and moments as text."""
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
@@ -122,3 +124,16 @@ def size(count: int | None) -> str:
     while value >= 999.95 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+Clock = Callable[[], int]
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """Milliseconds of a monotonic clock."""
+    return time.monotonic_ns() // 1_000_000

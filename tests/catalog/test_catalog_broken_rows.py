@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.pending_restore import ToSnapshot
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     RequestKind,
@@ -103,7 +104,9 @@ def test_a_stream_whose_options_cannot_be_read_is_listed_and_still_starts(catalo
 
 
 def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog) -> None:
-    as_writer(catalog).streams.switch_live_directory("/live/1", pending_restore={"location": "file:///c/orders/chk-1"})
+    as_writer(catalog).streams.switch_live_directory(
+        "/live/1", pending_restore=ToSnapshot(location="file:///c/orders/chk-1")
+    )
     damage(catalog, "UPDATE streams SET pending_restore = '{oops'")
     assert "pending_restore" in (catalog.streams.all()[0].broken or "")
     for start in (

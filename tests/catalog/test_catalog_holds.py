@@ -8,6 +8,7 @@ from conftest import ManualClock
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.pending_restore import Forked, PendingRestore, ToSnapshot
 from dagster_ckpt.catalog.records import (
     HoldKind,
     RequestKind,
@@ -168,7 +169,9 @@ def test_a_restore_or_a_fork_that_is_not_finished_holds_what_it_began_with(
     catalog: Catalog, snapshot: SnapshotRecord, names_it: str
 ) -> None:
     catalog.streams.ensure("fork", name="fork", asset_key="fork", options={})
-    pending = {"location": snapshot.location} if names_it == "location" else {"snapshot_id": snapshot.snapshot_id}
+    pending: PendingRestore = Forked(of_stream_id="orders", batch_id=5, snapshot_id=snapshot.snapshot_id)
+    if names_it == "location":
+        pending = ToSnapshot(location=snapshot.location or "")
     as_writer(catalog, "fork").streams.switch_live_directory("file:///live-1", pending_restore=pending)
     assert not is_deletable(catalog, snapshot)
 

@@ -21,7 +21,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import DamagedCutError, NothingCommittedError, SnapshotNotFoundError
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.recovery.snapshot_examination import layout_problems
+from dagster_ckpt.recovery.examination import layout_problems
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.query import start_query

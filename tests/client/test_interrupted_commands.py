@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Adopting
 from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import StreamRecords
@@ -91,8 +92,8 @@ def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None
         outside.commit(LAST + 1)
         now = tree(outside.directory), tree(outside.sink)
         stream = outside.stream
-        pending = stream.catalog.streams.get(STREAM).pending_restore or {} if stream.catalog.streams.all() else {}
-        if "adopting" in pending:
+        pending = stream.catalog.streams.get(STREAM).pending_restore if stream.catalog.streams.all() else None
+        if isinstance(pending, Adopting):
             for point in ("latest", "first", "empty"):
                 with pytest.raises(LiveDirectoryError, match=r"begun and not finished.*--undo"):
                     outside.start(point)
@@ -131,7 +132,7 @@ def test_an_adoption_that_is_dropped(tmp_path: Path, signal: type[BaseException]
             try:
                 plan = planned_start(stream, StartFrom())
             except LiveDirectoryError:
-                assert "adopting" in (stream.catalog.streams.get(STREAM).pending_restore or {})
+                assert isinstance(stream.catalog.streams.get(STREAM).pending_restore, Adopting)
             # Before the first step the adoption stands.
             assert plan is None or plan.kind is RecoveryKind.CLONE
             undo_adoption(stream, origin="a test")

@@ -16,6 +16,8 @@ from dagster_ckpt.values.modes import TerminalState
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_ckpt.recovery.rewind_preview import RewindPreview
+
 
 def repaint(
     self: object,
@@ -29,6 +31,7 @@ def repaint(
     state: TerminalState | str | None = None,
     timeout_s: float = 600.0,
     spark: SparkSession | None = None,
+    ahead: RewindPreview | None = None,
     report: Callable[[str], None] = print,
 ) -> str:
     """Paint a `stream` in
@@ -61,7 +64,7 @@ class TestParameters:
         assert (kinds["coats"], kinds["rooms"], kinds["mixed"], kinds["state"]) == (int, list, dict, TerminalState)
 
     def test_what_a_face_gives_by_itself_is_no_option(self) -> None:
-        assert {each.name for each in parameters(repaint)} & {"self", "spark", "report"} == set()
+        assert {each.name for each in parameters(repaint)} & {"self", "spark", "ahead", "report"} == set()
 
     def test_a_start_stands_for_its_options(self) -> None:
         names = [each.name for each in parameters(Client.restart)]

@@ -14,7 +14,7 @@ from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.client import preflight as preflights
 from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.query.trial_batch import Trial, describe_trial_error
 from tests.support import verbs

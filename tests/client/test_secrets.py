@@ -6,6 +6,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from fsspec.utils import infer_storage_options
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
+from dagster_ckpt.client.connection import checked_target
 from dagster_ckpt.client.launching import DriverLaunch, launch_driver
 from dagster_ckpt.config.checkpoint_storage import (
     CustomCheckpointStorage,
@@ -25,7 +27,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.state_backend import CustomStateBackend
 from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
-from dagster_ckpt.io.errors import accessing
+from dagster_ckpt.io.file_io import accessing
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
@@ -142,7 +144,7 @@ def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) 
     "name_it",
     [
         StartFrom,
-        lambda url: trigger_savepoint(None, origin="a test", target_directory=url),  # type: ignore[arg-type]
+        partial(checked_target, None),
         lambda url: open_store(FileSystemCheckpointStorage("memory://h/snapshots"), STREAM).manifest(url),
         lambda url: StreamHandle(STREAM, STREAM, STREAM, None, None, None, None, url),  # type: ignore[arg-type]
     ],

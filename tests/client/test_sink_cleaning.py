@@ -67,7 +67,7 @@ class Output:
 
     def clean(self, *, now_ms: int = LATER_MS, **how: object) -> SinkCleaning:
         """Clean up at a time by the storage's clock."""
-        with patch("dagster_ckpt.sinks.part_files.storage_time_ms", lambda _sink: now_ms):
+        with patch("dagster_ckpt.sinks.file_sink.storage_time_ms", lambda _sink: now_ms):
             return clean_sinks(self.history.shelf.stream, **how)  # type: ignore[arg-type]
 
     def left(self) -> list[int]:

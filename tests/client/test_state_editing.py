@@ -27,7 +27,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind

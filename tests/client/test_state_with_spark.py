@@ -27,7 +27,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
 from dagster_ckpt.state.diff import Change

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.memory import MemoryFileIO
+from dagster_ckpt.sinks.file_sink import read_sink_log
 from dagster_ckpt.sinks.file_sink_log import logged_batch, own_past
-from dagster_ckpt.sinks.part_files import read_sink_log
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.snapshot.reader import extract
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import capture

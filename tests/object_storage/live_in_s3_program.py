@@ -25,7 +25,7 @@ from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb_options import ROCKSDB
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.editing import StateEdit

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "dagster_ckpt.policies.retention",
     "dagster_ckpt.policies.trigger",
     "dagster_ckpt.sinks.sink",
+    "dagster_ckpt.sinks.table",
     "dagster_ckpt.testing",
 }
 OURS = {*dagster_ckpt.__all__, *flink.__all__, *orchestration.__all__}

@@ -112,7 +112,7 @@ def test_the_preview_is_a_table_of_what_is_undone_and_of_what_each_sink_does(str
     shown, _ = streams.launch("preview_rewind_job", stream_id="orders", start_from="batch-1")
 
     assert "| committed batches processed again | 2 |" in shown["dagster_ckpt/rewind"]
-    assert "| processing time of these batches | 2 minutes |" in shown["dagster_ckpt/rewind"]
+    assert "| processing time of these batches | 2 min |" in shown["dagster_ckpt/rewind"]
     assert "| source 0 | 2 files |" in shown["dagster_ckpt/rewind"]
     assert f"| FileSink[file:{streams.root}/out] | EXACT |" in shown["dagster_ckpt/sinks"]
     assert "| ForeachBatchSink | UNKNOWN |" in shown["dagster_ckpt/sinks"]

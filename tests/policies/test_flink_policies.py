@@ -26,7 +26,7 @@ STRATEGIES = {
 }
 ELSEWHERE = [
     HERE.parent / "recovery" / "scenarios.yaml",
-    *sorted((HERE.parent / "checkpointing" / "cases").glob("*.yaml")),
+    *sorted((HERE.parent / "runtime" / "coordinator_cases").glob("*.yaml")),
 ]
 
 

@@ -28,11 +28,10 @@ from dagster_ckpt.errors import (
     RestoreError,
     SharedSinkError,
 )
-from dagster_ckpt.recovery.adopt import Adoption, adopt
+from dagster_ckpt.recovery.adopt import Adoption, adopt, take_over
 from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -207,7 +206,7 @@ def test_a_start_in_place_that_dies_behind_the_fence_is_finished_in_a_copy(
 ) -> None:
     outside.adopt(in_place=True)
     with monkeypatch.context() as dies:
-        dies.setattr("dagster_ckpt.recovery.take_over.open_fence", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        dies.setattr("dagster_ckpt.recovery.adopt.open_fence", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with suppress(KeyboardInterrupt):
             outside.start()
 
@@ -224,9 +223,7 @@ def test_a_start_that_dies_earlier_is_repeated(
 ) -> None:
     outside.adopt(in_place=in_place)
     with monkeypatch.context() as dies:
-        dies.setattr(
-            f"dagster_ckpt.recovery.take_over.{step}", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        dies.setattr(f"dagster_ckpt.recovery.adopt.{step}", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with suppress(KeyboardInterrupt):
             outside.start()
 

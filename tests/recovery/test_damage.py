@@ -16,7 +16,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client.examination import examine_live_directory
 from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.recovery.damage import is_suspicious, is_suspicious_end
+from dagster_ckpt.recovery.examination import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.stream.start_from import StartFrom

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import rebuild
@@ -343,4 +344,4 @@ def test_a_fork_that_was_started_is_rebuilt_like_any_stream(history: History) ->
     request = RunRequest("run", lambda _live: PlayedQuery(ends=True))  # type: ignore[arg-type, return-value]
     execute_stream(stream, request)
     assert not live.is_not_in_use()
-    assert "fork_of" not in (stream.catalog.streams.get("scratch").pending_restore or {})
+    assert not isinstance(stream.catalog.streams.get("scratch").pending_restore, Forked)

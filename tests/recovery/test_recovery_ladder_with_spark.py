@@ -23,7 +23,8 @@ from dagster_ckpt.errors import RecoveryExhaustedError
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.session import apply_state_backend
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.durations import wall_clock_ms
 from tests.support.query_bench import Bench, make_stream
 from tests.support.small_spark import small_spark
 

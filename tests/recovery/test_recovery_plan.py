@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
+from dagster_ckpt.catalog.pending_restore import read_pending
 from dagster_ckpt.catalog.records import (
     OriginKind,
     SnapshotRecord,
@@ -21,7 +22,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState, skipped_distance
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, Restore, Rewind, UnknownState, skipped_distance
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.recovery_points import point_of_origin, snapshot_of_origin
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
@@ -117,7 +118,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         timeline=1,
         restored_snapshot_id=None,
         preferred_savepoint_id=f"id-{case['preferred']}" if "preferred" in case else None,
-        pending_restore=case.get("pending"),
+        pending_restore=read_pending(case["pending"]) if "pending" in case else None,
         next_number=100,
         created_at_ms=0,
         updated_at_ms=0,
@@ -188,10 +189,13 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert [words for words in case.get("reason", []) if words not in plan.reason] == []
     assert plan.reason == case.get("told", plan.reason)
     assert plan.directory == case.get("directory")
-    assert (plan.point, plan.donor) == (point(case), donor(case))
+    assert plan.point == point(case)
+    assert (plan.donor if isinstance(plan, Restore) else None) == donor(case)
     assert plan.rewound_ms == case.get("rewound_ms")
-    assert plan.source_offsets == (SourceOffsets.parse(case["source_offsets"]) if "source_offsets" in case else None)
-    assert [point.name for point in plan.passed] == case.get("passed", [])
+    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
+    assert chosen == (SourceOffsets.parse(case["source_offsets"]) if "source_offsets" in case else None)
+    passed = plan.passed if isinstance(plan, Restore | Rewind) else ()
+    assert [point.name for point in passed] == case.get("passed", [])
     record = plan.as_record()
     assert record.pop("point") == point(case)
     assert record.pop("source_offsets", None) == case.get("source_offsets")
@@ -241,6 +245,7 @@ def test_a_point_whose_input_is_gone_gives_way_to_a_newer_one_only(
     if newer is not None:
         plan = plan_recovery(newer)
         assert plan.point == then
+        assert isinstance(plan, Restore)
         assert plan.passed[0].name.startswith("chk-2")
         assert plan.passed[0].why == "its input is gone. Source 0: 3.json is not there."
         assert plan.passed[0].why in plan.reason

@@ -16,7 +16,7 @@ from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.recovery.sink_identity import missing_batches
+from dagster_ckpt.recovery.sink_survey import missing_batches
 from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.registry import register_sink
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.recovery.source_comparison import ReadSource, source_differences
+from dagster_ckpt.recovery.source_change import ReadSource, source_differences
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
     PATH,

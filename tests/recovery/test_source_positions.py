@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.source_positions import move_sources
+from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.stream.source_offsets import SourceOffsets

@@ -9,8 +9,8 @@ import pytest
 
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import StateRewriteError
-from dagster_ckpt.recovery import new_directory
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery import live_directories
+from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
@@ -29,7 +29,7 @@ SHAPE = StateShape(ROCKSDB, 12)
 
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_directory, "rewrite_state", copied_state)
+    monkeypatch.setattr(live_directories, "rewrite_state", copied_state)
 
 
 def start(history: History, text: str = "latest", *, rewrites: bool = True) -> tuple[RecoveryKind, PreparedStart]:
@@ -74,7 +74,7 @@ def test_a_rewrite_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytes
     def fails(*_: object, **__: object) -> None:
         raise StateRewriteError("other rows")
 
-    monkeypatch.setattr(new_directory, "rewrite_state", fails)
+    monkeypatch.setattr(live_directories, "rewrite_state", fails)
     for text in ("latest", "batch-3"):
         with pytest.raises(StateRewriteError):
             start(history, text)

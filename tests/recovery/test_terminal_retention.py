@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Emptied
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LeaseLostError, StorageAccessError
@@ -383,7 +384,7 @@ def test_a_lost_live_directory_without_any_snapshot_that_could_replace_it_is_no_
 ) -> None:
     left_behind = shelf.checkpoint()
     as_writer(shelf.stream.catalog).streams.switch_live_directory(
-        shelf.stream.live_directory(1, 0).url, pending_restore={}
+        shelf.stream.live_directory(1, 0).url, pending_restore=Emptied()
     )
     shelf.break_live_directory(damage)
 

@@ -22,7 +22,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
-from dagster_ckpt.runtime.attempts import NotStored
+from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Alignment,
@@ -34,12 +34,11 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Event,
 )
 from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.stream.triggers import TriggerKind
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
@@ -284,7 +283,7 @@ def test_a_catalog_that_is_away_while_a_cut_fails_does_not_end_the_query(stage: 
     ids=str,
 )
 def test_what_went_wrong_has_flinks_name(error: Exception, after_cut: bool, reason: CheckpointFailureReason) -> None:
-    assert NotStored(1, error, after_cut).reason is reason
+    assert CheckpointFailureReason.of(error, after_cut=after_cut) is reason
 
 
 def test_files_that_cannot_be_stored_after_the_cut_are_the_querys_failure(

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime import start_watch, supervision
 from dagster_ckpt.runtime.run import EndKind
-from dagster_ckpt.stream.handle import monotonic_ms
+from dagster_ckpt.values.durations import monotonic_ms
 from tests.support import verbs
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import Shelf

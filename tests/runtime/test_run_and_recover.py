@@ -30,7 +30,7 @@ from dagster_ckpt.errors import (
     StorageAccessError,
     StreamNotFoundError,
 )
-from dagster_ckpt.recovery import sink_roll_backs
+from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -220,7 +220,7 @@ def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_n
         raise SinkRollbackError("the process died here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sink_roll_backs, "roll_back", die)
+        patch.setattr(prepare, "roll_back", die)
         with pytest.raises(SinkRollbackError):
             bench.run(lambda: False, start_from=StartFrom(chosen.snapshot_id))
     assert bench.stream.catalog.streams.get("orders").pending_restore is not None

@@ -12,7 +12,7 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundError
 from dagster_ckpt.recovery import source_inputs
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import Resume
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.sinks.sink import SinkEffect
@@ -202,7 +202,7 @@ def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(his
     theirs = tmp_path / "theirs"
     (theirs / "_spark_metadata").mkdir(parents=True)
     (theirs / "_spark_metadata/0").write_text(f'v1\n{{"path":"file://{theirs}/part-0","action":"add"}}')
-    plan = RecoveryPlan(RecoveryKind.RESUME, "it starts from the beginning")
+    plan = Resume(reason="it starts from the beginning", point="live")
 
     with keeping(stream.catalog, STREAM) as lease, pytest.raises(SharedSinkError, match="not this stream's"):
         prepare(stream, plan, lease, NamedOutput("parquet", str(theirs)))

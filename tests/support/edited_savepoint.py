@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.client.derived_savepoint import _write, derive_savepoint
 from dagster_ckpt.client.preflight import planned_start
-from dagster_ckpt.recovery.prepare import restore_into
+from dagster_ckpt.recovery.live_directories import restore_into
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_edits, query_metadata
 from dagster_ckpt.stream.start_from import StartFrom

@@ -18,8 +18,7 @@ from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite, delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import housekeeping

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-import pendulum
 from pydantic import Field
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -15,7 +14,7 @@ from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
 from dagster_ckpt.orchestration.tables import markdown_table, table
 from dagster_ckpt.stream.lease import has_living_holder
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -230,7 +229,7 @@ def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
     values = (
         *(
             snapshot.batch_id,
-            snapshot.kind,
+            snapshot.kind.value,
             snapshot.number,
             snapshot.label,
             _time(snapshot.completed_at_ms),
@@ -252,4 +251,4 @@ def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
 
 
 def _time(ms: int | None) -> str | None:
-    return None if ms is None else pendulum.from_timestamp(ms / 1000).to_datetime_string()
+    return None if ms is None else utc_time(ms)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import dagster as dg
-import pendulum
 from pydantic import Field
 
 from dagster_ckpt.client import Client
@@ -17,6 +16,7 @@ from dagster_ckpt.recovery.adopt import Adoption
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 
 @with_parameters_of(Client.preview_rewind)
@@ -180,11 +180,11 @@ def _orphan(orphan: Orphan, done: str) -> tuple[object, ...]:
 
 
 def _duration(ms: int | None) -> str:
-    return "unknown" if ms is None else pendulum.duration(milliseconds=ms).in_words(locale="en") or "0 seconds"
+    return "unknown" if ms is None else rounded_duration(ms)
 
 
 def _time(ms: int | None) -> str:
-    return "unknown" if ms is None else pendulum.from_timestamp(ms / 1000).to_datetime_string()
+    return "unknown" if ms is None else utc_time(ms)
 
 
 def _source(kind: str, count: int | None) -> str:

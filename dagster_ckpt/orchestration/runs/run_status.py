@@ -16,6 +16,7 @@ from typing import cast
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.driver import forwarded_log
@@ -26,8 +27,8 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
+from dagster_ckpt.values.durations import monotonic_ms
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # The deployment that the stream belongs to, by the id in its catalog: another one may have a stream

@@ -28,7 +28,7 @@ from dagster_ckpt.orchestration.sensors.reports import (
     materialization,
 )
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
-from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.values.durations import wall_clock_ms
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         "dagster_ckpt/full_bytes": snapshot.full_bytes,
         "dagster_ckpt/incremental_bytes": snapshot.incremental_bytes,
         "dagster_ckpt/number": snapshot.number,
-        "dagster_ckpt/kind": snapshot.kind,
+        "dagster_ckpt/kind": snapshot.kind.value,
         "dagster_ckpt/trigger": snapshot.trigger.value,
         "dagster_ckpt/location": dg.MetadataValue.path(snapshot.location or ""),
         SNAPSHOT_ID_KEY: snapshot.snapshot_id,

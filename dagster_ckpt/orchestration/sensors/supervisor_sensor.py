@@ -29,9 +29,9 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     undefined_streams,
 )
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
-from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import holds_lease
 from dagster_ckpt.stream.start_from import set_options
+from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import TerminalState
 
 # Pause before an unsuccessful run is repeated, doubled each time.

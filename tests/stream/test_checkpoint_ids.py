@@ -12,8 +12,8 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.completion import advance_checkpoint_id
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import advance_checkpoint_id
 from tests.support.as_writer import holding, set_stream
 from tests.support.retention_shelf import STREAM, Shelf
 

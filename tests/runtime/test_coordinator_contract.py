@@ -1,4 +1,4 @@
-"""Runs the contract cases in `cases/`: a clock script of events, and what must follow each."""
+"""Runs the contract cases in `coordinator_cases/`: a clock script of events, and what must follow each."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from dagster_ckpt.values.modes import CheckpointingMode
 
 CASES = [
     pytest.param(case, id=f"{file.stem}: {case['name']}")
-    for file in sorted((Path(__file__).parent / "cases").glob("*.yaml"))
+    for file in sorted((Path(__file__).parent / "coordinator_cases").glob("*.yaml"))
     for case in yaml.safe_load(file.read_text(encoding="utf-8"))
 ]
 STATE = {"next", "pending", "waiting", "failures", "alignment", "alignment_deadline", "expires"}

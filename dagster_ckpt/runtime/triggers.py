@@ -14,9 +14,7 @@ from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgre
 class TriggerKind(Enum):
     """The kind of snapshot requested.
 
-    `STOP_WITH_SAVEPOINT` is a savepoint that ends the query: the driver of the attempt starts no
-    batch between the cut and the end of the attempt, so that nothing in the query happens after the
-    savepoint.
+    `STOP_WITH_SAVEPOINT` is a savepoint that ends the query: no batch starts after its cut.
     """
 
     CHECKPOINT = auto()
@@ -38,13 +36,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """One request for a snapshot.
-
-    Attributes:
-        request_id: The request to answer. None for the coordinator's own timer, which needs no answer.
-        kind: The kind of snapshot.
-        origin: Where the request comes from.
-    """
+    """One request for a snapshot; an id of None is the coordinator's own timer, which needs no answer."""
 
     request_id: str | None
     kind: TriggerKind
@@ -57,11 +49,10 @@ class TriggerRequest:
 
 
 TIMER_REQUEST = TriggerRequest(None, TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC)
-"""What the periodic timer asks for."""
 
 
 MAX_QUEUED_REQUESTS = 1000
-"""Requests that may wait, as in Flink."""
+"""As in Flink."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,6 @@ class Load:
     """What a decision depends on besides the queued requests.
 
     Attributes:
-        now_ms: Monotonic time.
         triggering: Whether an attempt is in its triggering phase.
         pending: Pending attempts, including savepoints.
         cleaning: Snapshots being deleted.
@@ -115,8 +105,7 @@ class RequestDecider:
 
     Args:
         max_concurrent: Attempts that may be pending at once.
-        force_savepoints: Whether savepoints are forced. Flink forces them unless checkpoints are
-            unaligned.
+        force_savepoints: Flink forces them unless checkpoints are unaligned.
         max_queued: Requests that may be queued.
     """
 
@@ -138,11 +127,9 @@ class RequestDecider:
         return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:
-        """Queue a request.
+        """Queue a request; returns the one that a full queue drops.
 
-        Returns:
-            The request that was dropped because the queue is full: the lowest-ranked one, or the new one
-            if the lowest-ranked one is a user's. None if the queue was not full.
+        That is the lowest-ranked one, or the new one if the lowest-ranked one is a user's.
         """
         is_full = len(self._queue) >= self._max_queued
         if is_full and self._queue[-1].origin is TriggerOrigin.USER:
@@ -174,7 +161,7 @@ class RequestDecider:
 
 
 def _rank(request: TriggerRequest) -> tuple[bool, bool]:
-    """Lower goes first. Among equals the older one does, because a new request is queued behind its equals."""
+    """Lower ranks start first; ties keep their order."""
     return request.kind is TriggerKind.CHECKPOINT, request.origin is TriggerOrigin.PERIODIC
 
 
@@ -193,7 +180,7 @@ class PeriodicTrigger:
         self._random = random
         self._progress: TriggerProgress | None = None
         self._before_firing: TriggerProgress | None = None
-        # The policy sees batches and rows since the last firing; these are since the query started.
+        # Since the query started; the policy sees them since the last firing.
         self._batches = self._rows = self._batches_before = self._rows_before = 0
         self._not_before_ms = 0
         self._last_completed_ms: int | None = None

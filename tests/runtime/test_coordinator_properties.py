@@ -30,7 +30,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
-from dagster_ckpt.stream.triggers import TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 
 REPORTED = [
     CheckpointFailureReason.IO_EXCEPTION,

@@ -21,14 +21,7 @@ from dagster_ckpt.runtime.coordinator import (
     FailureCounter,
     FailureTally,
 )
-from dagster_ckpt.stream.triggers import (
-    Load,
-    RequestDecider,
-    Start,
-    TriggerKind,
-    TriggerOrigin,
-    TriggerRequest,
-)
+from dagster_ckpt.runtime.triggers import Load, RequestDecider, Start, TriggerKind, TriggerOrigin, TriggerRequest
 
 COUNTED = {
     CheckpointFailureReason.IO_EXCEPTION,

@@ -23,7 +23,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Tick,
     Triggered,
 )
-from dagster_ckpt.stream.triggers import TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 
 _REQUESTS = {
     "checkpoint": (TriggerKind.CHECKPOINT, TriggerOrigin.USER),

@@ -8,7 +8,7 @@ import pytest
 from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.completion import provenance
+from dagster_ckpt.stream.snapshotting import provenance
 from tests.support.retention_shelf import Shelf
 from tests.support.verbs import trigger_savepoint
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.errors import NothingCommittedError, OptionError, SparkNotFoundError
@@ -39,29 +38,11 @@ if TYPE_CHECKING:
 LIVE = "live"
 
 
-class _Copies:
-    """Temporary copies, which are deleted by `close`."""
-
-    def __init__(self) -> None:
-        self._open = ExitStack()
-
-    def close(self) -> None:
-        """Delete the copies, and release their snapshots."""
-        self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class StreamState(_Copies):
+class StreamState(ExitStack):
     """The state of a stream after one batch, in a temporary copy that this object owns; see `Client.state`.
 
-    Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted until then.
+    Frames are lazy: use them inside a `with` block, or before `close`, which deletes the copy. The snapshot cannot be
+    deleted until then.
 
     Attributes:
         states: The selected states.
@@ -83,12 +64,12 @@ class StreamState(_Copies):
         self.spark = spark if spark is not None else session_of_process()
         require_state_reader(self.spark)
         try:
-            self.live = self._open.enter_context(scratch_directory(stream))
+            self.live = self.enter_context(scratch_directory(stream))
             self.snapshot = None if snapshot == LIVE else find_snapshot(stream.catalog, stream.stream_id, snapshot)
             if self.snapshot is None:
                 self.batch_id = clone(_live_directory(stream), self.live, is_scratch=True).batch_id
             else:
-                self._open.enter_context(holding(stream.catalog, [self.snapshot], "reader of state"))
+                self.enter_context(holding(stream.catalog, [self.snapshot], "reader of state"))
                 restore_into(stream, snapshot_location(self.snapshot), self.live, is_scratch=True)
                 self.batch_id = _batch_of(self.live)
             self.reader = StateReader(self.spark, self.live, self.batch_id)
@@ -135,7 +116,7 @@ class StreamState(_Copies):
         )
 
 
-class StreamStateDiff(_Copies):
+class StreamStateDiff(ExitStack):
     """What two points of a stream differ in, by operator and state; see `Client.state_diff`.
 
     Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do not differ.
@@ -152,12 +133,14 @@ class StreamStateDiff(_Copies):
         state: str | None = None,
     ) -> None:
         super().__init__()
-        with ExitStack() as opened:
+        try:
             self.before, self.after = (
-                opened.enter_context(StreamState(stream, point, spark=spark, operator=operator, state=state))
+                self.enter_context(StreamState(stream, point, spark=spark, operator=operator, state=state))
                 for point in (before, after)
             )
-            self._open = opened.pop_all()
+        except BaseException:
+            self.close()
+            raise
 
     @cached_property
     def states(self) -> Sequence[StateDifference]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
     from dagster_ckpt.orchestration.translator import StreamTranslator
-    from dagster_ckpt.policies.restart_strategies import RestartStrategies
+    from dagster_ckpt.policies.restart import RestartStrategies
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
     from dagster_ckpt.sinks.delta import delta_transaction
     from dagster_ckpt.sinks.registry import register_sink
@@ -84,7 +84,7 @@ _MODULES = {
     "StreamResource": "orchestration.resources.stream_resource",
     "declare_stream": "orchestration.resources.stream_resource",
     "StreamTranslator": "orchestration.translator",
-    "RestartStrategies": "policies.restart_strategies",
+    "RestartStrategies": "policies.restart",
     "UpgradeMode": "policies.upgrade",
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",

@@ -27,8 +27,7 @@ from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
 from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.client.description import StreamDescription, StreamSummary
     from dagster_ckpt.client.health import StreamHealth
-    from dagster_ckpt.config.checkpoint_options import describe_options
     from dagster_ckpt.io.location import lies_in
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 _NAMES = {
     "catalog.history": "Branch HistoryCursor HistoryPage SnapshotFigures",
     "catalog.records": "EventRecord EventType ExecutionRecord ExecutionStatus SnapshotRecord SnapshotStatus",
-    "config.checkpoint_options": "describe_options",
     "io.location": "lies_in",
     "client.description": "StreamDescription StreamSummary",
     "client.health": "StreamHealth",
@@ -65,7 +63,6 @@ __all__ = [
     "StreamDescription",
     "StreamHealth",
     "StreamSummary",
-    "describe_options",
     "describe_snapshot",
     "is_location",
     "lies_in",

@@ -358,7 +358,7 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
         dry_run: Report what would be done without doing it.
     """
     if older_than_ms is None:
-        older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout_ms)
+        older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
     interrupted = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     if dry_run:
         under_way = attempts_under_way(stream)

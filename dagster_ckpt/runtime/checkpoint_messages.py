@@ -55,7 +55,7 @@ def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
     """
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
-    if kind.is_savepoint or not options.unaligned or options.alignment_timeout_ms > 0:
+    if kind.is_savepoint or not options.unaligned or options.alignment_timeout > 0:
         return Alignment.WAIT_FOR_COMMIT
     return Alignment.CARRY_IN_FLIGHT
 
@@ -71,8 +71,8 @@ def new_attempt(
         kind=kind,
         request_id=request_id,
         alignment=alignment,
-        alignment_deadline_ms=now_ms + options.alignment_timeout_ms if may_turn_unaligned else None,
-        expires_at_ms=now_ms + options.timeout_ms,
+        alignment_deadline_ms=now_ms + options.alignment_timeout if may_turn_unaligned else None,
+        expires_at_ms=now_ms + options.timeout,
     )
 
 

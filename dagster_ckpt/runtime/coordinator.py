@@ -342,7 +342,7 @@ class CheckpointCoordinator:
         for attempt in expired:
             yield Abort(attempt.number, Reason.CHECKPOINT_EXPIRED)
         for attempt in expired:
-            detail = f"The timeout is {self._options.timeout_ms} ms."
+            detail = f"The timeout is {self._options.timeout} ms."
             yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
 
     def _fire_timer(self) -> Iterator[Action]:

@@ -20,15 +20,13 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.errors import CatalogError, OptionError
-from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
-from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
-from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 
 # For unknown options: nothing is deleted that other options would keep.
 KEEP_EVERYTHING = CheckpointOptions(cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION)
-_ENUMS: Mapping[str, type[Enum]] = {"mode": CheckpointingMode, "cleanup": ExternalizedCheckpointCleanup}
 _UNKNOWN_RESTART = "unknown"
 # Recorded in another form, or not needed by operators.
 _NOT_PLAIN = {"storage", "retention", "trigger"}
@@ -112,8 +110,9 @@ def _written(policy: RetentionPolicy | None) -> Mapping[str, object] | None:
 
 def _options(record: Mapping[str, Any]) -> CheckpointOptions:
     known = {each.name for each in fields(CheckpointOptions)} - _NOT_PLAIN
-    values: dict[str, Any] = {name: value for name, value in record.items() if name in known}
-    values |= {name: kind[values[name]] for name, kind in _ENUMS.items() if name in values}
+    # Earlier records have the unit in the names of durations.
+    plain = {name.removesuffix("_ms"): value for name, value in record.items()}
+    values: dict[str, Any] = {name: value for name, value in plain.items() if name in known}
     written = record.get("retention")
     # What a catalog names is never imported: a user's policy is left out.
     retention = read_retention(written) if written is not None and not _names_own(written) else None

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from dagster_ckpt.config.execution_config import MAX_PARALLELISM
+from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.values.modes import RecoveryClaimMode

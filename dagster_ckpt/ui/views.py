@@ -25,7 +25,6 @@ from dagster_ckpt.client import (
     StreamDescription,
     StreamHealth,
     StreamSummary,
-    describe_options,
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
@@ -245,7 +244,7 @@ def configuration(client: Client, stream: str) -> Configuration:
     recorded = described.settings
     options = tuple(
         Option(each.option, _option_value(each), each.effect.value, each.explanation)
-        for each in (describe_options(recorded.options) if recorded.options is not None else ())
+        for each in (recorded.options.describe() if recorded.options is not None else ())
         if each.option not in _RECORDED_ELSEWHERE
     )
     settings = [(_SETTINGS[name], _json(value)) for name, value in _places(recorded.as_record()) if value is not None]

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client.reconciliation import LAUNCH_MS, RecordedEnd, Restart, Retain, Verdict, Wait, reconcile
-from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy, RestartStrategies
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, RestartStrategies
 from dagster_ckpt.values.modes import TerminalState
 
 FAILED_AT_MS = 1_000_000

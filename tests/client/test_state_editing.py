@@ -109,6 +109,7 @@ def _used_only_by_name(golden: GoldenStream, made: SnapshotRecord) -> None:
     assert made.snapshot_id in {each.snapshot_id for each in snapshots.restorable(STREAM)}
 
 
+@pytest.mark.thorough
 @writes_state
 def test_rows_are_replaced_and_a_table_becomes_the_state(spark: SparkSession, golden: GoldenStream) -> None:
     client = Client(golden.stream.catalog)

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import CheckpointConfig, run_stream
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink import Semantic, kafka_delivery
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.stream.start_from import StartFrom
 
 STREAM = "numbers"

@@ -9,8 +9,13 @@ import pyspark
 import pytest
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.config.rocksdb_options import OPTIONS_SET, PredefinedOptions, spark_settings_of
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.rocksdb import (
+    OPTIONS_SET,
+    EmbeddedRocksDBStateBackend,
+    PredefinedOptions,
+    RocksDBStateBackend,
+    spark_settings_of,
+)
 from dagster_ckpt.config.state_backend import (
     CustomStateBackend,
     FsStateBackend,

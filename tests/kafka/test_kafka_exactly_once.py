@@ -126,6 +126,7 @@ def with_savepoint_two(folder: Path, kafka: Kafka, files: int, *, distinct: bool
     return copying
 
 
+@pytest.mark.thorough
 def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: Kafka, tmp_path: Path) -> None:
     copying = with_savepoint_two(tmp_path, kafka, files=4)
     with copying.how.client() as client:
@@ -145,6 +146,7 @@ def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: 
     assert copying.rows() == once(2) | {str(number): 2 for number in range(2 * ROWS, 4 * ROWS)}
 
 
+@pytest.mark.thorough
 def test_a_start_after_a_long_pause_that_kafka_does_not_answer_plans_no_batch_so_that_the_next_needs_no_marker(
     kafka: Kafka, tmp_path: Path
 ) -> None:

@@ -25,7 +25,6 @@ ELSEWHERE = {
     "dagster_ckpt.io.custom",
     "dagster_ckpt.orchestration",
     "dagster_ckpt.policies.restart",
-    "dagster_ckpt.policies.restart_strategies",
     "dagster_ckpt.policies.retention",
     "dagster_ckpt.policies.trigger",
     "dagster_ckpt.sinks.sink",

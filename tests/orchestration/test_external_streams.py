@@ -24,7 +24,7 @@ from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogReso
 from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG, START_REQUEST_TAG
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.stream.liveness import SILENCE_MS, this_holder
 from dagster_ckpt.values.durations import wall_clock_ms
 

@@ -275,7 +275,7 @@ class TestAssetsOfOnesOwn:
         assert start(declare_stream(SPEC, orders), resources, instance, config)[0] is DagsterRunStatus.SUCCESS
 
         [(job, request)] = ran
-        assert job.options.interval_ms == 50
+        assert job.options.interval == 50
         assert request.start_from.claim_mode.name == "CLAIM"
 
     def test_a_required_output_is_refused_before_anything_starts(

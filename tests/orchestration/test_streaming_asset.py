@@ -148,7 +148,7 @@ class TestDecorator:
 
         metadata = stream.asset.metadata_by_key[stream.key]
         assert metadata["dagster_ckpt/interval_ms"] == "off"
-        assert stream.options.interval_ms is None
+        assert stream.options.interval is None
 
     @pytest.mark.parametrize("config", [{}, {"config": {"start_from": "chk-7"}}])
     def test_a_stream_starts_with_and_without_a_start_from(

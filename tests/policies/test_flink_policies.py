@@ -13,8 +13,7 @@ import yaml
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.policies.guard import decide_retention, needed_of_history
-from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, RestartStrategies
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, SavepointHistory
 
 HERE = Path(__file__).parent

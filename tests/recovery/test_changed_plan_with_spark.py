@@ -129,6 +129,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.thorough(but="latest-*")
 @pytest.mark.parametrize(("query", "said"), CHANGES)
 @pytest.mark.parametrize("start_from", ["latest", "good"])
 def test_a_start_with_another_plan_is_refused_before_anything_is_changed(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.client.preflight import planned_start
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
 from dagster_ckpt.recovery.examination import Examiner, is_suspicious

@@ -40,6 +40,7 @@ from tests.support.executioner import Executioner, Killed
 from tests.support.played_query import PlayedQuery
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
+from tests.support.thorough import either
 
 
 @pytest.fixture
@@ -285,7 +286,7 @@ def test_killed_at_any_step_there_is_a_whole_fork_or_none_and_it_can_be_made_aga
                 make(history, "batch-2", outputs=outputs)
                 killed = False
             except Killed:
-                step += 1
+                step += either(quick=3, thorough=1)
         record = scratch(history).register()
         assert (record.live_directory is None) is killed, f"killed at step {step}"
         made = make(history, "batch-2", outputs=outputs)

@@ -13,17 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
-from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
@@ -33,6 +28,7 @@ from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
 from tests.support.as_writer import as_writer
 from tests.support.small_spark import lay_file, small_spark
+from tests.support.streams import stream_at
 
 pytestmark = pytest.mark.spark
 ORIGIN = "a test"
@@ -119,20 +115,10 @@ class Original:
 
 @pytest.fixture
 def original(spark: SparkSession, tmp_path: Path) -> Original:
-    storage = FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots", 64, savepoint_path=f"file://{tmp_path}/sp")
-    stream = StreamHandle(
-        stream_id="orders",
-        name="orders",
-        asset_key="orders",
-        catalog=Catalog(f"sqlite:///{tmp_path / 'catalog.db'}"),
-        store=open_store(storage, "orders"),
-        options=CheckpointConfig().options,
-        restart=RestartStrategies.no_restart(),
-        live_root=str(tmp_path / "live"),
-    )
-    return Original(spark, tmp_path, stream)
+    return Original(spark, tmp_path, stream_at(tmp_path))
 
 
+@pytest.mark.thorough(but="savepoint")
 @pytest.mark.core
 @pytest.mark.parametrize("of", ["latest", "batch-2", "savepoint"])
 def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original: Original, of: str) -> None:

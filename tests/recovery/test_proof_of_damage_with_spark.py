@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.client.examination import examine_live_directory
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.runtime.start_failures import unloadable_state

@@ -16,7 +16,7 @@ from dagster_ckpt.client.examination import SnapshotVerification, record_verific
 from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
 from dagster_ckpt.orchestration.jobs.inspection_jobs import started_from
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -311,6 +311,7 @@ class Failing:
         return PlayedQuery(ends=True, error=CANNOT_LOAD)
 
 
+@pytest.mark.thorough(but="[0-4]")
 @pytest.mark.parametrize("seed", range(20))
 def test_damaged_at_random_it_comes_back_to_the_newest_good_point_or_ends_with_one_alert(
     ladder: Ladder, seed: int

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.pending_restore import Forked, ToBatch
 from dagster_ckpt.client.preflight import planned_start
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange
 from dagster_ckpt.recovery import live_directories
 from dagster_ckpt.recovery.fork import fork

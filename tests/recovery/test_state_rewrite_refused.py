@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange, PinnedState, StatePartitions
 from dagster_ckpt.errors import (
     CkptError,

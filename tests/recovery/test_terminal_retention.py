@@ -399,7 +399,7 @@ def test_housekeeping_leaves_what_an_attempt_that_may_take_days_has_written(shel
     written.parent.mkdir(parents=True)
     written.write_bytes(b"data")
     day_ms = 24 * 3_600_000
-    slow = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=2 * day_ms))
+    slow = replace(shelf.stream, options=replace(shelf.stream.options, timeout=2 * day_ms))
 
     with storage_clock_ahead(day_ms):
         assert housekeeping(slow).swept == ()
@@ -451,7 +451,7 @@ def test_housekeeping_sweeps_what_a_crashed_attempt_wrote_once_it_is_old(shelf: 
 
 def test_bytes_stay_for_twice_the_time_that_an_attempt_may_take(shelf: Shelf) -> None:
     timeout_ms = ORPHAN_AGE_MS
-    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=timeout_ms))
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, timeout=timeout_ms))
     lost = shelf.checkpoint()
     (shelf.root / "snapshots" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
 

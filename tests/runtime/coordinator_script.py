@@ -45,7 +45,7 @@ class FixedDelay(Random):
     def __init__(self, delay_ms: int, options: CheckpointOptions) -> None:
         super().__init__(0)
         pause_ms = options.effective_min_pause_ms
-        period_ms = max(options.interval_ms or 0, pause_ms)
+        period_ms = max(options.interval or 0, pause_ms)
         # Without a case's own delay, of a stream without an interval too, the first one is due at the earliest time.
         assert delay_ms == 0 or pause_ms <= delay_ms <= period_ms, f"{delay_ms} is not within {pause_ms}..{period_ms}"
         self._share = max(0, delay_ms - pause_ms + 0.5) / (period_ms - pause_ms + 1)

@@ -41,9 +41,9 @@ REPORTED = [
 ]
 option_values = st.builds(
     lambda interval, pause, timeout, unaligned, concurrent, tolerable: CheckpointOptions(
-        interval_ms=interval,
-        min_pause_ms=pause,
-        timeout_ms=timeout,
+        interval=interval,
+        min_pause=pause,
+        timeout=timeout,
         unaligned=unaligned,
         max_concurrent=1 if unaligned else concurrent,
         tolerable_failures=tolerable,

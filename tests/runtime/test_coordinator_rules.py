@@ -85,7 +85,7 @@ def test_a_failure_has_no_tally_where_every_failure_is_tolerated() -> None:
 
 
 def test_the_failure_of_an_attempt_is_tallied_by_its_number_and_its_kind() -> None:
-    options = CheckpointOptions(interval_ms=100, tolerable_failures=3)
+    options = CheckpointOptions(interval=100, tolerable_failures=3)
     coordinator = CheckpointCoordinator(options, first_number=7, random=Random(0))
     coordinator.handle(QueryStarted(0))
     attempts = []
@@ -112,7 +112,7 @@ def test_a_success_that_is_no_newer_does_not_end_a_streak_of_failures(again: int
 
 
 def test_the_first_delay_is_spread_over_the_time_from_the_pause_to_the_interval() -> None:
-    options = CheckpointOptions(interval_ms=100, min_pause_ms=90)
+    options = CheckpointOptions(interval=100, min_pause=90)
     seen = set()
     for seed in range(200):
         coordinator = CheckpointCoordinator(options, first_number=1, random=Random(seed))

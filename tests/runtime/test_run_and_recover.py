@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
 from dagster_ckpt.client import requests
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import (
     LeaseHeldError,
@@ -93,7 +93,7 @@ def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_id
 
     bench.run(bench.feeding(has_batches_after_a_snapshot))
     first = min(bench.snapshots(), key=lambda snapshot: snapshot.number or 0)
-    options = replace(bench.stream.options, interval_ms=None)
+    options = replace(bench.stream.options, interval=None)
     bench.stream = replace(bench.stream, options=options)
     quiet: list[tuple[float, int]] = []
 
@@ -137,6 +137,7 @@ def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> Non
     bench.assert_exact()
 
 
+@pytest.mark.thorough(but="state is missing")
 @pytest.mark.core
 @pytest.mark.parametrize("damage", ["deleted", "a commit is missing", "state is missing"])
 def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(bench: Bench, damage: str) -> None:
@@ -178,6 +179,7 @@ def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(be
     assert bench.stream.store.verify(savepoint.location or "") == []
 
 
+@pytest.mark.thorough(but="CLAIM")
 @pytest.mark.parametrize("mode", RecoveryClaimMode)
 def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_began_with(
     spark: SparkSession, tmp_path: Path, mode: RecoveryClaimMode
@@ -209,6 +211,7 @@ def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_b
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_next_start(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +321,7 @@ def test_a_second_run_of_a_live_stream_is_refused(bench: Bench) -> None:
     assert "is being written by run run " in str(refused[0])
 
 
+@pytest.mark.thorough
 def test_a_start_from_a_snapshot_that_does_not_exist_changes_nothing(bench: Bench) -> None:
     bench.feed(2)
     bench.run(lambda: bool(bench.snapshots()))
@@ -330,6 +334,7 @@ def test_a_start_from_a_snapshot_that_does_not_exist_changes_nothing(bench: Benc
     bench.assert_exact()
 
 
+@pytest.mark.thorough(but="altered")
 @pytest.mark.parametrize("harm", ["missing", "truncated", "altered"])
 def test_a_damaged_snapshot_is_refused_and_nothing_is_lost(bench: Bench, harm: str) -> None:
     bench.feed(2)
@@ -350,6 +355,7 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_lost(bench: Bench, harm: s
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_lost_directory_without_a_snapshot_is_not_silently_begun_anew(spark: SparkSession, tmp_path: Path) -> None:
     bench = Bench(spark, tmp_path, make_stream(tmp_path, interval=3_600_000))
     bench.feed(2)
@@ -381,6 +387,7 @@ def test_a_stream_that_was_never_started_has_nothing_to_save(bench: Bench) -> No
     assert bench.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 
+@pytest.mark.thorough(but="latest")
 @pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint"])
 def test_another_state_backend_is_refused_before_anything_is_changed(bench: Bench, start_from: str) -> None:
     bench.feed(3)
@@ -402,6 +409,7 @@ def test_another_state_backend_is_refused_before_anything_is_changed(bench: Benc
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_start_from_a_good_savepoint_reads_no_bit_that_flipped_in_the_live_directory(bench: Bench) -> None:
     """Spark does not look whether its offsets are those that it wrote: it would count rows twice without a word."""
     bench.feed(6)

@@ -86,6 +86,7 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Path]:
         yield live
 
 
+@pytest.mark.thorough(but="4.1")
 def test_each_mutation_of_each_class_of_files_is_found_or_is_of_a_file_that_no_resume_needs(golden: Path) -> None:
     missed, alarms, tried = [], [], 0
     for root in sorted(golden.iterdir()):

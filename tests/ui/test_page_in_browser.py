@@ -58,6 +58,7 @@ def contrast(window: Page, selector: str) -> float:
     )
 
 
+@pytest.mark.thorough(but="light")
 def test_every_page_is_reached_by_keyboard_and_readable(tab: Page, page: str, golden: GoldenStream) -> None:
     lengthen(golden.stream.catalog, STREAM, 300)
     tab.goto(page)
@@ -92,6 +93,7 @@ def test_no_page_is_wider_than_its_window(browser: Browser, page: str, golden: G
     window.close()
 
 
+@pytest.mark.thorough(but="dark")
 def test_an_action_is_confirmed_and_its_result_appears(tab: Page, acting: str) -> None:
     tab.goto(f"{acting}/sign-in?token={TOKEN}")
     assert TOKEN not in tab.url

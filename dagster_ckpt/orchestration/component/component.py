@@ -89,7 +89,7 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
             "sink": {"format": "parquet", "path": f"{where}/output/{request.params.stream}"},
             "trigger": {"processing_time": "10 seconds"},
             "checkpointing": {"interval": 60_000, "num_retained": 3, "cleanup": "RETAIN_ON_CANCELLATION"},
-            "restart": {"kind": "EXPONENTIAL_DELAY"},
+            "restart_strategy": {"kind": "EXPONENTIAL_DELAY"},
         }
         resources = {
             "spark_config": {"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2},
@@ -194,7 +194,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         Raises:
             OptionError: The YAML does not define a valid stream.
         """
-        further = [imported(path, "declared_in_python", "a stream") for path in self.declared_in_python]
+        further = [imported("declared_in_python", path) for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):
                 raise OptionError(

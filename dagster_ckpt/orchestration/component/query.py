@@ -172,9 +172,8 @@ def described(
     """
     function = None
     if transform is not None and transform.function is not None:
-        function = imported(transform.function, f"stream {job}: transform.function", "a function")
-    path = sink.foreach_batch
-    write = imported(path, f"stream {job}: sink.foreach_batch", "a function") if path else None
+        function = imported(f"stream {job}: transform.function", transform.function)
+    write = imported(f"stream {job}: sink.foreach_batch", sink.foreach_batch) if sink.foreach_batch else None
 
     def describe(spark: SparkSession) -> DataStreamWriter:
         frames = [source.read(spark) for source in sources]

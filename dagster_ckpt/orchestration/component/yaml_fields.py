@@ -24,7 +24,7 @@ Value = TypeVar("Value", bound=BaseModel)
 Scalar = bool | int | float | str
 
 
-def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver:
+def in_yaml(value: type[Value], check: Callable[[Value], object], description: str = "") -> dg.Resolver:
     """The YAML form of a settings or resource class.
 
     Unlike Dagster's own config it accepts no unknown fields, so that misspelled ones are reported.
@@ -32,6 +32,7 @@ def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver
     Args:
         value: The class.
         check: Validates a value as it will be used; its errors are reported with their YAML line.
+        description: Description of the field; default: the first line of the class's docstring.
 
     Example:
         >>> checkpointing: Annotated[
@@ -62,7 +63,9 @@ def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver
     def resolve(context: dg.ResolutionContext, given: BaseModel) -> Value:
         return _checked(value, check, _resolved(context, given.model_dump(exclude_unset=True)))
 
-    return dg.Resolver(resolve, model_field_type=model, description=(value.__doc__ or "").partition("\n")[0])
+    return dg.Resolver(
+        resolve, model_field_type=model, description=description or (value.__doc__ or "").partition("\n")[0]
+    )
 
 
 def templated(value: type[Value]) -> dg.Resolver:

@@ -17,8 +17,7 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.rocksdb_options import PredefinedOptions
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, PredefinedOptions
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend, OnStateChange, StateBackend
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.translator import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -13,14 +12,16 @@ from pydantic import Field, create_model
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategies,
+    RestartStrategyConfiguration,
+    checked_restart,
+)
 from dagster_ckpt.policies.serialization import own_policy
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from dagster_ckpt.stream.start_from import StartFrom, start_options
-from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup
-
-_Config = TypeVar("_Config", bound=dg.Config)
+from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_of
 
 
 class UpgradeModeKind(Enum):
@@ -66,7 +67,11 @@ class UpgradeSettings(dg.Config):
     )
 
     def upgrade_policy(self) -> UpgradePolicy:
-        """The policy."""
+        """The policy.
+
+        Raises:
+            OptionError: A duration is not positive.
+        """
         return UpgradePolicy(
             UpgradeMode(self.mode.value),
             self.max_checkpoint_age_ms,
@@ -76,7 +81,32 @@ class UpgradeSettings(dg.Config):
         )
 
 
-class CheckpointSettings(dg.Config):
+def _description(option: Option[Any, Any]) -> str:
+    parts = [option.description]
+    match option.rule:
+        case Choice(enum=enum):
+            parts.append(f"One of {', '.join(enum.__members__)}.")
+        case WholeNumber(minimum=minimum) if minimum > 0:
+            parts.append(f"At least {minimum}.")
+    if option.unset:
+        parts.append(f"Default: {option.unset}.")
+    return " ".join(parts)
+
+
+def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
+    """Each declared option as a field of Dagster's config: enums by name, durations in milliseconds."""
+    fields: dict[str, Any] = {}
+    for name, option in options_of(options).items():
+        default = option.default.name if isinstance(option.default, Enum) else option.default
+        plain = option.rule.plain if default is not None else option.rule.plain | None
+        fields[name] = (plain, Field(default=default, description=_description(option)))
+    return fields
+
+
+_Fields: Any = create_model("CheckpointFields", __base__=dg.Config, **fields_of(CheckpointOptions))
+
+
+class CheckpointSettings(_Fields):
     """Every option of `CheckpointConfig`; durations are milliseconds.
 
     Example:
@@ -85,123 +115,31 @@ class CheckpointSettings(dg.Config):
         60000
     """
 
-    mode: str = Field(
-        default=CheckpointOptions.mode.name, description=f"One of {', '.join(CheckpointingMode.__members__)}."
-    )
-    interval: int | None = Field(
-        default=None, description="Time between periodic checkpoints, at least 10. Default: off."
-    )
-    timeout: int = Field(
-        default=CheckpointOptions.timeout_ms,
-        description="Time after which a checkpoint attempt is aborted, at least 10.",
-    )
-    min_pause: int = Field(
-        default=CheckpointOptions.min_pause_ms,
-        description="Minimum pause between the completion of a checkpoint and the next periodic attempt.",
-    )
-    max_concurrent: int = Field(
-        default=CheckpointOptions.max_concurrent,
-        description="Maximum number of concurrent checkpoint attempts, at least 1.",
-    )
-    tolerable_failures: int = Field(
-        default=CheckpointOptions.tolerable_failures,
-        description="Number of consecutive checkpoint failures that do not fail the query.",
-    )
-    cleanup: str = Field(
-        default=CheckpointOptions.cleanup.name,
-        description=f"What outlives the stream: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
-    )
-    unaligned: bool = Field(
-        default=CheckpointOptions.unaligned,
-        description="Take checkpoints without waiting for the end of the running batch.",
-    )
-    alignment_timeout: int = Field(
-        default=CheckpointOptions.alignment_timeout_ms,
-        description="With unaligned: how long to wait for the end of the batch first.",
-    )
-    force_unaligned: bool = Field(
-        default=CheckpointOptions.force_unaligned,
-        description="With unaligned: allow it for sinks that are not idempotent, too.",
-    )
-    num_retained: int = Field(
-        default=CheckpointOptions.num_retained, description="Number of completed checkpoints to retain, at least 1."
-    )
-    count_savepoints: bool = Field(
-        default=CheckpointOptions.count_savepoints,
-        description="Count savepoints among the retained checkpoints, so that they subsume checkpoints, as in Flink.",
-    )
-    prefer_checkpoint_for_recovery: bool = Field(
-        default=CheckpointOptions.prefer_checkpoint_for_recovery,
-        description="Recover from the newest checkpoint even if a savepoint is newer.",
-    )
-    recovery_depth: int | None = Field(
-        default=CheckpointOptions.recovery_depth,
-        description="Maximum number of restore points that a recovery tries if the live directory is damaged, at "
-        "least 1. Default: all.",
-    )
-    roll_back_tables: bool = Field(
-        default=CheckpointOptions.roll_back_tables,
-        description="Roll Delta and Iceberg tables back to the batch that a start goes back to. If false, such a start "
-        "is refused, and the message has the commands to run.",
-    )
-    max_replayed_batches: int = Field(
-        default=CheckpointOptions.max_replayed_batches,
-        description="Maximum number of batches that a start replays exactly as they were planned after the live "
-        "directory was lost, so that no sink is rolled back. 0: sinks are rolled back to the snapshot.",
-    )
-    storage: str | None = Field(
-        default=None,
-        description="Directory for the snapshots of this stream, as a URL or an absolute path. Default: the "
-        "deployment's storage.",
-    )
-    retention: dict[str, Any] | None = Field(
-        default=None,
-        description="Which completed checkpoints to keep, instead of num_retained: a policy by its name and arguments, "
-        "such as {any_of: [{latest: 3}, {newest_per: {period: day, count: 7}}]}. Default: num_retained.",
-    )
-    trigger: dict[str, Any] | None = Field(
-        default=None,
-        description="When the next periodic checkpoint is due, instead of interval: a policy by its name and "
-        "arguments, such as {any_of: [{interval: 60000}, {every_batches: 100}]}. Default: interval.",
-    )
-
     def checkpoint_config(self) -> CheckpointConfig:
-        """The options as a `CheckpointConfig`."""
-        options = {name: getattr(self, name) for name in type(self).model_fields}
-        if self.trigger is not None and "interval" not in self.model_fields_set:
+        """The options as a `CheckpointConfig`.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        options: dict[str, Any] = dict(self)
+        if options["trigger"] is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
             del options["interval"]
         return CheckpointConfig(**options)
 
 
-_EACH_UNSET: dict[str, Any] = {
-    name: (field.annotation | None, Field(default=None, description=field.description))  # type: ignore[operator]
-    for name, field in CheckpointSettings.model_fields.items()
-}
+def unset_fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
+    """The same fields, each of them unset: what one run is given in place of its asset's."""
+    fields = fields_of(options).items()
+    return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in fields}
+
+
 CheckpointOverrides = create_model(
     "CheckpointOverrides",
     __base__=dg.Config,
     __doc__="The options of `CheckpointSettings`, each of them unset: what one run is given in place of its asset's.",
-    **_EACH_UNSET,
+    **unset_fields_of(CheckpointOptions),
 )
-
-
-def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> CheckpointOptions:
-    """Return an asset's options with a run's overrides applied; None keeps the asset's value."""
-    set_here = {name: value for name, value in given.items() if value is not None}
-    checked = CheckpointConfig(**set_here).requested
-    fields = [name if hasattr(checked, name) else f"{name}_ms" for name in set_here]
-    # A policy and the option that it replaces are never both set: a run's choice replaces either.
-    unset = {replaced: getattr(CheckpointOptions, replaced) for name, replaced in _INSTEAD.items() if name in set_here}
-    return replace(options, **unset | {field: getattr(checked, field) for field in fields}).in_effect()
-
-
-_INSTEAD = {
-    "interval": "trigger",
-    "trigger": "interval_ms",
-    "num_retained": "retention",
-    "retention": "num_retained",
-}
 
 
 class RestartStrategyKind(Enum):
@@ -251,7 +189,12 @@ class RestartSettings(dg.Config):
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
-        """The strategy."""
+        """The strategy.
+
+        Raises:
+            OptionError: A value is out of range, or `own` cannot be imported or is given for another kind.
+            OptionTypeError: What `own` names is no restart policy.
+        """
         if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
             raise OptionError(
                 f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
@@ -277,6 +220,9 @@ class RestartSettings(dg.Config):
                 attempts_before_reset_backoff=self.attempts_before_reset_backoff,
             )
         return RestartStrategies.fall_back_restart()
+
+
+_Config = TypeVar("_Config", bound=dg.Config)
 
 
 def with_start_options(config: type[_Config]) -> type[_Config]:

@@ -28,7 +28,7 @@ from dagster_ckpt.orchestration._compat import (
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.resources.defined_streams import open_stream
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
+from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
 from dagster_ckpt.orchestration.runs.run_report import run_report
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
@@ -149,7 +149,7 @@ def _with_run_config(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
     """The stream with this run's option overrides."""
     if config.checkpointing is None:
         return spec
-    return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
+    return replace(spec, options=spec.options.overridden(config.checkpointing.model_dump()))
 
 
 def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: DeploymentResources) -> StreamHandle:

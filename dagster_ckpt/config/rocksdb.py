@@ -1,21 +1,33 @@
-"""RocksDB's options as Spark settings: Flink's predefined sets, and factories of a user."""
+"""RocksDB under Spark: options and Flink's predefined sets as Spark settings, and the state backends that have them."""
 
 import posixpath
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.state_backend import (
     DEFAULT_TRANSFER_THREADS,
     PROVIDER_CLASS,
+    FsStateBackend,
     SettingValue,
+    StateBackend,
     as_text,
     checked_settings,
 )
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.values.validation import INT_MAX, Choice, Effect, OptionDescription, Switch, WholeNumber, imported
+from dagster_ckpt.values.storage_path import StoragePath
+from dagster_ckpt.values.validation import (
+    INT_MAX,
+    Choice,
+    Effect,
+    OptionDescription,
+    Switch,
+    WholeNumber,
+    imported,
+)
 
 ROCKSDB_SETTINGS = "spark.sql.streaming.stateStore.rocksdb."
 
@@ -39,15 +51,9 @@ class PredefinedOptions(Enum):
 
 @dataclass(frozen=True)
 class RocksDBOption:
-    """One call that predefined options make on RocksDB in Flink.
+    """One call that predefined options make on RocksDB in Flink, in Flink's notation, and what becomes of it.
 
-    Attributes:
-        call: The call, as Flink's documentation writes it.
-        effect: MAPPED to a setting, REAL if RocksDB under Spark does so anyway, NONE if Spark
-            cannot do it.
-        reason: Why, as a sentence.
-        setting: Spark's setting, by full name, or None.
-        value: The value of that setting.
+    MAPPED has a Spark `setting` and its `value`, REAL happens under Spark anyway, NONE is impossible there.
     """
 
     call: str
@@ -144,10 +150,6 @@ class RocksDBOptions:
             own choice for its uploads.
         ttl_compaction_filter: Flink's filter of expired state.
         settings: Additional Spark settings, by full name, applied last.
-
-    Raises:
-        OptionError: A value is out of range, or the factory cannot be used.
-        OptionTypeError: A value has the wrong type.
     """
 
     incremental: bool | None = None
@@ -162,7 +164,7 @@ class RocksDBOptions:
         """Validate each value."""
         if self.incremental is not None:
             INCREMENTAL.checked(self.incremental)
-        PREDEFINED.checked(self.predefined)
+        PREDEFINED.member(self.predefined)
         if self.factory is not None:
             options_factory(self.factory)
         if self.db_storage_paths is not None:
@@ -174,12 +176,7 @@ class RocksDBOptions:
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the Spark session settings for the query.
-
-        Raises:
-            OptionError: The factory returned a setting that Spark does not accept.
-            OptionTypeError: The factory returned a setting of the wrong type.
-        """
+        """Return the session settings for the query; those of the factory are validated."""
         predefined = spark_settings_of(self.predefined)
         own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
         if self.transfer_threads is not None:
@@ -236,20 +233,13 @@ class RocksDBOptions:
 
 
 def _upload_threads(number: int) -> dict[str, str]:
-    # Spark splits its maintenance threads between uploads and clean-up by a ratio; one thread is
-    # left for clean-up.
+    # Spark splits its maintenance threads by a ratio; one is left for clean-up.
     total = min(number + 1, INT_MAX)
     return {MAINTENANCE_THREADS: str(total), SNAPSHOT_SHARE: repr((total - 1) / total)}
 
 
 def local_directory(path: object) -> str:
-    """Return a local directory as PyFlink's getter returns it: a normalised absolute path.
-
-    Raises:
-        OptionTypeError: It is not a string.
-        OptionError: It is None, relative, on another file system, or contains the separator of the
-            list.
-    """
+    """Return a local directory as PyFlink's getter does: a normalised absolute path."""
     if path is None:
         raise OptionError(
             f"db storage path is None, but must be {_PATH_ALLOWED}; set none to use the deployment's directories."
@@ -272,14 +262,12 @@ def local_directory(path: object) -> str:
 
 
 _ALLOWED = "the import path of a RocksDBOptionsFactory, for example 'package.module.Name'"
-_IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
 
 
 class RocksDBOptionsFactory(ABC):
     """Creates Spark settings for the RocksDB state store, where Flink's interface of this name creates RocksDB options.
 
-    A factory has a constructor without arguments. It is imported and called in the process that
-    starts the query.
+    It has a constructor without arguments, and is called in the process that starts the query.
 
     Example:
         >>> class SmallCaches(RocksDBOptionsFactory):
@@ -289,30 +277,200 @@ class RocksDBOptionsFactory(ABC):
 
     @abstractmethod
     def create_settings(self, current: Mapping[str, str]) -> Mapping[str, SettingValue]:
-        """Return settings to apply on top of the current ones.
-
-        Args:
-            current: The settings of the predefined options, by full name.
-        """
+        """Return settings on top of the current ones, which are those of the predefined options, by full name."""
 
 
 def options_factory(name: object) -> type[RocksDBOptionsFactory]:
-    """Import a factory.
-
-    Args:
-        name: "package.module.Name" or "package.module:Name".
-
-    Raises:
-        OptionTypeError: The name is not a string.
-        OptionError: It cannot be imported, or it is not a factory.
-    """
+    """Import a factory by "package.module.Name" or "package.module:Name"."""
     if not isinstance(name, str):
         kind = OptionError if name is None else OptionTypeError
         raise kind(f"options factory is {name!r} ({type(name).__name__}), but must be {_ALLOWED}.")
-    parts = _IMPORT_PATH.fullmatch(name)
-    if parts is None:
-        raise OptionError(f"options factory is {name!r}, but must be {_ALLOWED}.")
-    found = imported(name, "options factory", "a RocksDBOptionsFactory")
+    found = imported("options factory", name, _ALLOWED)
     if not (isinstance(found, type) and issubclass(found, RocksDBOptionsFactory)):
         raise OptionError(f"options factory is {name!r}, which is {found!r}; it must be {_ALLOWED}.")
     return found
+
+
+# Flink removed these after 1.10. They still work here but are not advertised.
+_DEPRECATED = {"enable_ttl_compaction_filter", "disable_ttl_compaction_filter", "is_ttl_compaction_filter_enabled"}
+
+
+class RocksDBBackend(StateBackend):
+    """PyFlink's setters over one `RocksDBOptions`. As in PyFlink, setters return None."""
+
+    # Backends are mutable and compared by value, so they are not hashable.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, options: RocksDBOptions) -> None:
+        self._options = options
+
+    @property
+    def options(self) -> RocksDBOptions:
+        """The options as a frozen value."""
+        return self._options
+
+    @property
+    def transfer_threads(self) -> int:
+        """Number of threads of this package that copy snapshots."""
+        return self._options.transfer_threads or DEFAULT_TRANSFER_THREADS
+
+    def spark_settings(self) -> dict[str, str]:
+        """Return the provider, the settings of the options, and the additional settings on top."""
+        return self._options.spark_settings()
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect on Spark."""
+        return self._options.describe()
+
+    def is_incremental_checkpoints_enabled(self) -> bool:
+        """Return whether Spark writes only the changes of each batch."""
+        return bool(self._options.incremental)
+
+    def get_db_storage_paths(self) -> list[str] | None:
+        """Return the local directories of the working state, or None if Spark's are used."""
+        return None if self._options.db_storage_paths is None else list(self._options.db_storage_paths)
+
+    def set_db_storage_paths(self, *paths: str) -> None:
+        """Set the local directories of the working state; no argument restores Spark's."""
+        self._set(db_storage_paths=paths or None)
+
+    def get_predefined_options(self) -> PredefinedOptions:
+        """Return the predefined RocksDB options."""
+        return self._options.predefined
+
+    def set_predefined_options(self, options: PredefinedOptions) -> None:
+        """Set the predefined RocksDB options."""
+        self._set(predefined=PREDEFINED.member(options))
+
+    def get_options(self) -> str | None:
+        """Return the import path of the options factory, or None."""
+        return self._options.factory
+
+    def set_options(self, options_factory_class_name: str) -> None:
+        """Set a `RocksDBOptionsFactory` by import path; its settings are applied on top of the predefined options."""
+        options_factory(options_factory_class_name)
+        self._set(factory=options_factory_class_name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.__dict__ == self.__dict__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.__dict__.values()))})"
+
+    def _set(self, **changes: Any) -> None:
+        self._options = replace(self._options, **changes)
+
+
+class EmbeddedRocksDBStateBackend(RocksDBBackend):
+    """RocksDB, with snapshots in the stream's checkpoint storage.
+
+    Args:
+        enable_incremental_checkpointing: Whether Spark writes only the changes of each batch
+            (changelog checkpointing) and the whole database in the background. None is False, as in
+            Flink.
+        settings: Additional Spark settings, by full name, except those that the other options set.
+    """
+
+    def __init__(
+        self,
+        enable_incremental_checkpointing: bool | None = None,
+        *,
+        settings: Mapping[str, SettingValue] | None = None,
+    ) -> None:
+        super().__init__(RocksDBOptions(incremental=enable_incremental_checkpointing, settings=settings or {}))
+
+    def get_number_of_transfer_threads(self) -> int:
+        """Return the number of threads that copy snapshots."""
+        return self.transfer_threads
+
+    def set_number_of_transfer_threads(self, number_of_transfering_threads: int) -> None:
+        """Set the number of threads that copy snapshots, from 1."""
+        self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
+
+
+class RocksDBStateBackend(RocksDBBackend):
+    """RocksDB, with snapshots in a directory that the backend names: the older spelling.
+
+    Args:
+        checkpoint_data_uri: URL of the directory of checkpoints.
+        enable_incremental_checkpointing: As for `EmbeddedRocksDBStateBackend`.
+        checkpoint_stream_backend: A backend that names a directory (Memory, Fs, RocksDB), instead
+            of the URL.
+        settings: Additional Spark settings, by full name, except those that the other options set.
+    """
+
+    def __init__(
+        self,
+        checkpoint_data_uri: str | None = None,
+        enable_incremental_checkpointing: bool | None = None,
+        checkpoint_stream_backend: StateBackend | None = None,
+        *,
+        settings: Mapping[str, SettingValue] | None = None,
+    ) -> None:
+        super().__init__(RocksDBOptions(incremental=enable_incremental_checkpointing, settings=settings or {}))
+        self._checkpoint_backend = _checkpoint_backend(checkpoint_data_uri, checkpoint_stream_backend)
+
+    def get_checkpoint_backend(self) -> StateBackend:
+        """Return the backend that names where snapshots are stored."""
+        return self._checkpoint_backend
+
+    def checkpoint_storage(self) -> CheckpointStorage | None:
+        """Return the storage of the checkpoint backend."""
+        return self._checkpoint_backend.checkpoint_storage()
+
+    def get_number_of_transfering_threads(self) -> int:
+        """Return the number of threads that copy snapshots."""
+        return self.transfer_threads
+
+    def set_number_of_transfering_threads(self, number_of_transfering_threads: int) -> None:
+        """Set the number of threads that copy snapshots, from 1."""
+        self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
+
+    def is_ttl_compaction_filter_enabled(self) -> bool:
+        """Return the value that was set; Spark has no such filter."""
+        return self._options.ttl_compaction_filter
+
+    def enable_ttl_compaction_filter(self) -> None:
+        """Turn on Flink's filter of expired state, which Spark lacks."""
+        self._set(ttl_compaction_filter=True)
+
+    def disable_ttl_compaction_filter(self) -> None:
+        """Turn off Flink's filter of expired state, which Spark lacks."""
+        self._set(ttl_compaction_filter=False)
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect on Spark."""
+        where = f"Snapshots are kept where the {type(self._checkpoint_backend).__name__} says."
+        return [
+            OptionDescription("checkpoint_backend", self._checkpoint_backend, Effect.REAL, where),
+            *super().describe(),
+        ]
+
+    def __dir__(self) -> list[str]:
+        return sorted(set(super().__dir__()) - _DEPRECATED)
+
+
+def _checkpoint_backend(uri: object, backend: object) -> StateBackend:
+    if uri is not None:
+        StoragePath.parse("checkpoint_data_uri", uri)
+        return FsStateBackend(str(uri))
+    allowed = (
+        "the URL of a directory, or checkpoint_stream_backend must be a MemoryStateBackend, FsStateBackend or "
+        "RocksDBStateBackend"
+    )
+    if backend is None:
+        raise OptionTypeError(
+            f"checkpoint_data_uri is None, but must be {allowed}. "
+            "To keep snapshots where the stream's storage says, use EmbeddedRocksDBStateBackend."
+        )
+    if not isinstance(backend, StateBackend):
+        raise OptionTypeError(
+            f"checkpoint_stream_backend is {backend!r} ({type(backend).__name__}), "
+            f"but checkpoint_data_uri must be {allowed}."
+        )
+    if backend.checkpoint_storage() is None:
+        raise OptionError(
+            f"checkpoint_stream_backend is {backend!r}, which does not define where snapshots are stored; "
+            f"checkpoint_data_uri must be {allowed}."
+        )
+    return backend

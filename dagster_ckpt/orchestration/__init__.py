@@ -1,6 +1,6 @@
 """Dagster integration: streaming assets, resources, operator jobs, sensors and schedules.
 
-The only package that imports Dagster. Ops are a few lines that call `operations/`, and sensors
+The only package that imports Dagster. Ops are a few lines that call the client, and sensors
 delegate their decisions to pure functions there. Start with `assets/streaming_asset.py` and
 `definitions.py`.
 
@@ -11,10 +11,10 @@ supervises streams, `checks` evaluates their health, and `component` declares st
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_ckpt.client.health import HealthCheck
+from dagster_ckpt.client.health_facts import HealthSettings
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.state_backend import OnStateChange
-from dagster_ckpt.operations.health import HealthCheck
-from dagster_ckpt.operations.health_facts import HealthSettings
-from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec

@@ -25,7 +25,7 @@ from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
-from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
+from dagster_ckpt.client.description import StreamStatus, StreamSummary
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.spark.versions import RELEASES

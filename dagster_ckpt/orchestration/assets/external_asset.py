@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import dagster as dg
 
-from dagster_ckpt.operations.launching import DriverLaunch
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import StreamingAssetOptions, arguments_of, parts_of
 from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver

@@ -43,11 +43,12 @@ class SnapshotRecords:
 
     def start(
         self,
-        lease: LeaseRecord,
+        lease: LeaseRecord | None,
         *,
         snapshot_id: str,
-        execution_id: str,
-        kind: SnapshotKind,
+        stream_id: str | None = None,
+        execution_id: str | None = None,
+        kind: SnapshotKind = SnapshotKind.SAVEPOINT,
         number: int,
         trigger: SnapshotTrigger,
         timeline: int,
@@ -55,13 +56,17 @@ class SnapshotRecords:
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that an execution starts a snapshot; this consumes its number."""
-        with self._database.writing_under(lease) as connection:
-            raise_counter(connection, lease.stream_id, number + 1)
+        """Record that a snapshot is being taken: by an execution with its lease, which consumes the number.
+
+        Or without a lease: a savepoint of a stopped stream, whose `stream_id` is given.
+        """
+        with self._database.writing_as(lease) as connection:
+            if lease is not None:
+                raise_counter(connection, lease.stream_id, number + 1)
             started = self._start(
                 connection,
                 snapshot_id=snapshot_id,
-                stream_id=lease.stream_id,
+                stream_id=lease.stream_id if lease is not None else stream_id,
                 execution_id=execution_id,
                 kind=kind.value,
                 number=number,
@@ -75,17 +80,17 @@ class SnapshotRecords:
         return started
 
     def complete(
-        self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
+        self, lease: LeaseRecord | None, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
     ) -> SnapshotRecord:
-        """Record that a snapshot of an execution is complete in storage.
+        """Record that a snapshot is complete in storage.
 
-        With `after_batch`, the execution has committed a batch: something has loaded the state, so earlier
-        failures of recoveries no longer count.
+        Without a lease: a savepoint of a stopped stream. With `after_batch`, the execution has committed a batch:
+        something has loaded the state, so earlier failures of recoveries no longer count.
         """
-        with self._database.writing_under(lease) as connection:
-            completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
+        with self._database.writing_as(lease) as connection:
+            completed = self._complete(connection, snapshot_id, _of(lease), facts)
             if after_batch and completed.kind is SnapshotKind.CHECKPOINT:
-                of_stream = recovery_failures.c.stream_id == lease.stream_id
+                of_stream = recovery_failures.c.stream_id == completed.stream_id
                 connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
             return completed
 
@@ -131,53 +136,17 @@ class SnapshotRecords:
                 proven = _with_property(row, PROVEN_AT_MS, now_ms)
                 connection.execute(snapshots.update().where(_is(snapshot.snapshot_id)).values(properties=proven))
 
-    def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
-        """Record that a snapshot of an execution failed; a completed one is unchanged.
+    def fail(
+        self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
+    ) -> None:
+        """Record that a snapshot failed; a completed one is unchanged.
 
-        `streak`, for the log: consecutive failures including this one, and how many are tolerated.
+        Without a lease: a savepoint of a stopped stream. `streak`, for the log: consecutive failures including this
+        one, and how many are tolerated.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
-        with self._database.writing_under(lease) as connection:
-            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason, counted)
-
-    def start_of_stopped(
-        self,
-        stream_id: str,
-        *,
-        snapshot_id: str,
-        number: int,
-        trigger: SnapshotTrigger,
-        timeline: int,
-        label: str | None = None,
-        schedule: str | None = None,
-    ) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is being taken, without a lease."""
-        with self._database.writing() as connection:
-            started = self._start(
-                connection,
-                snapshot_id=snapshot_id,
-                stream_id=stream_id,
-                execution_id=None,
-                kind=SnapshotKind.SAVEPOINT.value,
-                number=number,
-                trigger=trigger.value,
-                timeline=timeline,
-                label=label,
-                request_id=None,
-                schedule=schedule,
-            )
-        log_triggered(started)
-        return started
-
-    def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is complete in storage."""
-        with self._database.writing() as connection:
-            return self._complete(connection, snapshot_id, _OF_STOPPED, facts)
-
-    def fail_of_stopped(self, snapshot_id: str, reason: str) -> None:
-        """Record that a savepoint of a stopped stream failed; a completed one is unchanged."""
-        with self._database.writing() as connection:
-            self._fail(connection, snapshot_id, _OF_STOPPED, reason, {})
+        with self._database.writing_as(lease) as connection:
+            self._fail(connection, snapshot_id, _of(lease), reason, counted)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
         """Record that a snapshot was verified, and why it cannot be restored; unknown ones are ignored.
@@ -425,6 +394,11 @@ def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
             f"snapshot {snapshot.snapshot_id} of stream {snapshot.stream_id!r} is held ({describe_holds(found)})",
             passes=all(hold.kind is HoldKind.USE for hold in found),
         )
+
+
+def _of(lease: LeaseRecord | None) -> ColumnElement[bool]:
+    """The attempts that a writer may change: those of its stream, or an operator's savepoints of stopped streams."""
+    return _OF_STOPPED if lease is None else snapshots.c.stream_id == lease.stream_id
 
 
 def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:

@@ -8,10 +8,10 @@ YAML.
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_ckpt.client.health import HealthCheck
+from dagster_ckpt.client.health_facts import HealthSettings
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.state_backend import OnStateChange
-from dagster_ckpt.operations.health import HealthCheck
-from dagster_ckpt.operations.health_facts import HealthSettings
-from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.assets.streaming_asset import (

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
+from dagster_ckpt.client.health import HealthCheck
+from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.health import HealthCheck
-from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, translator_of
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor

@@ -335,21 +335,14 @@ def record_snapshot(
         properties={**taken.properties, **figures.properties()},
     )
     try:
-        return (
-            snapshots.complete_of_stopped(snapshot_id, facts)
-            if lease is None
-            else snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
-        )
+        return snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
     except LeaseLostError:
         raise
     except CkptError as error:
         why = str(error)
     reason = f"The catalog could not record it: {why}"
     try:
-        if lease is None:
-            snapshots.fail_of_stopped(snapshot_id, reason)
-        else:
-            snapshots.fail(lease, snapshot_id, reason)
+        snapshots.fail(lease, snapshot_id, reason)
         snapshot = snapshots.get(snapshot_id)
     except LeaseLostError:
         raise

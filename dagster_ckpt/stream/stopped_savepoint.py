@@ -81,38 +81,24 @@ def savepoint_of_stopped_stream(
         properties=provenance(stream, sinks) | trigger_properties(why, schedule) | of_adoption,
     )
     snapshots = stream.catalog.snapshots
-    if lease is None:
-        begun = snapshots.start_of_stopped(
-            stream.stream_id,
-            snapshot_id=snapshot_id,
-            number=number,
-            trigger=why,
-            timeline=record.timeline,
-            label=label,
-            schedule=schedule,
-        )
-    else:
-        begun = snapshots.start(
-            lease,
-            snapshot_id=snapshot_id,
-            execution_id=lease.execution_id,
-            kind=SnapshotKind.SAVEPOINT,
-            number=number,
-            trigger=why,
-            timeline=record.timeline,
-            label=label,
-        )
+    begun = snapshots.start(
+        lease,
+        snapshot_id=snapshot_id,
+        stream_id=stream.stream_id,
+        execution_id=lease.execution_id if lease is not None else None,
+        number=number,
+        trigger=why,
+        timeline=record.timeline,
+        label=label,
+        schedule=schedule,
+    )
     try:
         # The hold on the attempt itself shows that its process is alive.
         with holding(stream.catalog, [begun, base], f"savepoint {snapshot_id}"):
             taken = take_snapshot(stream, LiveDirectory(directory), order, now_ms=began_ms, progress=progress)
     except BaseException as error:
         # An interrupted attempt is no longer in progress either.
-        reason = str(error) or type(error).__name__
-        if lease is None:
-            snapshots.fail_of_stopped(snapshot_id, reason)
-        else:
-            snapshots.fail(lease, snapshot_id, reason)
+        snapshots.fail(lease, snapshot_id, str(error) or type(error).__name__)
         raise
     duration_ms = wall_clock_ms() - began_ms
     try:
@@ -120,7 +106,7 @@ def savepoint_of_stopped_stream(
     except BaseException as error:
         if not isinstance(error, CkptError) and lease is None:
             # A signal. With a lease, its next holder settles the attempt.
-            snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
+            snapshots.fail(None, snapshot_id, str(error) or type(error).__name__)
             if snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
                 stream.store.discard(taken.stored.location)
         raise

@@ -17,14 +17,13 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.client.derived_savepoint import edit_state
+from dagster_ckpt.client.examination import examine_live_directory
+from dagster_ckpt.client.outputs import clean_sinks
+from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb import ROCKSDB
 from dagster_ckpt.flink.deployment import Deployment
-from dagster_ckpt.operations import snapshots
-from dagster_ckpt.operations.doctor import examine_live_directory
-from dagster_ckpt.operations.sink_cleaning import clean_sinks
-from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
-from dagster_ckpt.operations.state_editing import edit_state
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -33,6 +32,7 @@ from dagster_ckpt.state.editing import StateEdit
 from dagster_ckpt.state.rewriting import shape_in
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.small_spark import lay_file, small_spark
 from tests.support.thorough import either
 
@@ -144,7 +144,7 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     """One step after the other, and what came of each."""
     sales.feed(3)
     yield ran(sales, "first run", sales.run())
-    savepoint = snapshots.trigger_savepoint(sales.stream, origin="test")
+    savepoint = verbs.trigger_savepoint(sales.stream, origin="test")
     sales.feed(2)
     yield ran(sales, "goes on", sales.run())
     yield ran(sales, "back to the savepoint", sales.run(str(savepoint.location)))
@@ -192,7 +192,7 @@ def rewritten(sales: Sales) -> dict[str, object]:
     edited = edit_state(
         sales.stream,
         [StateEdit(forget="shop = 1")],
-        snapshot=str(snapshots.trigger_savepoint(sales.stream, origin="test").location),
+        snapshot=str(verbs.trigger_savepoint(sales.stream, origin="test").location),
         reason="test",
         origin="test",
         spark=sales.spark,

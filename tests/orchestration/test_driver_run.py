@@ -19,7 +19,7 @@ from dagster import DagsterRunStatus
 from orchestration_catalog import register
 
 from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.operations.launching import DriverLaunch
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (

@@ -14,9 +14,9 @@ from orchestration_catalog import HOST, begin_execution, register, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_ckpt.operations.launching import DriverLaunch
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions

@@ -19,8 +19,8 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 from orchestration_catalog import begin_snapshot, register
 from pyspark.sql import DataFrame, SparkSession
 
+from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.orchestration._compat import plan_outside_runs
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset

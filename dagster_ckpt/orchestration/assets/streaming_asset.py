@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import dagster as dg
 
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import (
     STREAM_TAGS,
     StreamingAsset,

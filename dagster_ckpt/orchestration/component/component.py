@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import dagster as dg
 from pydantic import BaseModel, Field
 
+from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.component.yaml_fields import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import dagster as dg
 from pydantic import Field, model_validator
 
-from dagster_ckpt.operations.health_facts import DAY_MS, HOUR_MS, HealthSettings
+from dagster_ckpt.client.health_facts import DAY_MS, HOUR_MS, HealthSettings
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamOptions, description_of
 from dagster_ckpt.orchestration.assets.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described

@@ -10,9 +10,10 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, StreamRecord
+from dagster_ckpt.client.desired_state import is_steady
+from dagster_ckpt.client.managed_stream import StepRun
+from dagster_ckpt.client.reconciliation import Definition, Orchestrator, Step, StepRuns, reconcile_desired
 from dagster_ckpt.errors import CkptError, StreamNotFoundError
-from dagster_ckpt.operations.desired_state import Definition, Orchestrator, Step, StepRuns, is_steady, reconcile_desired
-from dagster_ckpt.operations.managed_stream import StepRun
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
     DEPLOYMENT_TAG,

@@ -10,7 +10,7 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
-from dagster_ckpt.operations.unsettled_executions import RecordedEnd
+from dagster_ckpt.client.reconciliation import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
     DEPLOYMENT_TAG,

@@ -7,7 +7,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
-from dagster_ckpt.operations.unsettled_executions import Restart, Retain, Wait, reconcile
+from dagster_ckpt.client.reconciliation import Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.runs.run_status import (

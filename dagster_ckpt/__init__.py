@@ -7,7 +7,8 @@ the jobs, sensors and checks.
 
 Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradePolicy`,
 `PeriodicSavepoints`, the resources, `to_table` for a table of a catalog, `spark_packages` for its jars,
-and `register_sink` for a sink of your own. Operate it: `Client`, from any process.
+and `register_sink` for a sink of your own. Operate it: `Client`, from any process; `StartFrom` has
+the options of a start.
 
 `dagster_ckpt.flink` has PyFlink's programming interface, with its state backends and storages;
 `dagster_ckpt.orchestration` has the parts of `stream_definitions`; and
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
     from dagster_ckpt.operations.health_facts import HealthSettings
     from dagster_ckpt.operations.launching import DriverLaunch
     from dagster_ckpt.orchestration.assets.downstream import reading_checkpoint
-    from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
     from dagster_ckpt.orchestration.assets.stream import StreamSpec
-    from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
+    from dagster_ckpt.orchestration.assets.streaming_asset import (
+        external_streaming_asset,
+        streaming_asset,
+        streaming_multi_asset,
+    )
     from dagster_ckpt.orchestration.component.component import StreamsComponent
     from dagster_ckpt.orchestration.definitions import stream_definitions
     from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.sinks.registry import register_sink
     from dagster_ckpt.spark.query.output import to_table
     from dagster_ckpt.spark.versions import spark_packages
+    from dagster_ckpt.stream.start_from import StartFrom
     from dagster_ckpt.values.modes import DesiredState
 
 # The module of each public name. Names are imported on first use, so that reading a catalog needs
@@ -64,7 +69,7 @@ _MODULES = {
     "HealthSettings": "operations.health_facts",
     "DriverLaunch": "operations.launching",
     "reading_checkpoint": "orchestration.assets.downstream",
-    "external_streaming_asset": "orchestration.assets.external_asset",
+    "external_streaming_asset": "orchestration.assets.streaming_asset",
     "StreamSpec": "orchestration.assets.stream",
     "streaming_asset": "orchestration.assets.streaming_asset",
     "streaming_multi_asset": "orchestration.assets.streaming_asset",
@@ -87,7 +92,8 @@ _MODULES = {
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",
     "delta_transaction": "sinks.delta",
-    "to_table": "spark.query.table_names",
+    "StartFrom": "stream.start_from",
+    "to_table": "spark.query.output",
     "spark_packages": "spark.versions",
 }
 
@@ -105,6 +111,7 @@ __all__ = [
     "RestartSettings",
     "RestartStrategies",
     "SparkSessionResource",
+    "StartFrom",
     "StateBackendResource",
     "StreamResource",
     "StreamRunConfig",

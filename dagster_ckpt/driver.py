@@ -64,24 +64,19 @@ def run_stream(
     restart_strategy: RestartStrategyConfiguration | RestartPolicy | None = None,
     state_backend: StateBackend | None = None,
     spark: SparkSession | None = None,
-    start_from: str = "latest",
-    discard_state: bool = False,
-    no_safety_savepoint: bool = False,
-    state_partitions: int | None = None,
+    start_from: str | StartFrom = "latest",
     on_backend_change: OnStateChange = OnStateChange.REFUSE,
     executor_copy_bytes: int | None = None,
     code_version: str | None = None,
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
-    Uses the same coordinator as a streaming asset: the stream takes checkpoints, is restarted in
-    place, and answers operators' requests through the catalog. It continues where it stopped. If a
-    start was requested through the catalog (by `restart_stream_job`, or by the run that launched
-    this process), the request determines where to start and is answered.
+    The stream takes checkpoints, is restarted in place, and answers operators' requests, as a streaming asset does. It
+    continues where it stopped, unless a start was requested through the catalog (by `restart_stream_job`, or by the run
+    that launched this process).
 
-    The transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if
-    the program has not set up logging. If the environment contains a Dagster Pipes context, the log
-    and the end of the stream are reported there as well.
+    Transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if the program has not set
+    up logging. With a Dagster Pipes context, the log and the end of the stream are reported there as well.
 
     Args:
         stream_id: Its id in catalog and storage, the same as that of its asset in Dagster.
@@ -92,16 +87,11 @@ def run_stream(
             `<storage>/savepoints` unless a storage object specifies another folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Checkpointing options; default: no periodic checkpoints.
-        restart_strategy: What happens after a failure in this process; default: as for a streaming
-            asset.
+        restart_strategy: What happens after a failure; default: as for a streaming asset.
         state_backend: How the query keeps its state; None uses the session's settings.
         spark: The session; default: that of this process, or a new one with the master of
             `spark-submit`, else with the cores of this machine.
-        start_from: Where to start if no request specifies it.
-        discard_state: With `start_from="empty"`: confirms that all existing state may be discarded.
-        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
-        state_partitions: Rewrite the state to this number of partitions before the query starts, unless a
-            requested start says otherwise.
+        start_from: Where to start if no request specifies it; a `StartFrom` if the start has options.
         on_backend_change: What the start does with state of another backend than `state_backend`.
         executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, 0 or more.
             They must reach live directories and snapshots by the same URLs, and have dagster-ckpt
@@ -112,13 +102,11 @@ def run_stream(
         How it ended: stopped with a savepoint, suspended, canceled, or out of input.
 
     Raises:
-        OptionError: An option or the stream id cannot be used.
         RequestFailedError: The start that this process was launched for has failed or was withdrawn.
         LeaseHeldError: Another execution of the stream is alive.
         StreamFailedError: The query failed, and its restart strategy allows no further restart.
         LeaseLostError: Another process is the writer now.
         KeyboardInterrupt: SIGINT or SIGTERM was received; the query was stopped and keeps its state.
-        CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
 
     Example:
         >>> run_stream(
@@ -131,6 +119,7 @@ def run_stream(
         ... )
     """
     checked_stream_id(stream_id)
+    otherwise = StartFrom.of(start_from)
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)
@@ -157,12 +146,6 @@ def run_stream(
             savepoint_url=None,
             code_version=code_version,
             on_backend_change=on_backend_change,
-        )
-        otherwise = StartFrom.parse(
-            start_from,
-            discard_state=discard_state,
-            no_safety_savepoint=no_safety_savepoint,
-            state_partitions=state_partitions,
         )
         order = start_order(opened, stream_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))
@@ -216,11 +199,7 @@ PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context.
-
-    Args:
-        context: The Pipes context, or None.
-    """
+    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context."""
 
     def __init__(self, context: PipesContext | None) -> None:
         self._context = context
@@ -253,13 +232,7 @@ def pipes_report(
 ) -> Iterator[PipesReport]:
     """Pass a stream's log, its progress and its end to Dagster through Pipes while a program runs.
 
-    Does nothing without a Pipes context.
-
-    Args:
-        catalog: The catalog with the progress of the running query.
-        stream_id: The stream that is running.
-        interval_s: Minimum time between two progress messages in Dagster's log.
-        environment: Contains the Pipes context, if any.
+    Does nothing without a Pipes context in the environment.
     """
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)

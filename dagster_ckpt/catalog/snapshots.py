@@ -96,14 +96,13 @@ class SnapshotRecords:
         """
         with self._database.writing_under(lease) as connection:
             existing = (
-                (snapshots.c.snapshot_id == snapshot_id)
+                _is(snapshot_id)
                 & (snapshots.c.stream_id == lease.stream_id)
                 & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
             )
             now_ms = self._database.now_ms(connection)
             row = lock_snapshot(connection, snapshot_id)
-            properties = (read_dict(row.properties, "properties", []) or {}) if row is not None else {}
-            values = {"completed_at_ms": now_ms, "properties": as_text(properties | {RENEWED_AT_MS: now_ms})}
+            values = {"completed_at_ms": now_ms, "properties": _with_property(row, RENEWED_AT_MS, now_ms)}
             if not connection.execute(snapshots.update().where(existing).values(**values)).rowcount:
                 raise CatalogError(
                     f"Checkpoint {snapshot_id} of stream {lease.stream_id!r} cannot be renewed: it no longer exists. "
@@ -129,10 +128,8 @@ class SnapshotRecords:
             now_ms = self._database.now_ms(connection)
             for snapshot in loaded:
                 row = lock_snapshot(connection, snapshot.snapshot_id)
-                if row is not None:
-                    properties = (read_dict(row.properties, "properties", []) or {}) | {PROVEN_AT_MS: now_ms}
-                    same = snapshots.c.snapshot_id == snapshot.snapshot_id
-                    connection.execute(snapshots.update().where(same).values(properties=as_text(properties)))
+                proven = _with_property(row, PROVEN_AT_MS, now_ms)
+                connection.execute(snapshots.update().where(_is(snapshot.snapshot_id)).values(properties=proven))
 
     def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
         """Record that a snapshot of an execution failed; a completed one is unchanged.
@@ -194,37 +191,31 @@ class SnapshotRecords:
             now_ms = self._database.now_ms(connection)
             values: dict[str, object] = {"verified_at_ms": now_ms, "verified_problem": problem}
             if problem is None and state_was_read:
-                properties = read_dict(row.properties, "properties", []) or {}
-                values["properties"] = as_text(properties | {PROVEN_AT_MS: now_ms})
-            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(**values))
+                values["properties"] = _with_property(row, PROVEN_AT_MS, now_ms)
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
         """Record that the stream owns a savepoint and deletes it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
-            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(claimed=True))
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
-        `lease` is None if an operator deletes it. Raises SnapshotHeldError, with nothing changed, if a hold
-        protects it and it is not already being deleted.
+        Raises SnapshotHeldError if a hold protects it and it is not being deleted. Operators have no lease.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is not None and row.status != SnapshotStatus.DELETING.value:
                 _refuse_held(row, list(standing(connection, row, self._database.now_ms(connection))))
             _get(connection, snapshot_id)
-            connection.execute(
-                snapshots.update()
-                .where(snapshots.c.snapshot_id == snapshot_id)
-                .values(status=SnapshotStatus.DELETING.value)
-            )
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(status=SnapshotStatus.DELETING.value))
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
-            present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
+            present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
                 snapshots.update().where(present).values(status=SnapshotStatus.DELETED.value)
             ).rowcount
@@ -329,9 +320,9 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        These are of the current timeline, its ancestors up to the branch, and the one that it began with.
-        They contain exactly the edits of the stream's state: one without an edit would undo it, and one with
-        more has state that the query has not had.
+        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and
+        contain exactly the edits of the stream's state: others would undo an edit, or have state that the
+        query has not had.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -362,11 +353,7 @@ class SnapshotRecords:
         values = {field.name: getattr(facts, field.name) for field in fields(facts)}
         completed = connection.execute(
             snapshots.update()
-            .where(
-                (snapshots.c.snapshot_id == snapshot_id)
-                & whose
-                & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
-            )
+            .where(_is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value))
             .values(
                 **values | {"properties": as_text(dict(facts.properties))},
                 records_behind=records_behind_in(facts.properties),
@@ -392,9 +379,7 @@ class SnapshotRecords:
         reason: str,
         streak: Mapping[str, int],
     ) -> None:
-        pending = (
-            (snapshots.c.snapshot_id == snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
-        )
+        pending = _is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
         failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
         if connection.execute(failed).rowcount:
             snapshot = _get(connection, snapshot_id)
@@ -419,8 +404,16 @@ class SnapshotRecords:
         )
 
 
+def _is(snapshot_id: str) -> ColumnElement[bool]:
+    return snapshots.c.snapshot_id == snapshot_id
+
+
+def _with_property(row: Row[Any] | None, name: str, value: object) -> str:
+    properties = read_dict(row.properties, "properties", []) if row is not None else None
+    return as_text({**(properties or {}), name: value})
+
+
 def _is_past(snapshot: SnapshotRecord, timeline: int, past: Mapping[int, int]) -> bool:
-    """Whether the query of a timeline has had the state of a snapshot."""
     if snapshot.timeline == timeline:
         return True
     return snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1)
@@ -435,7 +428,7 @@ def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
 
 
 def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
-    row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
+    row = connection.execute(select(snapshots).where(_is(snapshot_id))).one_or_none()
     if row is None:
         raise SnapshotNotFoundError(
             f"The catalog has no snapshot {snapshot_id!r}. Choose one from the list of the stream's snapshots, or "

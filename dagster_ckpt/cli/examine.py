@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, command
-from dagster_ckpt.cli.output import moment, print_fields, print_json, print_json_line, print_table, span, working
+from dagster_ckpt.cli.command import PROBLEM_FOUND, command
+from dagster_ckpt.cli.output import (
+    moment,
+    print_fields,
+    print_json,
+    print_json_line,
+    print_result,
+    print_table,
+    span,
+    working,
+)
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
@@ -167,11 +176,7 @@ def output_files(client: Client, *, stream: str, as_json: bool) -> None:
     Readers that do not follow Spark's log of the folder would also read batches that a rewind has undone.
     """
     found = client.output_files(stream)
-    if as_json:
-        print_json(found)
-        return
-    for path in found:
-        click.echo(path)
+    print_result(found, found, as_json)
 
 
 @command("health", epilog="\b\nExample:\n  dagster-ckpt health orders || page-someone")

@@ -39,6 +39,15 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
+def print_result(result: object, messages: Iterable[str], as_json: bool) -> None:
+    """Print a result as JSON, or else its messages."""
+    if as_json:
+        print_json(result)
+        return
+    for message in messages:
+        click.echo(message)
+
+
 def print_json_line(value: object) -> None:
     """Print a value as JSON in one line, for a program that reads line by line."""
     click.echo(json.dumps(plain(value), ensure_ascii=False))
@@ -64,13 +73,7 @@ def plain(value: object) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows as a table, or a sentence if there are none.
-
-    Args:
-        columns: The headings.
-        rows: The cells; None is shown as a dash.
-        empty: The sentence.
-    """
+    """Print rows as a table, or the sentence `empty` if there are none. None is shown as a dash."""
     shown = [[_cell(cell) for cell in row] for row in rows]
     if not shown:
         click.echo(empty)
@@ -138,9 +141,6 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show on a terminal that something long is under way; the value reports how much of it is done.
 
     Nothing is shown if the error stream is no terminal, such as in a script.
-
-    Args:
-        what: What is done, such as "Verifying orders".
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

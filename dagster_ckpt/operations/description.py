@@ -18,8 +18,8 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.operations.overview import StreamSummary, summary_of
+from dagster_ckpt.stream.handle import RecordedSettings
 from dagster_ckpt.stream.lease import has_living_holder
-from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.snapshots import describe_snapshot, named
 
 if TYPE_CHECKING:

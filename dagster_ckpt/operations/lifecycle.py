@@ -290,27 +290,11 @@ def request_start(
     return stream.catalog.requests.submit(
         stream.stream_id,
         RequestKind.START,
-        arguments={**start_arguments(start_from), **({HANDS_OVER: True} if hands_over else {})},
+        arguments={**start_from.as_record(), **({HANDS_OVER: True} if hands_over else {})},
         origin=origin,
         request_id=request_id,
         holding=listed.snapshot_id if listed is not None else None,
     )
-
-
-def start_arguments(start_from: StartFrom) -> dict[str, str | bool | int]:
-    """The arguments of a START request for a starting point."""
-    partitions = start_from.state_partitions
-    return {
-        "start_from": str(start_from),
-        "new_query_id": start_from.new_query_id,
-        "accept_loss": start_from.accept_loss,
-        "claim_mode": start_from.claim_mode.value,
-        "accept_plan_change": start_from.accept_plan_change,
-        "discard_state": start_from.discard_state,
-        "no_safety_savepoint": start_from.no_safety_savepoint,
-        **({"source_offsets": start_from.source_offsets} if start_from.source_offsets else {}),
-        **({} if partitions is None else {"state_partitions": partitions}),
-    }
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:

@@ -28,12 +28,11 @@ from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import refuse_unfinished_adoption, unclaimed_directory
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.opening import storage_place
-from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder
+from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder, refuse_unfinished_adoption, unclaimed_directory
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, describe_snapshot, record_of
 from dagster_ckpt.stream.start_from import checked_label
 

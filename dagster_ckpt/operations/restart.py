@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 
 from dagster_ckpt.catalog.desired_states import AlertUntil
-from dagster_ckpt.catalog.records import IS_LAUNCHED, ExecutionRecord, RequestRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.errors import CkptError, RequestFailedError, RequestTimeoutError
 from dagster_ckpt.operations.lifecycle import preview, request_start, suspend
@@ -54,7 +54,7 @@ def restart(
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
     _refuse_undefined(stream)
     was_running, before = is_running(stream), stream.catalog.executions.latest(stream.stream_id)
-    is_launched = before is not None and bool((before.recovery or {}).get(IS_LAUNCHED))
+    is_launched = before is not None and before.is_launched
     hands_over = was_running and is_launched and not suspend_first
     request_id = str(uuid.uuid4())
     with (

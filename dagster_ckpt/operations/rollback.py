@@ -28,7 +28,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import StartFrom
 
 # A retry does not help: a user must decide where the stream continues.
 _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkError)
@@ -83,7 +83,7 @@ def roll_back(
 
 
 def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
-    facts = recovery_facts(stream, StartFrom(StartPoint.NAMED, snapshot_id), predecessor_ended=True)
+    facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
     # The previous code, which wrote the snapshot, is about to start: what the new code wrote
     # elsewhere is left.

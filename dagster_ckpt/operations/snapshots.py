@@ -24,7 +24,7 @@ from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
+from dagster_ckpt.stream.start_from import StartFrom, checked_label
 from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import SnapshotKind
@@ -136,7 +136,7 @@ def prefer_savepoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
     Raises:
         SnapshotNotFoundError: The stream has no savepoint of this name.
     """
-    plan = preview_start(stream, StartFrom(StartPoint.NAMED, reference))
+    plan = preview_start(stream, StartFrom(reference))
     snapshot = plan.snapshot
     if snapshot is None or snapshot.kind is not SnapshotKind.SAVEPOINT:
         raise SnapshotNotFoundError(

@@ -22,8 +22,8 @@ from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.sources import source_identities
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.ownership import refuse_unclaimed
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
 

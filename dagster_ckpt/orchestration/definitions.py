@@ -56,10 +56,6 @@ def stream_definitions(
         checkpoint_page: Address of the checkpoint page that `dagster-ckpt ui` serves, such as
             `http://localhost:3080`: each asset and each of its reports link to it.
 
-    Raises:
-        OptionError: Two streams share a stream id or the name of their start job, they have different
-            translators, or a schedule names an unknown stream id.
-
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
     """
@@ -96,7 +92,7 @@ def stream_definitions(
         if stream_id not in by_stream_id:
             raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
-        schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, **vars(periodic)))
+        schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, periodic))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
     return dg.Definitions(
         assets=[_linked(stream, checkpoint_page) for stream in writers],

@@ -285,8 +285,7 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
     if sink is None or sink.knows_queries:
         return
     for other in stream.catalog.executions.of_other_streams(stream.stream_id):
-        reported = (other.progress or {}).get("sinks")
-        if not sink.is_among(sinks_of([str(name) for name in reported]) if isinstance(reported, list) else []):
+        if not sink.is_among(sinks_of(other.sinks)):
             continue
         if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(

@@ -52,12 +52,11 @@ from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
 from dagster_ckpt.state.spark_rewriter import require_rewriter
-from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.stream.ownership import check_places
+from dagster_ckpt.stream.ownership import check_places, refuse_unclaimed
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 

@@ -1,10 +1,9 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
 The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a
-batch, and moves the row of an aggregation without a key to a partition where Spark does not look for it.)
-Spark's `StateRewriter` writes RocksDB, tasks of this package write heap state. Finally the new directory is
-compared with the source: count and hash of the rows of each store and partition, since a row in the wrong
-partition is lost to the query.
+batch, and misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks
+of this package write heap state. Finally, count and hash of the rows of each store and partition are compared
+with the source.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ def compare_rows(
         now = digests(written(operator, store), F.spark_partition_id())
         if was != now:
             raise StateRewriteError(
-                f"The rewritten state is not that of before: {store} has {_difference(was, now)}. The new directory "
-                "was deleted, and the stream is unchanged. Please report this, with the versions of Spark and "
-                "dagster-ckpt."
+                f"The rewritten state differs from the original: {store} has {_difference(was, now)}. The new "
+                "directory was deleted, and the stream is unchanged. Please report this, with the versions of Spark "
+                "and dagster-ckpt."
             )
         found[store] = _total(now)
     return found
@@ -188,14 +187,14 @@ def rewrite_state(
 ) -> Rewritten:
     """Rewrite the state after the newest batch of a directory into a new directory, on executors.
 
-    The batch in flight stays planned, and is replayed. On any error, the new directory is deleted.
+    The batch in flight is replayed there. On any error, the new directory is deleted.
 
     Args:
-        spark: A session of the application; its settings of the state store apply.
+        spark: Its settings of the state store apply.
         source: No query runs in it.
         target: To be created; executors must reach both by these URLs.
         shape: How to store the state; None as before.
-        change_rows: Which rows to write; not called for a limit, whose only row is its counter.
+        change_rows: Which rows to write; not called for a limit, which has only a counter.
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
     """
@@ -239,8 +238,6 @@ def rewrite_state(
 
 @dataclass(frozen=True)
 class _Rewrite:
-    """One rewrite."""
-
     spark: SparkSession
     source: StoppedState
     target: LiveDirectory
@@ -300,7 +297,6 @@ class _Rewrite:
 
 
 def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
-    """Write the state of every operator."""
     source, target, shape = rewrite.source, rewrite.target, rewrite.shape
     write = _write_to_heap if shape.provider == HEAP else _write_with_spark
     ids: StateIds = {}
@@ -335,7 +331,6 @@ def _write_to_heap(rewrite: _Rewrite) -> StateIds:
 
 
 def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
-    """Check the new directory, and compare its rows with those wanted."""
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
     if not rewrite.written:

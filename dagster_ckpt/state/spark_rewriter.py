@@ -136,7 +136,6 @@ def run_rewriter(
 
 
 def _state_ids(found: Any) -> StateIds:
-    """The ids of an `Option[Map[Long, Array[Array[String]]]]`: by operator, partition and store."""
     ids: dict[int, tuple[tuple[str, ...], ...]] = {}
     operators = found.get().iterator() if found.isDefined() else None
     while operators is not None and operators.hasNext():
@@ -150,7 +149,6 @@ def _jvm(spark: SparkSession) -> Any:
 
 
 def _arities(spark: SparkSession) -> list[int]:
-    """Argument counts of the constructors of Spark's rewriter; empty without such a class."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     loader = spark._jsparkSession.getClass().getClassLoader()

@@ -10,9 +10,9 @@ from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotSt
 from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
+from dagster_ckpt.stream.ownership import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.snapshotting import (
     BatchFigures,
@@ -50,18 +50,9 @@ def savepoint_of_stopped_stream(
     """Take a savepoint of the current state of a stream that is not running.
 
     Operators need no lease: reading at a commit is safe alongside any writer, and the number comes
-    from the catalog.
-
-    Args:
-        stream: The stream.
-        label: A name by which a start can refer to it.
-        target_directory: Folder for it, instead of the configured one.
-        schedule: Name of the schedule that requests it, if any.
-        trigger: Why it is taken, if no schedule requests it.
-        lease: The lease, if the stream's run takes the savepoint before it starts the query.
-        adopting: A directory of plain Spark that the stream is about to adopt, instead of its live
-            directory.
-        progress: Called now and then with the number of files written, and to write.
+    from the catalog. A run that takes the savepoint before it starts its query passes its own.
+    `adopting` is the directory to cut instead of the live directory. `trigger` counts if no
+    schedule requests it; `progress` gets the number of files written, and to write.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url

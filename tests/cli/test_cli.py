@@ -21,7 +21,8 @@ from click.testing import CliRunner, Result
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
+from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
+from dagster_ckpt.cli.main import commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
 from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
@@ -407,7 +408,7 @@ TO_OPEN_A_STREAM = {
 # What few commands use, each of which makes a start some hundredths of a second slower.
 RARELY_USED = {"psutil", "pendulum", "pydantic_core", "urllib.request", "sqlalchemy.dialects.postgresql"}
 # What only a description of a stream needs: its recorded options with their policies.
-TO_DESCRIBE_A_STREAM = {"dagster_ckpt.stream.recorded_settings", "dagster_ckpt.policies.retention"}
+TO_DESCRIBE_A_STREAM = {"dagster_ckpt.stream.handle", "dagster_ckpt.policies.retention"}
 TO_LIST = {*NEVER, *TO_OPEN_A_STREAM, *RARELY_USED, *TO_DESCRIBE_A_STREAM}
 
 

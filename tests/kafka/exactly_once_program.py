@@ -123,9 +123,7 @@ def main(run: Run) -> None:
             stream,
             lambda live: start_stream_query(stream, described(spark, run), live),
             lambda: described(spark, run),
-            start_from=StartFrom.parse(
-                run.start_from, new_query_id=run.new_query_id, source_offsets=run.source_offsets
-            ),
+            start_from=StartFrom(run.start_from, new_query_id=run.new_query_id, source_offsets=run.source_offsets),
         )
         run_program(STREAM, [to_run], spark=spark, run_id="run", signals=())
 

@@ -68,6 +68,7 @@ def test_markers_that_kafka_has_deleted_do_not_let_a_batch_be_written_again(life
     assert committed_rows(life.servers, life.topic) == all_rows(1)
 
 
+@pytest.mark.thorough(but="topic")
 @pytest.mark.parametrize("changed", ["prefix", "topic"])
 def test_a_stream_that_writes_elsewhere_fences_its_predecessor_and_repeats_nothing(life: Life, changed: str) -> None:
     life = replace(life, writers=2)

@@ -35,6 +35,7 @@ from tests.support.executioner import CHANGES, Executioner, Killed
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
+from tests.support.thorough import either
 
 STEPS: tuple[tuple[Any, str], ...] = (
     *CHANGES,
@@ -75,7 +76,7 @@ def at_every_step(
     """Interrupt a command at each step in a world of its own; returns how many steps it has."""
     step = 0
     while attempt(root / str(step), lambda at=step: interrupted_at(at, signal)):  # type: ignore[misc]
-        step += 1
+        step += either(quick=4, thorough=1)
     return step
 
 
@@ -83,6 +84,7 @@ def completed(stream: StreamHandle) -> list[tuple[str | None, int | None]]:
     return [(each.label, each.batch_id) for each in stream.catalog.snapshots.completed(STREAM)]
 
 
+@pytest.mark.thorough(but="None")
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None:
     def attempt(root: Path, interrupted: Callable[[], Any]) -> bool:
@@ -119,6 +121,7 @@ def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None
     assert at_every_step(tmp_path, signal, attempt) > 6
 
 
+@pytest.mark.thorough(but="SystemExit")
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_an_adoption_that_is_dropped(tmp_path: Path, signal: type[BaseException] | None) -> None:
     def attempt(root: Path, interrupted: Callable[[], Any]) -> bool:
@@ -177,13 +180,14 @@ def test_a_promotion(tmp_path: Path, signal: type[BaseException] | None) -> None
         again = promote_checkpoint(stream, f"chk-{point.number}", label="kept")
 
         assert stream.store.verify(again.location or "", deep=True) == []
-        assert preview_start(stream, StartFrom.parse(again.snapshot_id)).to_batch == LAST
+        assert preview_start(stream, StartFrom(again.snapshot_id)).to_batch == LAST
         history.close()
         return made.interrupted
 
     assert at_every_step(tmp_path, signal, attempt) > 3
 
 
+@pytest.mark.thorough(but="SystemExit")
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_an_export(tmp_path: Path, signal: type[BaseException] | None) -> None:
     def attempt(root: Path, interrupted: Callable[[], Any]) -> bool:

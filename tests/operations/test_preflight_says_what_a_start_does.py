@@ -101,7 +101,7 @@ class Scene:
             self.stream,
             replace(self.stream, stream_id="scratch", name="scratch", asset_key="scratch"),
         )
-        fork(original, self.stream, StartFrom.parse("batch-5"), origin="a test", outputs=outputs)
+        fork(original, self.stream, StartFrom("batch-5"), origin="a test", outputs=outputs)
         self.folder = self.new
 
     def then(self, *steps: Callable[[], None]) -> None:

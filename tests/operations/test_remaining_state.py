@@ -45,7 +45,7 @@ def places(golden: GoldenStream) -> list[str]:
 
 
 def test_a_start_from_the_savepoint_says_that_its_safety_savepoint_has_the_key(golden: GoldenStream) -> None:
-    asked = StartFrom.parse("forgotten", accept_loss=True)
+    asked = StartFrom("forgotten", accept_loss=True)
     assert places(golden) == [
         "chk-3 at batch 5",
         "savepoint before at batch 4",

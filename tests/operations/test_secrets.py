@@ -141,7 +141,7 @@ def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) 
 @pytest.mark.parametrize(
     "name_it",
     [
-        StartFrom.parse,
+        StartFrom,
         lambda url: trigger_savepoint(None, origin="a test", target_directory=url),  # type: ignore[arg-type]
         lambda url: open_store(FileSystemCheckpointStorage("memory://h/snapshots"), STREAM).manifest(url),
         lambda url: StreamHandle(STREAM, STREAM, STREAM, None, None, None, None, url),  # type: ignore[arg-type]

@@ -213,7 +213,7 @@ def test_a_forked_output_keeps_its_own_files(output: Output) -> None:
     fork(
         stream,
         replace(stream, stream_id="scratch"),
-        StartFrom.parse("batch-5"),
+        StartFrom("batch-5"),
         origin="a test",
         outputs={str(output.sink): str(forked)},
     )

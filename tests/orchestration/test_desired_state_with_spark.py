@@ -287,6 +287,7 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     assert not list((deployment.root / "live" / ".scratch" / "orders").iterdir())
 
 
+@pytest.mark.thorough
 def test_a_restart_with_code_that_is_refused_leaves_the_running_query_alone(deployment: Deployment) -> None:
     deployment.feed(3)
     deployment.load("1")

@@ -20,13 +20,13 @@ from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, PredefinedO
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval

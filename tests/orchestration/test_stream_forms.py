@@ -19,13 +19,14 @@ from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec, find_stream
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream, stream_handle
+from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
 from dagster_ckpt.orchestration.runs import stream_run
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.recovery.retention import RetentionReport

@@ -227,7 +227,7 @@ class TestEnds:
         run, failure = stage.run(ends(EndKind.FAILED))
 
         assert run.status is DagsterRunStatus.FAILURE
-        assert failure.description == "The stream failed for good: as the test says"
+        assert failure.description == "The stream failed and will not be restarted: as the test says"
         assert stage.retained == [(EXECUTION, TerminalState.FAILED)]
 
     def test_a_failure_for_good_is_told_of_in_the_run_its_tags_and_the_catalog(

@@ -114,10 +114,10 @@ def test_a_start_that_names_an_older_snapshot_says_which_edits_it_undoes(golden:
     edited_savepoint(golden, "forgotten", "corrected")
     golden.start("corrected")
 
-    ahead = preview(golden.stream, StartFrom.parse("before"))
+    ahead = preview(golden.stream, StartFrom("before"))
     assert "this undoes an edit of the state: savepoint forgotten at batch 4 (request 4711, by ada)" in ahead.messages()
     assert len(ahead.undone_edits) == 2
-    assert len(preview(golden.stream, StartFrom.parse("forgotten")).undone_edits) == 1
+    assert len(preview(golden.stream, StartFrom("forgotten")).undone_edits) == 1
 
     golden.start("before")
     shutil.rmtree(golden.live)

@@ -139,6 +139,7 @@ def archives() -> Iterator[dict[str, Path]]:
         yield {release.minor: stack.enter_context(unpacked(release.minor)) for release in RELEASES}
 
 
+@pytest.mark.thorough(but=("3.5-pairs-heap", "4.1-*"))
 @pytest.mark.parametrize("name", ["pairs-heap", "windows-rocksdb"])
 @pytest.mark.parametrize("minor", [release.minor for release in RELEASES])
 def test_every_mutation_of_a_file_that_a_resume_needs_is_found_and_nothing_else(

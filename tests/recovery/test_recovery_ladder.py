@@ -105,7 +105,7 @@ def test_a_start_that_is_asked_for_passes_over_a_damaged_snapshot_as_the_start_i
     assert preview(ladder.stream, StartFrom()).plan.to_batch == 10
     assert request_start(ladder.stream, StartFrom(), origin="a test").status is RequestStatus.PENDING
     with pytest.raises(SnapshotCorruptError):
-        preview(ladder.stream, StartFrom.parse("at 12"))
+        preview(ladder.stream, StartFrom("at 12"))
 
 
 def test_known_defect_5_a_damaged_live_directory_gives_way_to_the_newest_snapshot(ladder: Ladder) -> None:
@@ -206,7 +206,7 @@ def test_a_snapshot_that_a_person_names_is_not_replaced_by_another(ladder: Ladde
     spoil_metadata(ladder.snapshots[0])
 
     with pytest.raises(SnapshotCorruptError):
-        ladder.run(start_from=StartFrom.parse("at 12"), cause=StartCause.MANUAL)
+        ladder.run(start_from=StartFrom("at 12"), cause=StartCause.MANUAL)
 
     assert ladder.batches == (13, 13)
     assert ladder.count_events(EventType.TERMINALLY_FAILED) == 0
@@ -310,6 +310,7 @@ class Failing:
         return PlayedQuery(ends=True, error=CANNOT_LOAD)
 
 
+@pytest.mark.thorough(but="[0-4]")
 @pytest.mark.parametrize("seed", range(20))
 def test_damaged_at_random_it_comes_back_to_the_newest_good_point_or_ends_with_one_alert(
     ladder: Ladder, seed: int

@@ -172,6 +172,7 @@ def draw(seed: int) -> tuple[str, list[str]]:
     return live, [random.choice(list(SNAPSHOT)) for _ in range(random.randint(0, 2))]
 
 
+@pytest.mark.thorough(but=("rocksdb-0", "heap-2"))
 @pytest.mark.parametrize(("life", "seed"), CASES, indirect=["life"])
 def test_damaged_at_random_it_comes_back_row_for_row_as_long_as_a_point_is_good(life: Life, seed: int) -> None:
     bench = life.again()
@@ -198,6 +199,7 @@ def is_broken(bench: Bench, snapshot: SnapshotRecord) -> bool:
         return True
 
 
+@pytest.mark.thorough(but="rocksdb")
 @pytest.mark.parametrize("life", BACKENDS, indirect=True)
 def test_without_a_good_point_it_fails_for_good_with_one_alert_and_health_is_red(life: Life) -> None:
     bench = life.again()

@@ -74,7 +74,7 @@ def test_the_first_start_of_a_fork_rewrites_its_state_and_can_be_killed_at_any_s
     while killed:
         name = f"scratch-{step}"
         stream = replace(history.shelf.stream, stream_id=name, name=name, asset_key=name)
-        made = fork(history.shelf.stream, stream, StartFrom.parse("batch-3"), origin="a test")
+        made = fork(history.shelf.stream, stream, StartFrom("batch-3"), origin="a test")
         with monkeypatch.context() as patch:
             Executioner(patch, step)
             try:
@@ -151,7 +151,7 @@ def test_a_fork_starts_with_another_backend_and_other_partitions(spark: SparkSes
                 run_id="run",
                 start_query=lambda live: start_query(to_start.take(), stream.name, live),
                 describe=to_start.described,
-                start_from=StartFrom.parse("latest", **how),
+                start_from=StartFrom("latest", **how),
             ),
         )
         assert outcome.end.kind is EndKind.ENDED_BY_ITSELF, outcome.end

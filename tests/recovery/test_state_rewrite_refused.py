@@ -119,6 +119,6 @@ def test_what_is_refused(
 def test_an_empty_start_rewrites_nothing(stream: Changed) -> None:
     assert check_state(stream(), StartEmpty(reason="empty"), StartFrom()).rewrite is None
     with pytest.raises(OptionError, match="start_from is 'empty', which keeps none"):
-        StartFrom.parse("empty", state_partitions=12)
+        StartFrom("empty", state_partitions=12)
     with pytest.raises(OptionError, match="state_partitions is 0"):
-        StartFrom.parse("latest", state_partitions=0)
+        StartFrom("latest", state_partitions=0)

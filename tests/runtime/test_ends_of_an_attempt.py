@@ -198,7 +198,7 @@ def test_where_the_catalog_cannot_say_nothing_is_deleted_and_the_failure_counts(
     [location] = stage.shelf.stream.store.checkpoints()
     assert location in event.detail
     assert stage.shelf.stream.store.verify(location) == []
-    assert preview_start(stage.shelf.stream, StartFrom.parse(location)).snapshot is not None
+    assert preview_start(stage.shelf.stream, StartFrom(location)).snapshot is not None
 
 
 def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(stage: Stage, away: Away) -> None:

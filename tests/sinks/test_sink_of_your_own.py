@@ -23,6 +23,7 @@ from dagster_ckpt.sinks.registry import described_sink, forecast, sink_of
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, newest_batch, roll_back
 from dagster_ckpt.sinks.table import TablePlan, TableSink
 from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, lose, small_spark
 
 PAGE = Path(__file__).parents[2] / "docs/sinks.md"
@@ -83,8 +84,7 @@ class Sales:
             storage=f"file://{self.root}/snapshots",
             live_root=f"{self.root}/live",
             spark=self.spark,
-            start_from=start_from,
-            discard_state=start_from == "empty",
+            start_from=StartFrom(start_from, discard_state=start_from == "empty"),
         )
 
     def savepoint(self) -> None:

@@ -42,7 +42,7 @@ def log_of(folder: Path) -> dict[str, bytes]:
 
 def start(history: History, text: str, folder: Path) -> PreparedStart:
     """Prepare a start of a query that names a folder."""
-    start_from = StartFrom.parse(text, discard_state=text == "empty")
+    start_from = StartFrom(text, discard_state=text == "empty")
     plan = lifecycle.preview_start(history.shelf.stream, start_from)
     with keeping(history.shelf.stream.catalog, STREAM) as lease:
         return prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(folder)))
@@ -66,9 +66,9 @@ def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alon
 
     for verb in (lifecycle.preview_start, lifecycle.preview):
         with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment"):
-            verb(staging.stream, StartFrom.parse(str(copied)))
+            verb(staging.stream, StartFrom(str(copied)))
     with pytest.raises(SnapshotNotFoundError, match="take_over_deployment"):
-        lifecycle.request_start(staging.stream, StartFrom.parse(str(copied), accept_loss=True), origin=ORIGIN)
+        lifecycle.request_start(staging.stream, StartFrom(str(copied), accept_loss=True), origin=ORIGIN)
 
     assert log_of(history.sink) == before
     staging.stream.catalog.close()
@@ -82,7 +82,7 @@ def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_snapshots(
     found = Shelf.at(tmp_path / "after")
     found.stream.catalog.take_over_deployment(history.shelf.stream.catalog.deployment_id)
 
-    plan = lifecycle.preview_start(found.stream, StartFrom.parse(str(savepoint.location)))
+    plan = lifecycle.preview_start(found.stream, StartFrom(str(savepoint.location)))
 
     assert plan.snapshot is not None
     assert plan.snapshot.snapshot_id == savepoint.snapshot_id
@@ -126,7 +126,7 @@ def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(histor
     history.sinks(f"FileSink[file:{history.sink}]")
     logs = log_of(old), log_of(history.sink)
 
-    told = lifecycle.preview(history.shelf.stream, StartFrom.parse("before the move")).sinks
+    told = lifecycle.preview(history.shelf.stream, StartFrom("before the move")).sinks
     with pytest.raises(SharedSinkError, match="does not contain"):
         start(history, "before the move", history.sink)
 
@@ -185,7 +185,7 @@ def test_a_folder_is_one_sink_however_snapshot_and_catalog_spell_it(history: His
     history.sinks(now)
     history.commit(LAST + 1)
 
-    preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("then"))
+    preview = lifecycle.preview(history.shelf.stream, StartFrom("then"))
 
     assert [(sink.sink, sink.effect) for sink in preview.sinks] == [(then, SinkEffect.EXACT)]
     history.start("then")

@@ -131,6 +131,7 @@ def test_every_kind_of_damage_is_recognised_named_and_weighed(patients: Patients
     assert diagnosis.good_back_to == (None if case.back is None else newest - case.back)
 
 
+@pytest.mark.thorough(but="rocksdb-format-v2")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("backend", "damage"),
@@ -168,6 +169,7 @@ def test_a_query_goes_on_exactly_from_the_batch_the_directory_is_good_back_to(
     assert work.rows(spark) == expected
 
 
+@pytest.mark.thorough(but="rocksdb-format-v2")
 @pytest.mark.parametrize(
     "backend",
     [

@@ -96,6 +96,7 @@ def running(spark: SparkSession, backend: StateBackend, folder: Path) -> Iterato
         query.stop()
 
 
+@pytest.mark.thorough(but="PredefinedOptions.FLASH_SSD_OPTIMIZED-*")
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -148,6 +149,7 @@ def test_incremental_checkpointing_decides_what_each_batch_writes(
         assert incremental or not query.files("*.changelog")
 
 
+@pytest.mark.thorough(but="HashMap*")
 @pytest.mark.parametrize(
     ("backend", "provider"),
     [

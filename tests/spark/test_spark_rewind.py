@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough(but=("aggregation-rocksdb-format-v2",))
 @pytest.mark.core
 @pytest.mark.parametrize(("build", "backend", "batches"), CASES)
 def test_a_query_rewound_to_a_batch_gives_the_rows_of_the_uninterrupted_run(

@@ -88,6 +88,7 @@ def shelf(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shel
     return Shelf(spark, tmp_path_factory.mktemp("stopped"))
 
 
+@pytest.mark.thorough(but=("total-without-a-key-*", "limit-v2-*", "transformWithState-*"))
 @pytest.mark.parametrize(("query", "backend", "partitions"), list(_cases()))
 def test_a_rescaled_query_goes_on_as_if_it_had_only_stopped(
     spark: SparkSession, shelf: Shelf, query: str, backend: str, partitions: tuple[int, ...]
@@ -107,6 +108,7 @@ def test_a_rescaled_query_goes_on_as_if_it_had_only_stopped(
         assert stopped.go_on(spark, live, f"rewritten-{number}") == wanted
 
 
+@pytest.mark.thorough(but="aggregation-in-update-mode-heap-to-v2-changelog")
 @pytest.mark.parametrize(("query", "before", "after"), list(_conversions()))
 def test_a_query_goes_on_with_another_backend(
     spark: SparkSession, shelf: Shelf, query: str, before: str, after: str
@@ -116,6 +118,7 @@ def test_a_query_goes_on_with_another_backend(
     assert stopped.go_on(spark, live if live != stopped.live else stopped.copy(after), after, backend=after) == wanted
 
 
+@pytest.mark.thorough(but="changelog")
 @pytest.mark.parametrize("backend", ["heap", "changelog"])
 def test_a_batch_in_flight_is_replayed_as_planned(spark: SparkSession, shelf: Shelf, backend: str) -> None:
     stopped, _ = shelf.stopped("aggregation-in-update-mode", backend, 5)

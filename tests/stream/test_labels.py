@@ -42,8 +42,8 @@ def test_a_label_that_means_something_else_is_refused_at_every_door(tmp_path: Pa
     ("label", "why"),
     [
         (" ", "it is blank"),
-        ("mine ", "it begins or ends with a blank, which start_from leaves out"),
-        (" mine", "it begins or ends with a blank, which start_from leaves out"),
+        ("mine ", "it has surrounding whitespace, which start_from strips"),
+        (" mine", "it has surrounding whitespace, which start_from strips"),
         ("x" * 129, "it has 129 characters, but at most 128 are allowed"),
         ("a\nb", "it has characters that cannot be printed"),
         ("/a/path", "it looks like a location"),

@@ -16,7 +16,7 @@ from tests.support.golden_stream import GoldenStream
 def edited_savepoint(golden: GoldenStream, reference: str, label: str) -> SnapshotRecord:
     """An edited savepoint; the id of the edit is its label. Its rows stay as they are."""
     stream = golden.stream
-    plan = preview_start(stream, StartFrom.parse(reference))
+    plan = preview_start(stream, StartFrom(reference))
     original = plan.snapshot
     assert original is not None
     copy = LiveDirectory(str(golden.root / "scratch" / label))

@@ -112,7 +112,7 @@ def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old
         asked = RunRequest(
             "run of the old",
             start_query,
-            start_from=StartFrom.parse(start_from, accept_loss=True, **how),
+            start_from=StartFrom(start_from, accept_loss=True, **how),
             start_request_id=request.request_id,
         )
 
@@ -142,7 +142,7 @@ def rewritten(start_from: str) -> Old:
     def ready(stream: StreamHandle) -> Callable[[], None]:
         lease = stream.catalog.leases.acquire(STREAM, OLD, LONG_MS)
         keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=LONG_MS)
-        plan = preview_start(stream, StartFrom.parse(start_from, accept_loss=True))
+        plan = preview_start(stream, StartFrom(start_from, accept_loss=True))
         rewrite = StateRewrite(Any, StateShape(ROCKSDB, 12))  # type: ignore[arg-type]
 
         def run() -> None:

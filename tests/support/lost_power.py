@@ -153,7 +153,7 @@ def played_rewrite(text: str) -> Callable[[GoldenStream], object]:
     """A start that rewrites the state. Spark's part is to copy: every other file and step is that of a rewrite."""
 
     def work(golden: GoldenStream) -> None:
-        plan = preview_start(golden.stream, StartFrom.parse(text))
+        plan = preview_start(golden.stream, StartFrom(text))
         everything = property(lambda rewrite: rewrite.source.operators)
         with (
             mock.patch.object(rewriting, "require_rewriter", return_value=None),
@@ -292,7 +292,7 @@ def _fork(root: Path) -> None:
     history = History.reopened(root)
     old, new = history.sink, root / "copied output"
     outputs = {str(old): str(new)} if is_local() else {place(old): place(new)}
-    fork(history.shelf.stream, _fork_of(history), StartFrom.parse("latest"), origin="a test", outputs=outputs)
+    fork(history.shelf.stream, _fork_of(history), StartFrom("latest"), origin="a test", outputs=outputs)
 
 
 def _problems_of_fork(root: Path) -> list[str]:

@@ -79,7 +79,7 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
             asked = RunRequest(
                 "run-next",
                 lambda _live: PlayedQuery(ends=True),  # type: ignore[arg-type, return-value]
-                start_from=StartFrom.parse(start_from, accept_loss=True),
+                start_from=StartFrom(start_from, accept_loss=True),
                 start_request_id=request.request_id,
             )
             keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=_TTL_MS)

@@ -179,21 +179,13 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return {"env_var": dg.EnvVar}
 
     def translator(self) -> StreamTranslator:
-        """The names of everything that the component defines.
-
-        Raises:
-            OptionError: The prefix or a resource is not valid.
-        """
+        """The names of everything that the component defines."""
         given = self.resources.given() if self.resources is not None and self.name_prefix is not None else {}
         prefixed = {name: f"{self.name_prefix}_{name}" for name in given}
         return StreamTranslator(self.name_prefix, {**prefixed, **self.resource_keys})
 
     def all_streams(self) -> list[Stream]:
-        """Every stream declared here.
-
-        Raises:
-            OptionError: The YAML does not define a valid stream.
-        """
+        """Every stream declared here."""
         further = [imported("declared_in_python", path) for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):

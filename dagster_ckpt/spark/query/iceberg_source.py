@@ -61,11 +61,11 @@ def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) ->
         known = {int(each.snapshotId()) for each in table.snapshots()}
     except Exception as error:  # py4j raises what the catalog raises
         raise StorageAccessError(
-            f"An Iceberg table does not say which snapshots it has: {without_secrets(str(error))[:300]}"
+            f"The snapshots of an Iceberg table cannot be read: {without_secrets(str(error))[:300]}"
         ) from error
     why = (
         "is no longer part of its history: the table was rolled back or replaced"
         if offset.snapshot_id in known
-        else "does not exist any more (expire_snapshots), or the table was created again"
+        else "no longer exists (expire_snapshots), or the table was created again"
     )
     return [f"The Iceberg table {name}: the query continues at snapshot {offset.snapshot_id}, which {why}."]

@@ -213,13 +213,15 @@ class TableSink(Sink):
         taken: VersionTakenError | None = None
         for _ in range(_ATTEMPTS):
             plan = self.plan(to)
+            if plan is not None:
+                # Before the verdict: the commits of a successor are those of others, and not the reason to refuse.
+                with still_mine():
+                    pass
             found = verdict(plan, to)
             self._refuse(found)
             if plan is None:
                 # Nothing was ever written.
                 return
-            with still_mine():
-                pass
             try:
                 (self.commit if found.step is Step.ROLL_BACK else self.fence)(plan)
             except VersionTakenError as error:

@@ -172,7 +172,7 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream.
-            dry_run: Only report.
+            dry_run: Only report what would be deleted.
             older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the checkpoint
                 timeout if that is longer.
         """
@@ -199,7 +199,7 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it may be running.
-            dry_run: Only report.
+            dry_run: Only report what would be deleted.
             grace_ms: Younger files stay. Default: one day.
 
         Raises:

@@ -118,7 +118,7 @@ class StateMethods(Connection):
             stream: The stream; it may be running.
             edits: Keys to forget and rows to write.
             reason: Why, as the savepoint records it.
-            snapshot: The snapshot.
+            snapshot: `latest`, or the id, number (chk-7), label or location of a snapshot.
             label: A name to start from later.
             target_directory: Folder for the savepoint, instead of the configured one.
             spark: The session that reads and writes; default: the one of this process.

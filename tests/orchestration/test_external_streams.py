@@ -87,7 +87,7 @@ class TestDeclared:
         assert ("clicks_stream" in names) is (launch is not None)
 
     def test_a_job_id_that_cannot_name_a_folder_is_refused(self) -> None:
-        with pytest.raises(OptionError, match="it names a folder"):
+        with pytest.raises(OptionError, match="cannot name a folder"):
             external_streaming_asset("clicks", stream_id="../clicks")
 
     @pytest.mark.parametrize("command", ["spark-submit clicks.py", (), ("spark-submit", "{user}"), ("x", "{")])

@@ -351,7 +351,7 @@ class TestMistakes:
             ({"freshness": {"fail_after_ms": 5}}, ["freshness", "60000"]),
             ({"health": {"max_age": 5}}, ["health", "max_age"]),
             ({"health": {"failures_to_warn": 4}}, ["health", "failures_to_fail is 3"]),
-            ({"stream_id": "../up"}, ["stream_id", "it names a folder"]),
+            ({"stream_id": "../up"}, ["stream_id", "cannot name a folder"]),
             ({"assets": [{"key": "a", "partitions_def": {"type": "static", "partition_keys": ["x"]}}]}, ["partitions"]),
             ({"sink": None}, ["sink", "required"]),
         ],

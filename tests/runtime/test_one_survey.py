@@ -73,7 +73,7 @@ def test_each_sink_is_surveyed_once(
     surveys.clear()
     play = Stage(history.shelf.stream, [PlayedQuery(ends=True)])
 
-    outcome = play.run(start_from=StartFrom.parse(start_from, discard_state=start_from == "empty"))
+    outcome = play.run(start_from=StartFrom(start_from, discard_state=start_from == "empty"))
 
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert surveys == {"fake:table": 1, history.file_sink: 1}

@@ -40,9 +40,7 @@ from tests.support.verbs import promote_checkpoint
 STEPS: tuple[tuple[Any, str], ...] = (
     *CHANGES,
     (SnapshotRecords, "start"),
-    (SnapshotRecords, "start_of_stopped"),
     (SnapshotRecords, "complete"),
-    (SnapshotRecords, "complete_of_stopped"),
     (SnapshotRecords, "mark_deleting"),
     (SnapshotRecords, "deleted"),
     (StreamRecords, "note_pending"),

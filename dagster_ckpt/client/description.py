@@ -27,7 +27,8 @@ from dagster_ckpt.stream.liveness import is_held
 
 if TYPE_CHECKING:
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
-    from dagster_ckpt.stream.handle import RecordedSettings, StreamHandle
+    from dagster_ckpt.stream.handle import StreamHandle
+    from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 LATEST = "latest"
 
@@ -79,7 +80,7 @@ class SnapshotDescription:
 
 def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
     """See `Client.describe_stream`."""
-    from dagster_ckpt.stream.handle import RecordedSettings
+    from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
     record = catalog.streams.get(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)

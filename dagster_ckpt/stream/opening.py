@@ -17,13 +17,8 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.snapshot.opening import open_store, stream_folders
-from dagster_ckpt.stream.handle import (
-    KEEP_EVERYTHING,
-    RecordedRestartStrategy,
-    RecordedSettings,
-    StreamHandle,
-    live_folders,
-)
+from dagster_ckpt.stream.handle import StreamHandle, live_folders
+from dagster_ckpt.stream.recorded_settings import KEEP_EVERYTHING, RecordedRestartStrategy, RecordedSettings
 from dagster_ckpt.values.storage_path import location_url
 
 

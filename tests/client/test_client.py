@@ -32,7 +32,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.stream.handle import RecordedSettings
+from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import DesiredState, ExternalizedCheckpointCleanup, SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream

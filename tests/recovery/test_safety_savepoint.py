@@ -79,7 +79,7 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
 def test_who_does_not_want_that_says_so_and_is_told_what_it_means(history: History) -> None:
     start_from = StartFrom("batch-5", no_safety_savepoint=True)
     ahead = verbs.start_preview(history.shelf.stream, start_from)
-    assert any("can be lost for good" in line for line in ahead.messages())
+    assert any("can be lost permanently" in line for line in ahead.messages())
 
     assert rewound(history, "batch-5", no_safety_savepoint=True) is None
     assert kept_snapshots(history) == []

@@ -24,7 +24,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.policies.restart import restart_description
-from dagster_ckpt.stream.handle import RecordedSettings, register
+from dagster_ckpt.stream.handle import register
+from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 
 def report_terminal_failure(

@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
-from dagster_ckpt.catalog import snapshot_queries as queries
-from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict, read_enum
+from dagster_ckpt.catalog import history as queries
+from dagster_ckpt.catalog.database import Database, as_text, lock_snapshot, read_dict
+from dagster_ckpt.catalog.history import SnapshotHistory, SnapshotTally, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     PROVEN_AT_MS,
@@ -24,17 +25,14 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     records_behind_in,
 )
-from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
 from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 
-CHECKPOINT = "CHECKPOINT"
-SAVEPOINT = "SAVEPOINT"
-# Savepoints that an operator takes without a lease; a run's snapshots carry its execution.
-_OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SAVEPOINT)
-_FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
+# Savepoints that an operator takes; a run's snapshots carry its execution.
+_OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
 class SnapshotRecords:
@@ -45,11 +43,12 @@ class SnapshotRecords:
 
     def start(
         self,
-        lease: LeaseRecord,
+        lease: LeaseRecord | None,
         *,
         snapshot_id: str,
-        execution_id: str,
-        kind: str,
+        stream_id: str | None = None,
+        execution_id: str | None = None,
+        kind: SnapshotKind = SnapshotKind.SAVEPOINT,
         number: int,
         trigger: SnapshotTrigger,
         timeline: int,
@@ -57,19 +56,19 @@ class SnapshotRecords:
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that an execution starts a snapshot; this consumes its number.
+        """Record that a snapshot is being taken: by an execution with its lease, which consumes the number.
 
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        Or without a lease: a savepoint of a stopped stream, whose `stream_id` is given.
         """
-        with self._database.writing_under(lease) as connection:
-            raise_counter(connection, lease.stream_id, number + 1)
+        with self._database.writing_as(lease) as connection:
+            if lease is not None:
+                raise_counter(connection, lease.stream_id, number + 1)
             started = self._start(
                 connection,
                 snapshot_id=snapshot_id,
-                stream_id=lease.stream_id,
+                stream_id=lease.stream_id if lease is not None else stream_id,
                 execution_id=execution_id,
-                kind=kind,
+                kind=kind.value,
                 number=number,
                 trigger=trigger.value,
                 timeline=timeline,
@@ -81,53 +80,34 @@ class SnapshotRecords:
         return started
 
     def complete(
-        self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
+        self, lease: LeaseRecord | None, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
     ) -> SnapshotRecord:
-        """Record that a snapshot of an execution is complete in storage.
+        """Record that a snapshot is complete in storage.
 
-        Args:
-            lease: The lease of the stream.
-            snapshot_id: The snapshot.
-            facts: What was stored.
-            after_batch: Whether the execution has committed a batch. Only then do earlier failures of
-                recoveries no longer count: before it, nothing has loaded the state.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: the snapshot is not recorded.
-            CatalogError: It is no longer in progress.
+        Without a lease: a savepoint of a stopped stream. With `after_batch`, the execution has committed a batch:
+        something has loaded the state, so earlier failures of recoveries no longer count.
         """
-        with self._database.writing_under(lease) as connection:
-            completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
-            if after_batch and completed.kind == CHECKPOINT:
-                of_stream = recovery_failures.c.stream_id == lease.stream_id
+        with self._database.writing_as(lease) as connection:
+            completed = self._complete(connection, snapshot_id, _of(lease), facts)
+            if after_batch and completed.kind is SnapshotKind.CHECKPOINT:
+                of_stream = recovery_failures.c.stream_id == completed.stream_id
                 connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
             return completed
 
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
         """Record that an attempt found the position of an existing checkpoint unchanged.
 
-        The checkpoint counts as completed now, and the attempt is forgotten. This is no event: nothing
-        was taken.
-
-        Args:
-            lease: The lease of the stream.
-            snapshot_id: The existing checkpoint.
-            attempt_id: The snapshot that the attempt was recorded as.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            CatalogError: The checkpoint no longer exists.
+        The checkpoint counts as completed now, and the attempt is forgotten, without an event.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
-                (snapshots.c.snapshot_id == snapshot_id)
+                _is(snapshot_id)
                 & (snapshots.c.stream_id == lease.stream_id)
                 & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
             )
             now_ms = self._database.now_ms(connection)
             row = lock_snapshot(connection, snapshot_id)
-            properties = (read_dict(row.properties, "properties", []) or {}) if row is not None else {}
-            values = {"completed_at_ms": now_ms, "properties": as_text(properties | {RENEWED_AT_MS: now_ms})}
+            values = {"completed_at_ms": now_ms, "properties": _with_property(row, RENEWED_AT_MS, now_ms)}
             if not connection.execute(snapshots.update().where(existing).values(**values)).rowcount:
                 raise CatalogError(
                     f"Checkpoint {snapshot_id} of stream {lease.stream_id!r} cannot be renewed: it no longer exists. "
@@ -142,15 +122,7 @@ class SnapshotRecords:
     def proven(self, lease: LeaseRecord, batch_id: int) -> None:
         """Record that a query loaded the state after a batch from storage, and committed a batch after it.
 
-        This proves every snapshot of that state: those of the current timeline, and the one that it
-        began with. See `SnapshotRecord.is_proven`.
-
-        Args:
-            lease: The lease of the stream.
-            batch_id: The batch that the query resumed after.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        This proves every restorable snapshot of that state; see `SnapshotRecord.is_proven`.
         """
         loaded = [
             snapshot
@@ -161,77 +133,25 @@ class SnapshotRecords:
             now_ms = self._database.now_ms(connection)
             for snapshot in loaded:
                 row = lock_snapshot(connection, snapshot.snapshot_id)
-                if row is not None:
-                    properties = (read_dict(row.properties, "properties", []) or {}) | {PROVEN_AT_MS: now_ms}
-                    same = snapshots.c.snapshot_id == snapshot.snapshot_id
-                    connection.execute(snapshots.update().where(same).values(properties=as_text(properties)))
+                proven = _with_property(row, PROVEN_AT_MS, now_ms)
+                connection.execute(snapshots.update().where(_is(snapshot.snapshot_id)).values(properties=proven))
 
-    def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
-        """Record that a snapshot of an execution failed; a completed one is unchanged.
+    def fail(
+        self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
+    ) -> None:
+        """Record that a snapshot failed; a completed one is unchanged.
 
-        Args:
-            lease: The lease of the stream.
-            snapshot_id: The snapshot.
-            reason: Why it failed.
-            streak: For the log: consecutive failures including this one, and how many are tolerated.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        Without a lease: a savepoint of a stopped stream. `streak`, for the log: consecutive failures including this
+        one, and how many are tolerated.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
-        with self._database.writing_under(lease) as connection:
-            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason, counted)
-
-    def start_of_stopped(
-        self,
-        stream_id: str,
-        *,
-        snapshot_id: str,
-        number: int,
-        trigger: SnapshotTrigger,
-        timeline: int,
-        label: str | None = None,
-        schedule: str | None = None,
-    ) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is being taken. This needs no lease."""
-        with self._database.writing() as connection:
-            started = self._start(
-                connection,
-                snapshot_id=snapshot_id,
-                stream_id=stream_id,
-                execution_id=None,
-                kind=SAVEPOINT,
-                number=number,
-                trigger=trigger.value,
-                timeline=timeline,
-                label=label,
-                request_id=None,
-                schedule=schedule,
-            )
-        log_triggered(started)
-        return started
-
-    def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is complete in storage.
-
-        Raises:
-            CatalogError: It is no longer in progress.
-        """
-        with self._database.writing() as connection:
-            return self._complete(connection, snapshot_id, _OF_STOPPED, facts)
-
-    def fail_of_stopped(self, snapshot_id: str, reason: str) -> None:
-        """Record that a savepoint of a stopped stream failed; a completed one is unchanged."""
-        with self._database.writing() as connection:
-            self._fail(connection, snapshot_id, _OF_STOPPED, reason, {})
+        with self._database.writing_as(lease) as connection:
+            self._fail(connection, snapshot_id, _of(lease), reason, counted)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record that a snapshot was verified.
+        """Record that a snapshot was verified, and why it cannot be restored; unknown ones are ignored.
 
-        Args:
-            snapshot_id: The snapshot; one that the catalog does not know is ignored.
-            problem: Why it cannot be restored, or None.
-            state_was_read: Whether Spark read its state from a restored copy, which proves it.
+        `state_was_read`: Spark read its state from a restored copy, which proves it.
         """
         with self._database.writing() as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -240,53 +160,31 @@ class SnapshotRecords:
             now_ms = self._database.now_ms(connection)
             values: dict[str, object] = {"verified_at_ms": now_ms, "verified_problem": problem}
             if problem is None and state_was_read:
-                properties = read_dict(row.properties, "properties", []) or {}
-                values["properties"] = as_text(properties | {PROVEN_AT_MS: now_ms})
-            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(**values))
+                values["properties"] = _with_property(row, PROVEN_AT_MS, now_ms)
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
-        """Record that the stream now owns a savepoint and deletes it like a checkpoint."""
+        """Record that the stream owns a savepoint and deletes it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
-            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(claimed=True))
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
-        Args:
-            snapshot_id: The snapshot.
-            lease: The lease of the run or retention that deletes it; None if an operator does.
-
-        Raises:
-            SnapshotHeldError: A hold protects it; nothing was changed. Not raised if it is already
-                being deleted.
-            SnapshotNotFoundError: No snapshot has this id.
-            LeaseLostError: The lease is no longer held: the snapshot is unchanged.
+        Raises SnapshotHeldError if a hold protects it and it is not being deleted. Operators have no lease.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is not None and row.status != SnapshotStatus.DELETING.value:
                 _refuse_held(row, list(standing(connection, row, self._database.now_ms(connection))))
             _get(connection, snapshot_id)
-            connection.execute(
-                snapshots.update()
-                .where(snapshots.c.snapshot_id == snapshot_id)
-                .values(status=SnapshotStatus.DELETING.value)
-            )
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(status=SnapshotStatus.DELETING.value))
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot were deleted, and why. Repeated deletion passes write only one event.
-
-        Args:
-            snapshot_id: The snapshot.
-            reason: Why.
-            lease: As for `mark_deleting`.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: the next pass continues.
-        """
+        """Record that the bytes of a snapshot were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
-            present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
+            present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
                 snapshots.update().where(present).values(status=SnapshotStatus.DELETED.value)
             ).rowcount
@@ -306,29 +204,24 @@ class SnapshotRecords:
             )
 
     def get(self, snapshot_id: str) -> SnapshotRecord:
-        """One snapshot.
-
-        Raises:
-            SnapshotNotFoundError: No snapshot has this id.
-        """
+        """One snapshot."""
         with self._database.reading() as connection:
             return _get(connection, snapshot_id)
 
     def of_stream(
-        self, stream_id: str, *, kind: str | None = None, status: SnapshotStatus | None = None
+        self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
         """Snapshots of a stream, newest first."""
         query = select(snapshots).where(snapshots.c.stream_id == stream_id)
         if kind is not None:
-            query = query.where(snapshots.c.kind == kind)
+            query = query.where(snapshots.c.kind == kind.value)
         if status is not None:
             query = query.where(snapshots.c.status == status.value)
-        # A row with this status in which something else cannot be read is BROKEN and does not
-        # count.
+        # BROKEN rows do not count.
         return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The snapshot of a stream that is or was at a location, in any state; the newest if there are several."""
+        """The newest snapshot of a stream that is or was at a location, in any state."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
@@ -338,7 +231,9 @@ class SnapshotRecords:
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
         """The newest completed checkpoint, with which the next one may share bytes."""
-        return next(iter(self.of_stream(stream_id, kind=CHECKPOINT, status=SnapshotStatus.COMPLETED)), None)
+        return next(
+            iter(self.of_stream(stream_id, kind=SnapshotKind.CHECKPOINT, status=SnapshotStatus.COMPLETED)), None
+        )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
         """The snapshots with these ids that the catalog knows."""
@@ -348,11 +243,7 @@ class SnapshotRecords:
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """Totals over the checkpoints of streams that were completed in spans of events, in one query.
-
-        Args:
-            spans: Stream, the sequence before the first event, and that of the last.
-        """
+        """Totals over the checkpoints completed in spans of events; see `history.tallies`."""
         if not spans:
             return []
         with self._database.reading() as connection:
@@ -374,9 +265,8 @@ class SnapshotRecords:
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
         """Health indicators of streams from their snapshots, in two queries if the windows are equal.
 
-        Args:
-            windows: For each stream, the start of the window for comparing snapshot sizes, ms since
-                the epoch. A stream that never started has an empty history.
+        The windows begin at these times (ms since the epoch). A stream that never started has an empty
+        history.
         """
         listed: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -399,11 +289,9 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        These are the snapshots of the stream's current timeline, the one that this timeline began
-        with, and those of its ancestors, up to the batch where each ancestor was left. All of them
-        contain the edits that the stream's state contains: a snapshot without one would undo it, and
-        one with a further edit has state that the query has not had. Only a start that names such a
-        snapshot uses it.
+        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and
+        contain exactly the edits of the stream's state: others would undo an edit, or have state that the
+        query has not had.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -434,11 +322,7 @@ class SnapshotRecords:
         values = {field.name: getattr(facts, field.name) for field in fields(facts)}
         completed = connection.execute(
             snapshots.update()
-            .where(
-                (snapshots.c.snapshot_id == snapshot_id)
-                & whose
-                & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
-            )
+            .where(_is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value))
             .values(
                 **values | {"properties": as_text(dict(facts.properties))},
                 records_behind=records_behind_in(facts.properties),
@@ -464,9 +348,7 @@ class SnapshotRecords:
         reason: str,
         streak: Mapping[str, int],
     ) -> None:
-        pending = (
-            (snapshots.c.snapshot_id == snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
-        )
+        pending = _is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
         failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
         if connection.execute(failed).rowcount:
             snapshot = _get(connection, snapshot_id)
@@ -481,19 +363,26 @@ class SnapshotRecords:
     def _record_event(
         self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]
     ) -> None:
-        kind = "CHECKPOINT" if snapshot.kind == CHECKPOINT else "SAVEPOINT"
         self._database.record_event(
             connection,
             snapshot.stream_id,
-            EventType[f"{kind}_{what}"],
+            EventType[f"{snapshot.kind}_{what}"],
             snapshot_id=snapshot.snapshot_id,
             execution_id=snapshot.execution_id,
             payload={"kind": snapshot.kind, "number": snapshot.number, **payload},
         )
 
 
+def _is(snapshot_id: str) -> ColumnElement[bool]:
+    return snapshots.c.snapshot_id == snapshot_id
+
+
+def _with_property(row: Row[Any] | None, name: str, value: object) -> str:
+    properties = read_dict(row.properties, "properties", []) if row is not None else None
+    return as_text({**(properties or {}), name: value})
+
+
 def _is_past(snapshot: SnapshotRecord, timeline: int, past: Mapping[int, int]) -> bool:
-    """Whether the query of a timeline has had the state of a snapshot."""
     if snapshot.timeline == timeline:
         return True
     return snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1)
@@ -507,24 +396,16 @@ def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
         )
 
 
+def _of(lease: LeaseRecord | None) -> ColumnElement[bool]:
+    """The attempts that a writer may change: those of its stream, or an operator's savepoints of stopped streams."""
+    return _OF_STOPPED if lease is None else snapshots.c.stream_id == lease.stream_id
+
+
 def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
-    row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
+    row = connection.execute(select(snapshots).where(_is(snapshot_id))).one_or_none()
     if row is None:
         raise SnapshotNotFoundError(
             f"The catalog has no snapshot {snapshot_id!r}. Choose one from the list of the stream's snapshots, or "
             "give a location."
         )
     return read_snapshot(row)
-
-
-def read_snapshot(row: Row[Any]) -> SnapshotRecord:
-    """A row as a record; what cannot be read makes it BROKEN."""
-    troubles: list[str] = []
-    values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
-    values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
-    values["trigger"] = read_enum(values["trigger"], SnapshotTrigger, SnapshotTrigger.UNKNOWN, "trigger", troubles)
-    values["status"] = read_enum(values["status"], SnapshotStatus, SnapshotStatus.BROKEN, "status", troubles)
-    if troubles:
-        values["status"] = SnapshotStatus.BROKEN
-        values["broken"] = "; ".join(troubles)
-    return SnapshotRecord(**values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import command
+from dagster_ckpt.cli.command import command
 from dagster_ckpt.cli.output import print_json
 from dagster_ckpt.errors import OptionError
 
@@ -85,9 +85,9 @@ def ui(
         click.echo("Press Ctrl-C to stop it.", err=True)
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        # A closed terminal ends it in order too, so that it withdraws what its actions wait for.
+        # A closed terminal is an orderly end too: the page withdraws what its actions wait for.
         signal.signal(hangup, server.handle_exit)
-    # It ends by itself on Ctrl-C, and raises it again for who called it.
+    # The server ends on Ctrl-C and raises it again.
     with suppress(KeyboardInterrupt):
         server.run([listening])
 

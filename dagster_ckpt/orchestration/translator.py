@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
-
-if TYPE_CHECKING:
-    from dagster_ckpt.orchestration.assets.stream import Stream
 
 SPARK = "pyspark"
 CHECKPOINT_STORAGE = "checkpoint_storage"
@@ -35,9 +31,6 @@ class StreamTranslator:
             no prefix.
         resource_keys: The keys of the resources `pyspark`, `checkpoint_storage`, `state_backend` and
             `checkpoint_catalog`, where they differ from these names.
-
-    Raises:
-        OptionError: The prefix cannot begin a name in Dagster, or there is no such resource.
 
     Example:
         >>> EU = StreamTranslator("eu", {"checkpoint_catalog": "eu_catalog", "state_backend": "eu_state"})
@@ -65,62 +58,35 @@ class StreamTranslator:
             )
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """The spec of an asset that a stream writes: its key, group, tags, owners, metadata.
+        """The spec of an asset that a stream writes, from the one given to the decorator.
 
         The stream id of a single asset is its key joined by dots, unless `stream_id` is given: a
         changed key is then another stream.
-
-        Args:
-            spec: The spec as given to the decorator.
         """
         return spec
 
     def get_start_job_name(self, name: str) -> str:
-        """Name of the job that starts a stream.
-
-        Args:
-            name: Name of the stream's only asset, without its key prefix; otherwise that of its op.
-        """
+        """Name of the job that starts a stream, given the name of its only asset without key prefix, or of its op."""
         return self.get_job_name(f"{name}_stream")
 
     def get_job_name(self, name: str) -> str:
-        """Name of a job.
-
-        Args:
-            name: Its name without a translator, such as `cancel_stream_job`.
-        """
+        """Name of a job, given its name without a translator, such as `cancel_stream_job`."""
         return self._prefixed(name)
 
     def get_op_name(self, name: str) -> str:
-        """Name of an op of an operator job, or of several assets; Dagster wants one for each op of a code location.
-
-        Args:
-            name: Its name without a translator, such as `cancel_stream`.
-        """
+        """Name of an op, given its name without a translator; Dagster wants one for each op of a code location."""
         return self._prefixed(name)
 
     def get_sensor_name(self, name: str) -> str:
-        """Name of a sensor.
-
-        Args:
-            name: Its name without a translator, such as `checkpoint_supervisor_sensor`.
-        """
+        """Name of a sensor, given its name without a translator, such as `checkpoint_supervisor_sensor`."""
         return self._prefixed(name)
 
     def get_schedule_name(self, name: str) -> str:
-        """Name of a schedule.
-
-        Args:
-            name: Its name without a translator, such as `checkpoint_housekeeping_schedule`.
-        """
+        """Name of a schedule, given its name without a translator, such as `checkpoint_housekeeping_schedule`."""
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:
-        """Key of a resource.
-
-        Args:
-            resource: `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`.
-        """
+        """Key of the resource `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`."""
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:
@@ -129,19 +95,3 @@ class StreamTranslator:
 
     def _prefixed(self, name: str) -> str:
         return name if self.name_prefix is None else f"{self.name_prefix}_{name}"
-
-
-def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
-    """The translator of streams that share jobs and sensors.
-
-    Raises:
-        OptionError: They have different ones.
-    """
-    first = streams[0].translator if streams else StreamTranslator()
-    for stream in streams:
-        if stream.translator != first:
-            raise OptionError(
-                f"Streams {streams[0].stream_id!r} and {stream.stream_id!r} have different translators, so they cannot "
-                "share jobs and sensors. Give both the same translator, or call stream_definitions once for each."
-            )
-    return first

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from importlib import import_module
 from typing import Generic, TypeVar
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies import retention, trigger
 from dagster_ckpt.policies.retention import RetentionPolicy, checked_retention
 from dagster_ckpt.policies.trigger import Blackout, OutsideBlackouts, TriggerPolicy, checked_trigger
-from dagster_ckpt.values.validation import policy_name
+from dagster_ckpt.values.validation import imported, policy_name
 
 Policy = TypeVar("Policy")
 
@@ -29,14 +28,7 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class _Vocabulary(Generic[Policy]):
-    """The names of one kind of policy.
-
-    Attributes:
-        option: Name of the option, for messages.
-        rules: The class of each name.
-        combinators: The class of each name that takes a list of policies.
-        checked: Refuses what is no policy of this kind.
-    """
+    """The names of one kind of policy: rules, and combinators that take a list of policies."""
 
     option: str
     rules: Mapping[str, Callable[..., Policy]]
@@ -52,7 +44,7 @@ class _Vocabulary(Generic[Policy]):
             )
         [(name, arguments)] = written.items()
         if name == OWN:
-            return self.checked(_own(self.option, arguments))
+            return self.checked(own_policy(self.option, arguments))
         if name in self.combinators:
             members = arguments if isinstance(arguments, Sequence) and not isinstance(arguments, str) else [arguments]
             return self.combinators[name](*(self.read(member) for member in members))
@@ -107,10 +99,6 @@ _TRIGGER: _Vocabulary[TriggerPolicy] = _Vocabulary(
 def read_retention(written: object) -> RetentionPolicy:
     """Create a retention policy from data.
 
-    Raises:
-        OptionError: A name or an argument is not valid, or an import path cannot be imported.
-        OptionTypeError: A value has the wrong type, or what is imported is no policy.
-
     Example:
         >>> read_retention({"any_of": [{"latest": 3}, {"younger_than": 3_600_000}]})
         (Latest(count=3) | YoungerThan(max_age_ms=3600000))
@@ -120,9 +108,6 @@ def read_retention(written: object) -> RetentionPolicy:
 
 def write_retention(policy: RetentionPolicy) -> Written:
     """Describe a retention policy as data, from which `read_retention` creates it again.
-
-    Raises:
-        OptionError: It is an object of your own that no import path leads to.
 
     Example:
         >>> write_retention(retention.Latest(3))
@@ -134,10 +119,6 @@ def write_retention(policy: RetentionPolicy) -> Written:
 def read_trigger(written: object) -> TriggerPolicy:
     """Create a trigger policy from data.
 
-    Raises:
-        OptionError: A name or an argument is not valid, or an import path cannot be imported.
-        OptionTypeError: A value has the wrong type, or what is imported is no policy.
-
     Example:
         >>> read_trigger({"all_of": [{"interval": 60_000}, {"every_batches": 10}]})
         (Interval(interval_ms=60000, first_after_ms=0) & EveryBatches(batches=10))
@@ -146,34 +127,12 @@ def read_trigger(written: object) -> TriggerPolicy:
 
 
 def own_policy(option: str, written: object) -> object:
-    """Import an object of a user, and create it if it is a class.
-
-    Args:
-        option: The option that holds the path, for messages.
-        written: An import path such as company.policies:NewestVerified, or a mapping of `path` and
-            `arguments`.
-
-    Raises:
-        OptionError: It cannot be imported or created.
-    """
-    return _own(option, written)
-
-
-def _own(option: str, written: object) -> object:
+    """Import an object of a user by its path, or a mapping of `path` and `arguments`; a class is created."""
     path, arguments = written, None
     if isinstance(written, Mapping):
         path, arguments = written.get("path"), written.get("arguments")
-    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(
-            f"{option} is {path!r}, which cannot be imported: {error}. Give module:name of a policy in a module that "
-            "the code location can import."
-        ) from error
-    if isinstance(found, type):
-        return _made(f"{option} {path}", found, arguments)
-    return found
+    found = imported(option, path, "the import path of a policy, such as company.policies:NewestVerified")
+    return _made(f"{option} {path}", found, arguments) if isinstance(found, type) else found
 
 
 def _made(option: str, kind: Callable[..., Policy], arguments: object) -> Policy:
@@ -209,7 +168,7 @@ def _path_of(option: str, policy: object) -> Written:
     path, arguments = f"{kind.__module__}:{kind.__qualname__}", _arguments(policy)
     written: Written = {"path": path, "arguments": arguments} if arguments else {"path": path}
     try:
-        again = _own(option, written)
+        again = own_policy(option, written)
     except OptionError as error:
         again = error
     if type(again) is not kind or _arguments(again) != arguments:

@@ -1,34 +1,55 @@
-"""The examination of a recovery point: whether it is damaged is read there, and never inferred from an error's words.
+"""Examines recovery points: whether one is damaged is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts examine a live directory here, so that they say the same. A
-failure only makes a start look: if the point that it began from is found to be good, the failure is one of code,
-source, sink or environment, and no recovery point is passed over for it.
+The doctor, previews, preflights and starts examine a live directory here, so that they agree. A failure only makes
+a start look: if its point is intact, the cause is code, source, sink or environment, and no point is skipped for
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, SharedSinkError, StorageAccessError, UnknownLayoutError
+from dagster_ckpt.catalog.pending_restore import ToSnapshot
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StreamRecord
+from dagster_ckpt.errors import (
+    CkptError,
+    CutOvertakenError,
+    LiveDirectoryError,
+    NothingCommittedError,
+    RecoveryExhaustedError,
+    RestoreError,
+    RowsAtRiskError,
+    SharedSinkError,
+    SinkRollbackError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+    StateAtRiskError,
+    StorageAccessError,
+    UnknownLayoutError,
+)
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory
+from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
 from dagster_ckpt.recovery.recovery_points import snapshot_of_origin
-from dagster_ckpt.recovery.snapshot_examination import content_problems, snapshot_problems
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id
 from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
-from dagster_ckpt.spark.doctor.checksums import KnownSnapshot, examine_contents
+from dagster_ckpt.spark.doctor.contents import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error
-from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
 
@@ -38,12 +59,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """What was found to be wrong with a point.
-
-    Attributes:
-        error: The code of the finding, or the class of the error: the same for the same problem.
-        detail: What was found, for a message.
-    """
+    """What is wrong with a point: the finding's code, or the class of the error, and a text for messages."""
 
     error: str
     detail: str
@@ -52,18 +68,10 @@ class Damage:
 def diagnose_live_directory(
     stream: StreamHandle, live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool, looks_back: bool = False
 ) -> Diagnosis:
-    """Diagnose a live directory of a stream, with everything that the catalog knows of its content. Changes nothing.
+    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content. Changes nothing.
 
-    Args:
-        stream: The stream.
-        live: Its live directory, an earlier one, or a copy; a query may be running in it.
-        sinks: The sinks of its query, as Spark names them, to be compared with it.
-        deep: Read every state file that a resume needs, which costs what loading the state costs. The logs and
-            the metadata are always read, and compared with checksums and the newest snapshot.
-        looks_back: See `diagnose`.
-
-    Raises:
-        StorageAccessError: The directory or the newest snapshot cannot be reached.
+    Logs and metadata are always read. With `deep`, so is every state file that a resume needs, which costs what
+    loading the state costs.
     """
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -77,7 +85,7 @@ def diagnose_live_directory(
         deep=deep,
         snapshot=snapshot,
         looks_back=looks_back,
-        # Another directory may be of before a change of the plan.
+        # Another directory may date from before a change of the plan.
         known=known_query(stream, record) if is_own else NOTHING_KNOWN,
     )
     if newest is None or diagnosis.batch_id is None or (newest.batch_id or 0) <= diagnosis.batch_id:
@@ -86,7 +94,6 @@ def diagnose_live_directory(
 
 
 def _newest_taken_from(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> SnapshotRecord | None:
-    """The newest snapshot of the timeline that was taken from exactly this directory."""
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
         directory = snapshot.properties.get(TAKEN_FROM)
         if snapshot.timeline == record.timeline and isinstance(directory, str) and same_folder(directory, live.url):
@@ -105,7 +112,7 @@ def _older_copy(live: LiveDirectory, batch_id: int, newest: SnapshotRecord) -> F
 
 
 def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
-    """What the catalog and the newest snapshot of the timeline know of the query of a stream's live directory."""
+    """What the catalog and the newest snapshot of the timeline know of the query."""
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
@@ -113,11 +120,15 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
     """The newest snapshot whose files the directory must have, and the id of its query."""
     record = stream.catalog.streams.get(stream.stream_id)
-    rewrite_id, query_id, commit = _rewrite_of(live), _query_of(live), live.positions().commit
+    rewrite_id, query_id, commit = (
+        _in_metadata(live, parse_rewrite_id),
+        _in_metadata(live, parse_query_id),
+        live.positions().commit,
+    )
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     expected: str | None = None
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
-        # Another timeline ran the same batches with other results, unless the directory is a copy, of whatever.
+        # Another timeline has other results of the same batches. A foreign directory may be a copy of anything.
         taken_here = not is_own or _was_taken_in(record, snapshot)
         is_origin = record.origin is not None and snapshot.snapshot_id == record.origin.snapshot_id
         if not (taken_here or is_origin):
@@ -144,84 +155,51 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
 
 
 def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
-    """Whether a snapshot is of the stream's current live directory, or of one that it is an exact copy of."""
+    """Whether a snapshot is of the current live directory, or of one that it is an exact copy of."""
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
 
 
-def _rewrite_of(live: LiveDirectory) -> str | None:
+def _in_metadata(live: LiveDirectory, parse: Callable[[bytes, str], str | None]) -> str | None:
     try:
-        return parse_rewrite_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return parse(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
         # Reported by the diagnosis.
         return None
 
 
-def _query_of(live: LiveDirectory) -> str | None:
-    try:
-        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-    except (FileNotFoundError, LiveDirectoryError):
-        return None
-
-
 class Examiner:
-    """Examines the points that one run of a stream starts from.
-
-    What it has just read is not read again by the start that follows.
-
-    Args:
-        stream: The stream.
-    """
+    """Examines the points that one run starts from. The start that follows does not read again what was just read."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a live directory that looks good, after an examination: BROKEN if that finds damage.
-
-        Args:
-            live: The directory.
-            state: The result of its inspection.
-            deep: See `diagnose_live_directory`.
-
-        Raises:
-            UnknownLayoutError: A file in it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The state of a directory that looks good: BROKEN if an examination finds damage."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """The damage of a live directory; None if everything that a resume needs is good.
-
-        Raises:
-            UnknownLayoutError: A file in it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of a live directory; None if everything that a resume needs is good."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
         return damage
 
     def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
-        """The damage of the point that a plan continues from; None if it is good.
-
-        Raises:
-            UnknownLayoutError: A file of it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of the point that a plan continues from."""
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
         record = stream.catalog.streams.get(stream.stream_id)
-        location = (record.pending_restore or {}).get("location")
-        if plan.kind is RecoveryKind.FINISH_RESTORE and location is not None:
+        pending = record.pending_restore
+        if isinstance(plan, FinishRestore) and isinstance(pending, ToSnapshot):
             # Its sinks are rolled back with what the snapshot holds of them.
-            problems = snapshot_problems(stream.store, str(location))
+            problems = snapshot_problems(stream.store, pending.location)
             if problems:
                 return Damage("SnapshotCorruptError", "; ".join(problems[:_SHOWN]))
         current = record.live_directory
@@ -233,12 +211,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """The damage of what the stream's live directory was made from, if that was a snapshot or a directory.
-
-        Raises:
-            UnknownLayoutError: A file of it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of the snapshot or directory that the live directory was made from."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -248,11 +221,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """The damage of a snapshot, or of what was captured in it; None if it is good.
-
-        Raises:
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of a snapshot, or of what was captured in it."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -293,7 +262,6 @@ def _told(finding: Finding, live: LiveDirectory) -> str:
 
 
 def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
-    """The damage of an earlier directory, at a batch to which a recovery would go back there."""
     try:
         needed = cut(live, carry_in_flight=True, at_batch=batch_id).needed
     except UnknownLayoutError:
@@ -304,16 +272,7 @@ def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
 
 
 def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
-    """Refuse to continue where the log of the query's sink cannot be read or continued.
-
-    Args:
-        stream: The stream.
-        live: The directory in which the query continues.
-        output: Where it will write; None if unknown: the sinks it last wrote to are examined.
-
-    Raises:
-        SharedSinkError: The doctor finds an error.
-    """
+    """Refuse to continue if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
     described = described_sink(output)
     sinks = [described] if described is not None else []
     if output is None:
@@ -334,3 +293,119 @@ def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: Named
     if errors:
         told = " ".join(f"{each.path}: {each.explanation} {each.advice}" for each in list(errors.values())[:_SHOWN])
         raise SharedSinkError(f"Stream {stream.stream_id!r} is not started, nothing was changed. {told}")
+
+
+_OF_A_POINT = (SnapshotCorruptError, SnapshotNotFoundError, LiveDirectoryError, RestoreError)
+_OF_SOMETHING_ELSE = (
+    *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
+    *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
+)
+# The process or its JVM was ended: this says nothing of any file.
+_ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|SparkContext was shut down)")
+
+
+def is_suspicious(error: Exception) -> bool:
+    """Whether a start may have failed because of its point. Errors of this package say so; others may be anything."""
+    if isinstance(error, CkptError):
+        return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
+    return is_suspicious_end(str(error))
+
+
+def is_suspicious_end(reason: str) -> bool:
+    """Whether a query may have failed because of its live directory: unless it was interrupted, always."""
+    return _ENDED.search(reason) is None
+
+
+# They determine which files belong together; of all others, name and length suffice.
+_READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
+_READ_SUFFIXES = (".zip", ".crc")
+# A restore rewrites these paths.
+_NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
+
+
+def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
+    """What is wrong with a snapshot; empty if it can be restored.
+
+    Its data objects exist and are long enough, with `deep` every byte matches its digest, and it has all files that
+    a resume needs, in known formats.
+    """
+    try:
+        return store.verify(location, deep=deep) or layout_problems(store, location)
+    except (SnapshotNotFoundError, SnapshotCorruptError) as trouble:
+        return [str(trouble)]
+
+
+def content_problems(stream: StreamHandle, location: str) -> list[str]:
+    """Like `snapshot_problems`, and what the checksums in its files say, read in a temporary restore."""
+    problems = snapshot_problems(stream.store, location)
+    if problems:
+        return problems
+    with scratch_directory(stream) as copy:
+        try:
+            restore_into(stream, location, copy, is_scratch=True)
+        except StorageAccessError:
+            raise
+        except CkptError as trouble:
+            return [str(trouble)]
+        found = diagnose(copy, looks_back=False).findings
+    return [f"{location}: {item.path}: {item.explanation}" for item in found if item.severity is Severity.ERROR]
+
+
+def layout_problems(store: SnapshotStore, location: str) -> list[str]:
+    """What a restore would lack, without restoring any state.
+
+    Diagnoses a hollow copy: logs and metadata are real, all other files have only names and lengths.
+    """
+    manifest = store.manifest(location)
+    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
+        root = Path(scratch)
+        for entry in manifest.files:
+            if entry.path.split("/")[0] == SINKS_FOLDER:
+                try:
+                    sink_entry(entry.path)
+                except RestoreError as trouble:
+                    return [f"{location}: {trouble}"]
+            elif not _must_be_read(entry.path):
+                _make_hollow(root / entry.path, entry.size)
+        store.extract(location, _writer(root), only=_must_be_read)
+        diagnosis = diagnose(
+            LiveDirectory(str(root)),
+            expected_query_id=manifest.header.query_id,
+            deep=False,
+            known=KnownQuery.of(manifest.header.properties.get("plan"), manifest.header.properties),
+        )
+    found = [
+        f"{location}: {item.path}: {item.explanation.replace(f'file://{root}/', '')}"
+        for item in diagnosis.findings
+        if item.severity is Severity.ERROR and item.code not in _NOT_OF_A_SNAPSHOT
+    ]
+    if not found and diagnosis.batch_id != manifest.header.batch_id:
+        found.append(
+            f"The header of {location} names batch {manifest.header.batch_id}, but its files belong to batch "
+            f"{diagnosis.batch_id}. Use another snapshot."
+        )
+    return found
+
+
+def _must_be_read(path: str) -> bool:
+    parts = path.split("/")
+    is_note = "_metadata" in parts or "_stateSchema" in parts
+    # The header of a changelog with a unique id in its name lists the files before it.
+    is_lineage = path.endswith(".changelog") and "_" in parts[-1]
+    return parts[0] in _READ_FOLDERS or is_note or is_lineage or path.endswith(_READ_SUFFIXES)
+
+
+def _make_hollow(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as stream:
+        stream.truncate(size)
+
+
+def _writer(root: Path) -> Any:
+    def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        path = root / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as stream:
+            stream.writelines(chunks)
+
+    return write

@@ -1,8 +1,7 @@
 """Importing: a stream continues from a snapshot of another deployment as an independent query.
 
-This catalog cannot hold that snapshot, so the import reads all of it at once and keeps no reference
-to it. It only reads from the other deployment: the snapshot and, if requested, the rows of its
-output.
+This catalog cannot hold that snapshot, so the import reads all of it at once and keeps no reference. From the other
+deployment it only reads.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SnapshotCorruptError
 from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.fork import Fork, ForkedState, assign_state, give_outputs
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import unexpected_file
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, other_sinks
@@ -28,20 +28,14 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot
 from dagster_ckpt.stream.start_from import is_location
 
-# Namespace for the query ids of imports. Each is derived from deployment, stream and directory, so
-# that the remains of an interrupted import are recognized.
+# Namespace for the query ids of imports: derived from deployment, stream and directory, they identify the
+# remains of an interrupted import.
 _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """A sink of the snapshot, and where the importing query writes instead.
-
-    Attributes:
-        name: The sink as the snapshot names it: a folder, or Spark's name for it.
-        old: The folder or table in that name; None if it contains none.
-        new: The folder, table or topic that replaces it.
-    """
+    """A sink as the snapshot names it, the folder or table in that name if any, and what replaces it."""
 
     name: str
     old: str | None
@@ -60,35 +54,13 @@ def import_snapshot(
 ) -> Fork:
     """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
 
-    The snapshot and the original's output are only read; the stream's storage must be able to reach
-    them. If the import is interrupted at any point, the stream is unchanged and the import can be
-    repeated.
+    If it is interrupted, the stream is unchanged and the import can be repeated.
 
     Args:
-        stream: The stream that continues from it; it must not be running.
-        location: Location of the snapshot: a checkpoint or savepoint of another catalog.
-        outputs: Each sink that the snapshot names, mapped to the folder, table or topic that the stream
-            writes to instead. A file sink is named by its folder. The stream's first start is refused
-            if its query writes anywhere else.
-        origin: Who requests the import, as shown by the lease.
-        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
-            Without it these contain only what comes after.
-        replace_state: Discard what the stream itself has committed.
-        progress: Called after each file of the snapshot with the number of files that are done and of all.
-
-    Raises:
-        OptionError: The value is not a location.
-        SnapshotNotFoundError: There is no snapshot, or it belongs to this deployment.
-        SnapshotCorruptError: It lacks data or was altered.
-        SharedSinkError: A sink is not mapped, or is mapped to a location of the original or of
-            something else.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        RequestFailedError: The stream has already committed batches.
-        LiveDirectoryError: The stream's storage or live directories are in use by another deployment.
-        RestoreError: The snapshot cannot be restored to a directory that Spark could start in, or a
-            file of the output is missing.
-        StorageAccessError: Something cannot be read or written.
+        outputs: Each sink that the snapshot names, a file sink by its folder, mapped to the folder, table or
+            topic that the stream writes to instead. The first start is refused if its query writes anywhere else.
+        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders. Without it
+            these contain only what comes after.
     """
     snapshot = foreign_snapshot(stream, location)
     logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))
@@ -102,12 +74,15 @@ def import_snapshot(
         restore_into(stream, place, target, new_query_id=query_id, marked=True, progress=progress)
         batch_id = snapshot.batch_id or 0
         give_outputs(logs, folders, batch_id, still_mine, may_link=False)
-        noted = {
-            "imported_from": snapshot.location,
-            "of_deployment": snapshot.properties.get(DEPLOYMENT),
-            "mapped": [sink.new for sink in sinks],
-        }
-        return ForkedState(target.url, snapshot.stream_id, batch_id, query_id, logs, tuple(folders.values()), noted)
+        pending = Forked(
+            of_stream_id=snapshot.stream_id,
+            batch_id=batch_id,
+            parent_outputs=tuple(logs),
+            outputs=tuple(folders.values()),
+            imported_from=snapshot.location,
+            mapped=tuple(sink.new for sink in sinks),
+        )
+        return ForkedState(target.url, query_id, pending)
 
     holder = this_holder(f"import-{uuid.uuid4()}", origin, None)
     made = assign_state(
@@ -123,23 +98,16 @@ def import_snapshot(
         stream.stream_id,
         snapshot.stream_id,
         f"{describe_snapshot(snapshot)} ({snapshot.location})",
-        made.batch_id,
+        made.pending.batch_id,
         made.query_id,
         made.live_directory,
         {sink.name: sink.new for sink in sinks},
-        made.parent_outputs,
+        made.pending.parent_outputs,
         of_deployment=str(snapshot.properties.get(DEPLOYMENT, "unknown")),
     )
 
 
 def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
-    """Each sink of a snapshot with its new location.
-
-    Raises:
-        SharedSinkError: A sink is not mapped, a mapped name is no sink of the snapshot, or two sinks
-            have the same new location.
-        SnapshotCorruptError: The snapshot does not name its sinks.
-    """
     named = _sinks_of(snapshot)
     mapped = {old.strip(): new.strip() for old, new in outputs.items()}
     known = named or {old: sink_of(old).place or old for old in mapped}
@@ -176,11 +144,7 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
 def _refuse_taken(
     stream: StreamHandle, snapshot: SnapshotRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
 ) -> None:
-    """Refuse a new location that belongs to the original, or that something else writes to.
-
-    Raises:
-        SharedSinkError: There is one.
-    """
+    """Refuse a new location that belongs to the original, or that something else writes to."""
     originals = [sink.old or sink.name for sink in sinks]
     others = list(_places_of_others(stream))
     for before, sink in enumerate(sinks):
@@ -224,20 +188,17 @@ def _meet(sink: _MovedSink, place: str) -> bool:
 
 
 def _places_of_others(stream: StreamHandle) -> Iterator[str]:
-    """Where other streams of the catalog wrote last, or will write after a fork or import that has not started yet."""
+    """Where other streams wrote last, or will write after a fork or import that has not started yet."""
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_of(sink).place or sink
     for other in stream.catalog.streams.all():
-        if other.stream_id != stream.stream_id and other.pending_restore is not None:
-            yield from map(str, [*other.pending_restore.get("mapped", ()), *other.pending_restore.get("outputs", ())])
+        pending = other.pending_restore
+        if other.stream_id != stream.stream_id and isinstance(pending, Forked):
+            yield from (*(pending.mapped or ()), *pending.outputs)
 
 
 def _refuse_anothers_place(stream: StreamHandle) -> None:
-    """Refuse to import into a stream whose folders are in use although this catalog knows no start of it.
-
-    Raises:
-        LiveDirectoryError: They are.
-    """
+    """Refuse a stream whose folders are in use although this catalog knows no start of it."""
     if stream.catalog.streams.get(stream.stream_id).live_generation > 0 or stream.catalog.snapshots.completed(
         stream.stream_id
     ):

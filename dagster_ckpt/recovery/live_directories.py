@@ -1,22 +1,52 @@
-"""Delete live directories that no start needs: at the end of a stream, after a start, and in housekeeping."""
+"""A stream's directories: built for a start, temporary copies of its state, and the deletion of those no start needs.
+
+Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses,
+which a later start deletes.
+
+Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a
+thread writes the catalog's time into a file next to it, so that copies of killed processes can be told.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.records import (
-    EventType,
-    StreamRecord,
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StreamRecord
+from dagster_ckpt.errors import (
+    CkptError,
+    LeaseHeldError,
+    LeaseLostError,
+    RowsAtRiskError,
+    SnapshotCorruptError,
+    StreamNotFoundError,
 )
-from dagster_ckpt.errors import LeaseHeldError, LeaseLostError, StreamNotFoundError
 from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
+from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import adopted_directory
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize, unwatched
+from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import disown_live_folder, lies_elsewhere, other_owner_of_live_folder
+from dagster_ckpt.stream.ownership import (
+    adopted_directory,
+    disown_live_folder,
+    lies_elsewhere,
+    other_owner_of_live_folder,
+)
+from dagster_ckpt.stream.snapshots import describe_snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Number of the stream's former live directories whose location is checked.
 _MADE = 100
@@ -25,16 +55,11 @@ _MADE = 100
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
-    A directory outside the stream's folder is forgotten and stays: it was adopted or, if the catalog is
-    a copy, it is the original's, whose query is not even fenced. So does a folder that another
-    deployment uses now.
+    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog,
+    whose query is not even fenced. So does a folder that another deployment uses now.
 
-    If a previous holder may still be alive, its query is fenced first, and fenced directories stay:
-    once a directory is forgotten nothing else can fence its query, which would keep writing without
-    the fence.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; its directories are not touched.
+    A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query
+    would keep writing, and nothing else can fence a forgotten directory.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -46,18 +71,10 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that earlier starts left behind, finished or not.
+    """Delete the live directories that earlier starts left; those with a higher token are a successor's.
 
-    The previous one is kept if it is fenced: without its fence, a query that still runs there would
-    plan further batches.
-
-    Args:
-        stream: The stream.
-        current: The directory in use.
-        lease: The lease of the stream. Directories with a higher token belong to a successor and stay.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now.
+    The previous one is kept if it is fenced: without its fence, a query that still runs there would plan further
+    batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -85,8 +102,7 @@ def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
     if not _own_live_directories(stream, record):
         return None
     try:
-        # A start that comes in the meantime waits for this, or has a higher token and its own
-        # directories.
+        # A start meanwhile waits for this, or has a higher token and its own directories.
         acquired = acquire(
             stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
         )
@@ -117,8 +133,7 @@ def _delete_live_directories(
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
     """The live directories in the stream's folder, if the catalog knows that the stream has run there.
 
-    Otherwise they belong to another deployment, or to this one before its catalog was lost, and
-    must not be deleted.
+    Otherwise they may be another deployment's, or of before a loss of the catalog, and must not be deleted.
     """
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
@@ -146,7 +161,7 @@ def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def left_to_another(stream: StreamHandle) -> str:
-    """Why a live directory that may be another deployment's is kept."""
+    """Why such a directory is kept."""
     record = stream.catalog.streams.get(stream.stream_id)
     if not lies_elsewhere(stream, record):
         return (
@@ -157,3 +172,173 @@ def left_to_another(stream: StreamHandle) -> str:
         f"the live directory {record.live_directory}: it is not below {stream.live_folder}, and belongs to another "
         "environment if this catalog is a copy. Otherwise delete it yourself"
     )
+
+
+@dataclass(frozen=True)
+class StateRewrite:
+    """How a start rewrites the state that it continues from."""
+
+    spark: SparkSession
+    shape: StateShape
+    report: Callable[[str], None] = lambda _message: None
+
+
+class Building:
+    """Builds the new live directory; if its state is rewritten, from a temporary copy."""
+
+    def __init__(self, live: LiveDirectory, rewrite: StateRewrite | None, watch: Watch) -> None:
+        self.live = live
+        self.watch = watch
+        self.rewritten: Rewritten | None = None
+        self._rewrite = rewrite
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the state is rewritten."""
+        return self._rewrite is not None
+
+    def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
+        """Create the directory."""
+        if self._rewrite is None:
+            fill(self.live)
+            return
+        source = self.live.sibling(".source")
+        try:
+            fill(source)
+            self.rewrite(source)
+        finally:
+            source.delete()
+
+    def rewrite(self, source: LiveDirectory) -> None:
+        """Create the directory, with rewritten state, from one in which no query runs."""
+        rewrite = self._rewrite
+        assert rewrite is not None
+        self.rewritten = rewrite_state(
+            rewrite.spark, source, self.live, shape=rewrite.shape, watch=self.watch, report=rewrite.report
+        )
+
+    def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
+        """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""
+        if self.rewritten is None:
+            return
+        try:
+            refuse_skipped_batch(self.live, sinks, roll_back_tables=roll_back_tables)
+        except RowsAtRiskError:
+            self.live.delete()
+            raise
+
+
+def restore_into(
+    stream: StreamHandle,
+    location: str,
+    live: LiveDirectory,
+    *,
+    new_query_id: str | None = None,
+    donor: Donor | None = None,
+    is_scratch: bool = False,
+    marked: bool = False,
+    watch: Watch = unwatched,
+    progress: Progress | None = None,
+) -> None:
+    """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.
+
+    Every byte is compared with its digest in the snapshot, wherever it comes from.
+
+    Args:
+        new_query_id: Lets the query run alongside the original; None keeps the id of the snapshot.
+        donor: A good live directory whose files are linked if they match the snapshot.
+        is_scratch: The directory need not survive a power loss.
+        progress: Called after each file with the numbers of placed and of all files, from several threads.
+    """
+    placed = itertools.count(1)
+    total = stream.store.manifest(location).file_count if progress is not None else 0
+
+    def fill(filler: Filler) -> None:
+        def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
+            return filler.link_unchanged(entries, donor)
+
+        def place(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+            filler(entry.path, chunks)
+            if progress is not None:
+                progress(next(placed), total)
+
+        stream.store.extract(location, place, missing=missing)
+
+    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, marked=marked, watch=watch)
+
+
+def snapshot_location(snapshot: SnapshotRecord) -> str:
+    """The location of a snapshot."""
+    if snapshot.location is None:
+        raise SnapshotCorruptError(
+            f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
+            "instead, or from another snapshot."
+        )
+    return snapshot.location
+
+
+# Stream ids cannot begin with a dot.
+SCRATCH_FOLDER = ".scratch"
+# One whose user has not reported for this long was left by a dead process.
+LEFT_AFTER_MS = 6 * 3_600_000
+_REPORT_EVERY_S = 300.0
+_IN_USE = ".in-use"
+
+
+@contextmanager
+def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
+    """A temporary directory for a copy of state; the caller creates it, and it is deleted at the end."""
+    remove_leftovers(stream)
+    folder = _folder(stream)
+    name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
+    scratch = folder.sibling(f"/{name}")
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(_REPORT_EVERY_S):
+            # Without a report for six hours the directory may be deleted; its user then fails.
+            with suppress(CkptError):
+                folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
+
+    thread = threading.Thread(target=report, name=f"scratch-{stream.stream_id}", daemon=True)
+    thread.start()
+    try:
+        yield scratch
+    finally:
+        over.set()
+        thread.join()
+        scratch.delete()
+        scratch.sibling(".partial").delete()
+        folder.folder.delete(f"{name}{_IN_USE}")
+
+
+def remove_leftovers(stream: StreamHandle) -> None:
+    """Delete the copies of killed processes, by the catalog's clock."""
+    now_ms = stream.catalog.now_ms()
+    folder = _folder(stream)
+    for name, entry in folder.folder.list().items():
+        made_at = name.partition("-")[0]
+        if not entry.is_directory or not made_at.isdecimal():
+            continue
+        # Unfinished and rewritten copies have the same name with a suffix.
+        in_use = f"{name.partition('.')[0]}{_IN_USE}"
+        if now_ms - max(int(made_at), _reported_at(folder, in_use)) > LEFT_AFTER_MS:
+            folder.sibling(f"/{name}").delete()
+            folder.folder.delete(in_use)
+
+
+def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
+    """The temporary directories of a stream, in use or left by a killed process."""
+    folder = _folder(stream)
+    return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
+
+
+def _reported_at(folder: LiveDirectory, in_use: str) -> int:
+    try:
+        return int(folder.folder.read(in_use))
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _folder(stream: StreamHandle) -> LiveDirectory:
+    return LiveDirectory(f"{stream.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{stream.stream_id}")

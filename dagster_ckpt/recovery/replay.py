@@ -1,34 +1,35 @@
 """Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
 
-A snapshot contains the state after batch N, and the sinks have the batches up to M. If the query
-continued after N, Spark would divide the input of N+1 to M into other batches, so the sinks would have
-to be rolled back first. Instead, a start runs these batches again with their offsets from the journal
-(`catalog/journal.py`) and discards the rows. The query then continues after M, as after a crash that
-left the live directory intact.
+A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N,
+Spark would divide the input of N+1 to M differently, and the sinks would have to be rolled back first. Instead, a
+start runs these batches again with their offsets from the journal (`catalog/journal.py`), discards the rows, and
+continues after M as after a crash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CkptError, RestoreError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, RestoreAndReplay
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, Sink, distinct, newest_batch
-from dagster_ckpt.spark.checkpoint_dir.planned import plan_again, planned_by
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again, planned_by
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.trial_batch import run_trial
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartPoint
+from dagster_ckpt.values.durations import monotonic_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -43,12 +44,13 @@ class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
 
     Attributes:
-        batches: The batches that the query had committed, or that a sink has as a whole. None if only the one in
-            flight has to be planned again, because a sink may have it in part.
+        batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in
+            flight has to be planned again.
         query_id: The id of the query that wrote the last batch.
         in_flight: The batch after them, if it was planned: the query runs it first.
     """
 
+    restore: Restore
     batches: tuple[PlannedBatch, ...]
     query_id: str
     in_flight: PlannedBatch | None = None
@@ -60,22 +62,17 @@ class LostBatches:
             return self.batches[-1].batch_id
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
-    def in_plan(self, plan: RecoveryPlan, directory: str | None = None) -> RecoveryPlan:
-        """A plan to restore a snapshot, with the replay.
-
-        Args:
-            plan: The plan without the replay.
-            directory: The directory in which the batches were replayed; None if that is still to be done.
-        """
+    def plan(self, directory: str | None = None) -> RestoreAndReplay:
+        """The restore, with the replay; `directory`: where the batches were replayed."""
+        plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"
         elif len(self.batches) == 1:
             what = f"replay batch {self.last} as planned before, without output"
         else:
             what = f"replay batches {self.batches[0].batch_id} to {self.last} as planned before, without output"
-        return replace(
-            plan,
-            kind=RecoveryKind.REPLAY,
+        return RestoreAndReplay(
+            restore=plan,
             reason=f"{plan.reason}; {what}",
             from_batch=max(self.last, plan.from_batch or 0),
             to_batch=self.last,
@@ -88,34 +85,25 @@ class LostBatches:
 def lost_batches(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> LostBatches | None:
-    """The batches that a planned start can replay; None if it has nothing to replay, or cannot. Changes nothing.
-
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The plan.
-        output: Where the query to start will write; None if unknown.
-    """
-    snapshot = plan.snapshot
+    """The batches that a planned start can replay; None without any. Changes nothing."""
     if (
-        plan.kind is not RecoveryKind.RESTORE
+        not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST
-        or snapshot is None
-        or snapshot.batch_id is None
+        or plan.snapshot.batch_id is None
         or not stream.options.max_replayed_batches
         # The sink is rolled back: its log no longer lists the rows of these batches.
         or facts.damaged_logs
     ):
         return None
-    planned = stream.catalog.journal.after(stream.stream_id, snapshot.batch_id)
+    snapshot = plan.snapshot
+    planned = stream.catalog.journal.after(stream.stream_id, plan.snapshot.batch_id)
     sinks = distinct(sinks_of([*sinks_of_snapshot(stream, snapshot), *sinks_written(stream)]))
     sink = described_sink(output)
     if not planned or (sink is not None and not sink.is_among(sinks)):
         # A new sink gets the batches after the snapshot.
         return None
     newest = planned[-1]
-    # Not that of the snapshot: if the stream went back to it before, the sinks have other batches of the same numbers
-    # under that id, which were undone.
+    # Not that of the snapshot: if the stream went back to it before, the sinks know undone batches under that id.
     query_id = planned_by(newest)
     if query_id is None:
         return None
@@ -132,45 +120,28 @@ def lost_batches(
     )
     if not (batches or is_in_part) or len(batches) > stream.options.max_replayed_batches:
         return None
-    return LostBatches(batches, query_id, in_flight)
+    return LostBatches(plan, batches, query_id, in_flight)
 
 
 def replay(
     stream: StreamHandle,
-    plan: RecoveryPlan,
     lost: LostBatches,
     lease: LeaseKeeper,
     describe: Callable[[], DataStreamWriter],
     *,
     watch: Watch,
-) -> RecoveryPlan:
-    """Restore a snapshot to a directory that no stream uses, and run batches of the query there without output.
+) -> RestoreAndReplay:
+    """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
 
-    The directory is deleted if the replay fails, else by the next start that has another one.
-
-    Args:
-        stream: The stream.
-        plan: The plan to restore the snapshot.
-        lost: The batches.
-        lease: The lease of the stream.
-        describe: Describes the query.
-        watch: Called while a batch runs; an exception ends the replay.
-
-    Returns:
-        The plan to continue from that directory.
-
-    Raises:
-        RestoreError: A batch could not be replayed.
-        SnapshotCorruptError: The snapshot lacks data or was altered.
-        StorageAccessError: Something could not be read or written.
+    The directory is deleted if that fails, else by a later start. `watch` is called while a batch runs, and may
+    raise. Returns the plan to continue there.
     """
-    if plan.snapshot is None:
-        raise RestoreError(f"Stream {stream.stream_id!r} has no snapshot to replay batches after.")
 
     def stopped() -> bool:
         watch()
         return False
 
+    plan = lost.restore
     claim_live_folder(stream)
     generation = stream.catalog.streams.get(stream.stream_id).live_generation
     live = stream.new_live_directory(generation, lease.record.token).sibling(".replayed")
@@ -203,11 +174,11 @@ def replay(
             f"replayed {len(lost.batches)} batches after batch {plan.to_batch}, up to {lost.last}, as they were "
             f"planned before, in {(monotonic_ms() - started_ms) / 1000:,.1f} s: the sinks keep the rows that they have",
         )
-    return lost.in_plan(plan, live.url)
+    return lost.plan(live.url)
 
 
 def _newest_whole(sink: Sink, query_id: str) -> int:
-    """The newest batch of which a sink certainly has all rows; -1 if there is none, or if that is unknown."""
+    """The newest batch of which a sink certainly has all rows; -1 if none or unknown."""
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
@@ -219,7 +190,7 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 
 
 def _has_parts(sink: Sink) -> bool:
-    """Whether a sink may have a batch in part, and drops that part when the query runs the batch again.
+    """Whether a sink may have a batch in part, and drops that part when the query runs it again.
 
     Of several writers into Kafka, some may have been killed before their share. A table with parts goes back first.
     """

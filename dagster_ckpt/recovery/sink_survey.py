@@ -1,25 +1,42 @@
-"""Inspects the sinks of a start: the facts that the guard decides on, and the meaning of its verdicts for users."""
+"""Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
+
+A table or topic must also have the batches that the query continues after: one that was dropped and created again,
+or restored from an older copy, lacks batches that are not written again. Such a start is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from dagster_ckpt.errors import SharedSinkError
+from dagster_ckpt.catalog.pending_restore import Emptied, Forked, ToBatch, ToSnapshot
+from dagster_ckpt.catalog.records import StreamRecord
+from dagster_ckpt.errors import SharedSinkError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import (
+    Clone,
+    FinishRestore,
+    RecoveryPlan,
+    Restore,
+    RestoreAndReplay,
+    Resume,
+    Rewind,
+    StartEmpty,
+)
 from dagster_ckpt.recovery.sink_logs import is_moved_output, with_moved_logs
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
-from dagster_ckpt.sinks.file_sink_damage import damaged_log
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, Past, files_of, log_trouble, past_of, read_log_at_hand
+from dagster_ckpt.sinks.file_sink_damage import LogTrouble, damaged_log, log_trouble
+from dagster_ckpt.sinks.file_sink_log import Past, files_of, past_of, read_log_at_hand
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
-from dagster_ckpt.sinks.sink import Sink, SinkEffect, SinkForecast, distinct, newest_batch
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, other_sinks
+from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast, distinct, newest_batch
+from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, other_sinks, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import KnownSink, known_in, known_of_executions, query_ids_of, sinks_written
 from dagster_ckpt.stream.liveness import is_held
 
 BEFORE_THE_FIRST_BATCH = -1
@@ -30,16 +47,12 @@ class Aim:
     """Where a start brings the query, from the sinks' point of view.
 
     Attributes:
-        start: The kind of start.
         batch_id: The batch it continues after; -1 is before the first.
-        location: The snapshot it restores, if any.
-        snapshot_id: Its id, if the catalog has it.
-        sinks: The sinks that the stream wrote to before, as Spark names them.
+        sinks: The sinks that the stream wrote to before.
         originals: Folders of the stream that a fork comes from.
-        is_unfinished: The start was judged before and was interrupted while sinks were rolled back.
-        noted_batch: The batch of the snapshot; None: the one it continues after.
-        mapped: Locations that an import maps sinks to, the only ones that its query may write to; None
-            if there is no import.
+        is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
+        noted_batch: The batch of the snapshot, if it is not `batch_id`.
+        mapped: The only places that the query of an import may write to.
     """
 
     start: Start
@@ -53,7 +66,7 @@ class Aim:
     mapped: Sequence[str] | None = None
 
     def is_mapped(self, place: str) -> bool:
-        """Whether an import, if any, allows the query to write to a location."""
+        """Whether an import, if any, allows the query to write to a place."""
         return self.mapped is None or any(same_folder(place, mapped) for mapped in self.mapped)
 
 
@@ -62,9 +75,7 @@ class Survey:
     """What a start does with each sink that can be rolled back.
 
     Attributes:
-        aim: Where it brings the query.
-        judgements: One for each such sink that the query names, or that the stream or the snapshot is
-            known to have written.
+        judgements: One for each such sink that the query names, or that the stream or the snapshot wrote to.
         to_settle: Sinks to check for the batch in flight if the query continues.
     """
 
@@ -86,11 +97,7 @@ class Survey:
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Pass a start only if no sink belongs to another query.
-
-        Raises:
-            SharedSinkError: A sink does.
-        """
+        """Refuse a start if a sink belongs to another query."""
         _refuse(
             self.judgements,
             f"Stream {stream_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
@@ -125,29 +132,13 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
     """Inspect the sinks of a planned start and decide what is done with each. Changes nothing.
 
-    Args:
-        stream: The stream.
-        plan: What the start does.
-        output: Where the query to start will write; None if unknown: the stream's known sinks are
-            assumed.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink or the snapshot cannot be reached.
+    If `output` is unknown, the stream's known sinks are assumed.
     """
     return _survey(stream, _aim(stream, plan), output)
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files in the folders that a stream last wrote to, if one no longer belongs to it.
-
-    Raises:
-        SharedSinkError: One does not.
-        SnapshotCorruptError: The newest snapshot cannot be read.
-        LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink, the snapshot or the live directory cannot be reached.
-    """
+    """Refuse to delete files in folders that a stream last wrote to, if one no longer belongs to it."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
@@ -162,19 +153,7 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to copy rows of a folder to a folder that is in use.
-
-    Args:
-        logs: The logs of all folders of the original stream, up to the batch.
-        outputs: Pairs of one of these folders and the folder that receives its rows.
-        batch_id: The batch.
-
-    Raises:
-        SharedSinkError: A target folder is in use, or has files of others.
-        RestoreError: A log names a file that lies elsewhere.
-        LiveDirectoryError: A log cannot be read.
-        StorageAccessError: A folder cannot be reached.
-    """
+    """Refuse to copy rows from the first folder of a pair to the second if that is in use."""
     judgements = []
     originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:
@@ -242,8 +221,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
     to_settle = [sink.name for sink in named.sinks]
     if not (named.is_seen and named.sinks):
-        # The query may still write to a table that its description does not name. Otherwise a table that
-        # the stream wrote to before is not its own any more, and keeps what it has.
+        # It may write to a table that its description does not name. Otherwise a former table keeps what it has.
         to_settle += [
             sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)
         ]
@@ -251,13 +229,12 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
 
 
 def _ever_written(stream: StreamHandle) -> list[str]:
-    """The sinks of all executions of a stream, as Spark names them."""
     reported = [(each.progress or {}).get("sinks") for each in stream.catalog.executions.of_stream(stream.stream_id)]
     return list(dict.fromkeys(str(sink) for sinks in reported if isinstance(sinks, list) for sink in sinks))
 
 
 def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:
-    """Whether the stream's own output was moved to the folder of a sink, and its log relocated."""
+    """Whether a sink is the stream's own output, moved there with a relocated log."""
     is_asked = facts.start is Start.RESUME and facts.named and not facts.ours and not facts.anothers
     if not is_asked or facts.last is None or not isinstance(sink, FileSink):
         return False
@@ -265,14 +242,14 @@ def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence
 
 
 def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
-    """The sinks without a log to capture that the snapshot of this stream names."""
+    """The sinks of the snapshot without a log."""
     if aim.start is not Start.TO_SNAPSHOT or aim.location is None:
         return []
     return other_sinks(stream.store.manifest(aim.location).header.properties) or []
 
 
 def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None, aim: Aim) -> SinkFacts:
-    """The facts, with what the log of a file sink says of who wrote it."""
+    """The facts, with what the log of a file sink says of its writer."""
     if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
         return facts
     if _is_written_back(sink, facts, entries):
@@ -283,7 +260,7 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
 
 
 def _is_written_back(sink: FileSink, facts: SinkFacts, entries: Sequence[SinkEntry] | None) -> bool:
-    """Whether the start writes a damaged log back from the snapshot that it goes back to."""
+    """Whether the start writes a damaged log back from its snapshot."""
     if facts.start is not Start.TO_SNAPSHOT or not facts.ours or facts.anothers or not entries:
         return False
     return damaged_log(sink.folder, entries) is not None
@@ -303,21 +280,12 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another running stream writes, even before this one has written anything there.
-
-    Args:
-        stream: The stream.
-        output: Where its query is about to write; None if unknown.
-
-    Raises:
-        SharedSinkError: Another stream writes there.
-    """
+    """Refuse to write files where another running stream writes, even before this one has written any."""
     sink = described_sink(output)
     if sink is None or sink.knows_queries:
         return
     for other in stream.catalog.executions.of_other_streams(stream.stream_id):
-        reported = (other.progress or {}).get("sinks")
-        if not sink.is_among(sinks_of([str(name) for name in reported]) if isinstance(reported, list) else []):
+        if not sink.is_among(sinks_of(other.sinks)):
             continue
         if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(
@@ -329,30 +297,40 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
 
 def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
-    if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None:
-        return Aim(Start.TO_SNAPSHOT, to_batch, plan.snapshot.location, plan.snapshot.snapshot_id)
-    if plan.kind in (RecoveryKind.REWIND, RecoveryKind.REPLAY):
-        return Aim(Start.TO_BATCH, to_batch)
-    if plan.kind is RecoveryKind.START_EMPTY:
-        return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
-    if plan.kind is not RecoveryKind.FINISH_RESTORE:
-        return Aim(Start.RESUME, to_batch)
-    record = stream.catalog.streams.get(stream.stream_id)
-    pending = record.pending_restore or {}
-    batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
-    sinks = [str(sink) for sink in pending.get("sinks", ())]
-    if "fork_of" in pending:
-        commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory else None
-        return Aim(
-            Start.FORKED,
-            max(batch_id, commit if commit is not None else batch_id),
-            sinks=[FileSink.at(str(path)).name for path in pending.get("outputs", ())],
-            originals=[str(path) for path in pending["parent_outputs"]],
-            mapped=[str(place) for place in pending["mapped"]] if "mapped" in pending else None,
-        )
-    if "location" in pending:
-        return Aim(Start.TO_SNAPSHOT, batch_id, str(pending["location"]), is_unfinished=True)
-    return Aim(Start.TO_BATCH if "batch_id" in pending else Start.EMPTY, batch_id, sinks=sinks, is_unfinished=True)
+    match plan:
+        case Restore(snapshot=snapshot):
+            return Aim(Start.TO_SNAPSHOT, to_batch, snapshot.location, snapshot.snapshot_id)
+        case Rewind() | RestoreAndReplay():
+            return Aim(Start.TO_BATCH, to_batch)
+        case StartEmpty():
+            return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
+        case Resume() | Clone():
+            return Aim(Start.RESUME, to_batch)
+        case FinishRestore():
+            return _aim_of_unfinished(stream.catalog.streams.get(stream.stream_id))
+
+
+def _aim_of_unfinished(record: StreamRecord) -> Aim:
+    match record.pending_restore:
+        case Forked() as forked:
+            commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory else None
+            return Aim(
+                Start.FORKED,
+                max(forked.batch_id, commit if commit is not None else forked.batch_id),
+                sinks=[FileSink.at(path).name for path in forked.outputs],
+                originals=forked.parent_outputs,
+                mapped=forked.mapped,
+            )
+        case ToSnapshot(location=location, batch_id=batch_id):
+            to_batch = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
+            return Aim(Start.TO_SNAPSHOT, to_batch, location, is_unfinished=True)
+        case ToBatch(batch_id=batch_id, sinks=sinks):
+            return Aim(Start.TO_BATCH, batch_id, sinks=sinks, is_unfinished=True)
+        case Emptied(sinks=sinks):
+            return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, sinks=sinks, is_unfinished=True)
+        case _:
+            # Finished meanwhile.
+            return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, is_unfinished=True)
 
 
 def _planned(stream: StreamHandle) -> int | None:
@@ -375,3 +353,140 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
             sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _ADVICE_FOR.get(judgement.refusal, _ADVICE)
         )
     return None
+
+
+def missing_batches(
+    found: FoundSink, known: KnownSink, batch_id: int, sink: Sink, brought_back: int | None = None
+) -> SinkForecast | None:
+    """Decide whether a sink lacks batches that the query does not write again; None if not, or if unknown. Pure.
+
+    `brought_back`: the newest batch that the roll-back of the start brings back, which an earlier one has undone.
+    """
+    expected = known.expected(batch_id)
+    if expected is None or expected < 0:
+        return None
+    what = f"The {sink.noun} {sink.place or sink.name}"
+    kept = found.batch if found.is_certain and found.batch is not None else -1
+    first = kept + 1
+    which = (
+        f"batch {first} of this stream is" if first == expected else f"batches {first} to {expected} of this stream are"
+    )
+    lost = f"{which} not in it" if first <= expected else ""
+    # A snapshot from before belongs to another table as well.
+    older = ""
+    if found.identity is None:
+        reason = f"{what} no longer exists; it had batches up to {expected} of this stream."
+    elif known.identity is not None and known.identity != found.identity:
+        reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and created again"
+        reason += f": {lost}." if lost else "."
+    elif found.is_certain and lost and (brought_back is None or brought_back < expected):
+        reason = f"{what}: {lost}. It was created again, restored, or replaced by an older copy."
+        older = f"from a snapshot of batch {kept} or before, or " if kept >= 0 else ""
+    else:
+        return None
+    advice = (
+        f"Put the {sink.noun} back, such as from a backup, and start again. Or start {older}with start_from=empty and "
+        "discard_state: the query then writes all that its sources still have. With accept_loss, it continues in the "
+        f"{sink.noun} as it is, without these batches."
+    )
+    return SinkForecast(sink.name, SinkEffect.LOSE, reason, advice)
+
+
+def forecast_sinks(
+    stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
+) -> list[SinkForecast]:
+    """Forecasts for sinks that the query must not write to, or that are neither simply continued nor rolled back.
+
+    `replay` is what the sinks will see if they are rolled back.
+    """
+    return [
+        *survey.forecasts(),
+        *_forecast_shared(stream, survey, output),
+        *_forecast_missing_batches(stream, survey, output, replay),
+    ]
+
+
+def _forecast_missing_batches(
+    stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
+) -> tuple[SinkForecast, ...]:
+    """Forecasts for the tables and topics that lack batches before the one that a start continues with.
+
+    If `output` is unknown, those that the stream wrote to last. A roll-back (`replay`) may bring back undone
+    batches.
+    """
+    aim = survey.aim
+    # A restore that is being finished was judged when it began. A fork has its own tables.
+    if aim.batch_id < 0 or aim.is_unfinished or aim.start not in (Start.RESUME, Start.TO_SNAPSHOT, Start.TO_BATCH):
+        return ()
+    executions = stream.catalog.executions.of_stream(stream.stream_id)
+    properties: Mapping[str, Any] | None = None
+    if aim.start is Start.TO_SNAPSHOT and aim.location is not None:
+        properties = stream.store.manifest(aim.location).header.properties
+    sinks = _written(stream, output) if properties is None else sinks_in(properties)
+    described = described_sink(output)
+    told = []
+    for sink in sinks:
+        known = known_of_executions(executions, sink)
+        then = known_in(properties, sink) if properties is not None else None
+        if then is not None:
+            known = then if then.identity is not None or known is None else replace(then, identity=known.identity)
+        is_written = described is None or described.is_same(sink)
+        if known is None or not is_written:
+            continue
+        forecast = _missing(stream, sink, known, aim.batch_id, output=output, replay=replay)
+        if forecast is not None:
+            told.append(forecast)
+    return tuple(told)
+
+
+def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
+    """A forecast if the query starts from the beginning in a table or topic that another stream wrote last.
+
+    The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.
+    """
+    aim, sink = survey.aim, described_sink(output)
+    starts_empty = aim.start is Start.EMPTY or (aim.start is Start.RESUME and aim.batch_id < 0)
+    if sink is None or sink.place is None or isinstance(sink, FileSink) or aim.is_unfinished or not starts_empty:
+        return ()
+    executions = stream.catalog.executions
+    if sink.is_among(sinks_of(executions.last_sinks(stream.stream_id))):
+        return ()
+    others = executions.sinks_by_other(stream.stream_id)
+    other = next((each for each, names in others.items() if sink.is_among(sinks_of(names))), None)
+    if other is None:
+        return ()
+    return (
+        SinkForecast(
+            sink.name,
+            SinkEffect.SHARED,
+            f"Stream {other!r} of this catalog wrote to {sink.place} last, and this start reads its sources from the "
+            "beginning: rows that both read would be there twice.",
+            f"To continue that stream under another name, stop it (dagster-ckpt stop {other}) and set "
+            f"stream_id={other!r} in the new definition. To start from the beginning, write elsewhere. If both streams "
+            "should write there, start this one once with accept_loss.",
+        ),
+    )
+
+
+def _written(stream: StreamHandle, output: NamedOutput | None) -> Sequence[Sink]:
+    described = described_sink(output)
+    return [described] if described is not None else sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+
+
+def _missing(
+    stream: StreamHandle,
+    sink: Sink,
+    known: KnownSink,
+    batch_id: int,
+    *,
+    output: NamedOutput | None,
+    replay: Replay | None,
+) -> SinkForecast | None:
+    try:
+        found = sink.look(query_ids_of(stream))
+        brought_back = sink.batch_after(replay) if replay is not None and replay.roll_back_tables else None
+    except StorageAccessError as error:
+        # The start itself asks again.
+        is_start = output is not None and known.identity is not None
+        return SinkForecast(sink.name, SinkEffect.UNREACHABLE, str(error)) if is_start else None
+    return missing_batches(found, known, batch_id, sink, brought_back) if found is not None else None

@@ -1,13 +1,10 @@
-"""Decide what happens to the batch in flight (planned but not committed), based on what each sink remembers of it.
+"""Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
-Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have
-*without running it*: no task runs, no state is written, and Spark commits the batch. For a sink that
-has batch N+1 when the query continues after N, every start must therefore ensure one of three
-things: the complete state of N+1 is available as well, or the sink is rolled back to N, or the query
-is not started. Checkpoint
-format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3 does not
-even resume in place (`assertion failed: CheckpointInfo length: 0`), so there only the second way is
-possible.
+Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*:
+no state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, every start
+must ensure one of three things: the complete state of N+1 is available, or the sink is rolled back to N, or the query
+is not started. Checkpoint format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3
+does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there the sink must go back.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from enum import StrEnum
 from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, RollBack, Sink, SinkEffect, SinkForecast, newest_batch, roll_back
+from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
@@ -35,13 +33,10 @@ class InFlight(StrEnum):
     """What happens to the batch after the committed one.
 
     RUN: The sink does not have it: Spark runs it.
-    SKIPPED: The sink has it, and its state is available or the query keeps none: Spark skips
-        it.
-    ROLL_BACK: The sink has it and its state is missing: the sink's log is rolled back first, and
-        Spark runs it again.
-    REFUSE: The sink has it, its state is missing, and the sink cannot be rolled back from here.
-    FOREIGN: The sink has later batches that the query never planned: another query wrote them, and
-        Spark would skip this query's own batches.
+    SKIPPED: The sink has it, and its state is available or the query keeps none: Spark skips it.
+    ROLL_BACK: The sink has it without its state: the sink goes back first, and Spark runs it again.
+    REFUSE: The sink has it without its state, and cannot be rolled back from here.
+    FOREIGN: Another query wrote later batches there, and Spark would skip this query's own up to them.
     """
 
     RUN = "RUN"
@@ -52,74 +47,84 @@ class InFlight(StrEnum):
 
 
 @dataclass(frozen=True)
-class InFlightFacts:
-    """Facts about the batch after the committed one.
+class Unfinished:
+    """The position of a live directory, and what it has of the batch in flight.
 
     Attributes:
-        in_sink: The sink's log contains it.
-        planned: Its planned offsets exist, so that exactly the same batch is run again.
-        stateful: The query keeps state.
+        batch_id: The newest committed batch; -1 before the first.
+        planned: The offsets of the next batch exist, so that exactly that batch is run again.
         unique_ids: State is in checkpoint format v2.
-        state_is_there: The complete state after it is available where the query will start.
-        can_go_back: The sink can be rolled back to the committed batch from here.
+        state_is_there: The complete state after the next batch is available where the query will start.
     """
 
-    in_sink: bool
+    batch_id: int = BEFORE_THE_FIRST_BATCH
     planned: bool = True
     stateful: bool = True
     unique_ids: bool = False
     state_is_there: bool = False
-    can_go_back: bool = True
 
 
-def decide_in_flight(facts: InFlightFacts) -> InFlight:
+def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InFlight:
     """Decide what happens to the batch after the committed one. A pure function."""
-    if not facts.in_sink:
+    if not in_sink:
         return InFlight.RUN
-    has_its_state = not facts.stateful or (facts.state_is_there and not facts.unique_ids)
-    if facts.planned and has_its_state:
+    has_its_state = not at.stateful or (at.state_is_there and not at.unique_ids)
+    if at.planned and has_its_state:
         return InFlight.SKIPPED
-    return InFlight.ROLL_BACK if facts.can_go_back else InFlight.REFUSE
+    return InFlight.ROLL_BACK if can_go_back else InFlight.REFUSE
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """The position of a live directory, and what it contains of the batch in flight.
+class Decision:
+    """What happens to the batch after the committed one in one sink; `batch_id` is the committed one."""
 
-    Attributes:
-        batch_id: The newest committed batch; -1 before the first.
-        planned: Whether the offsets of the next batch exist.
-        stateful: Whether the query keeps state.
-        unique_ids: Whether its state is in checkpoint format v2.
-        state_is_there: Whether the complete state after the planned batch is available.
-    """
-
+    sink: Sink
     batch_id: int
-    planned: bool
-    stateful: bool
-    unique_ids: bool
-    state_is_there: bool
+    what: InFlight
 
-    def facts(self, *, in_sink: bool, can_go_back: bool) -> InFlightFacts:
-        """Combine this with the facts about a sink."""
-        return InFlightFacts(
-            in_sink, self.planned, self.stateful, self.unique_ids, self.state_is_there, can_go_back=can_go_back
-        )
+    def forecast(self) -> SinkForecast | None:
+        """What becomes of the sink's rows; None if it does not have the batch."""
+        name, next_batch = self.sink.name, self.batch_id + 1
+        has = f"It has batch {next_batch} already, which is not committed"
+        match self.what:
+            case InFlight.RUN:
+                return None
+            case InFlight.SKIPPED:
+                return SinkForecast(name, SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
+            case InFlight.ROLL_BACK:
+                return SinkForecast(
+                    name,
+                    SinkEffect.EXACT,
+                    f"{has}, and the query cannot continue from the state after it: the sink goes back to batch "
+                    f"{self.batch_id}, and the batch is run again.",
+                )
+            case InFlight.FOREIGN:
+                return SinkForecast(
+                    name,
+                    SinkEffect.IRREVERSIBLE,
+                    f"It has batches after {next_batch}, which this query never planned: another query wrote them, and "
+                    "Spark would skip this query's own batches up to there.",
+                    "Start from a snapshot with start_from=...: that rolls the sink back.",
+                )
+            case InFlight.REFUSE:
+                return SinkForecast(
+                    name,
+                    SinkEffect.IRREVERSIBLE,
+                    f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
+                    "computing its state, and fail at the next one.",
+                    f"Restore the table to its version before batch {next_batch}, and start from a snapshot or "
+                    "batch-<n> with new_query_id.",
+                )
 
 
 def unfinished(live: LiveDirectory) -> Unfinished:
-    """Inspect the batch after the newest committed one.
-
-    Raises:
-        LiveDirectoryError: An entry of a log cannot be parsed.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Inspect the batch after the newest committed one."""
     folder = live.folder
     positions = live.positions()
     batch_id = BEFORE_THE_FIRST_BATCH if positions.commit is None else positions.commit
     planned = positions.offset == batch_id + 1
     if not keeps_state(live):
-        return Unfinished(batch_id, planned, stateful=False, unique_ids=False, state_is_there=False)
+        return Unfinished(batch_id, planned, stateful=False)
     commit = None
     if batch_id >= 0:
         path = f"{COMMITS}/{batch_id}"
@@ -133,38 +138,23 @@ def unfinished(live: LiveDirectory) -> Unfinished:
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None
         except (LiveDirectoryError, FileNotFoundError):
-            # Unreadable state counts as missing; other checks decide whether the directory as a
-            # whole is intact.
+            # Unreadable state counts as missing; whether the directory is intact is checked elsewhere.
             is_there = False
     unique_ids = commit is not None and commit.state_ids is not None
     return Unfinished(batch_id, planned, stateful=True, unique_ids=unique_ids, state_is_there=is_there)
 
 
 def keeps_state(live: LiveDirectory) -> bool:
-    """Whether the query of a live directory keeps state.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Whether the query of a live directory keeps state."""
     return any(name.isdecimal() for name in live.folder.listing(STATE).names)
 
 
 def forecast_in_flight(
     live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool = True
 ) -> list[SinkForecast]:
-    """Forecast what each sink does with the batch after the committed one, if it already has that batch.
-
-    Args:
-        live: The directory in which the query continues, or that is cloned for it.
-        sinks: The query's sinks.
-        roll_back_tables: Whether the start may roll a table back.
-
-    Raises:
-        LiveDirectoryError: A log cannot be parsed.
-        StorageAccessError: The directory or a sink cannot be reached.
-    """
+    """Forecast what each sink does with the batch after the committed one, if it already has that batch."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
-    return [forecast for sink, at, what in found if (forecast := _forecast(sink.name, at, what)) is not None]
+    return [forecast for each in found if (forecast := each.forecast()) is not None]
 
 
 def settle_in_flight(
@@ -175,67 +165,38 @@ def settle_in_flight(
     roll_back_tables: bool = True,
     before_roll_back: Callable[[int], None] = lambda _batch_id: None,
 ) -> list[Sink]:
-    """Before a query starts in a directory, roll back the sinks that would skip a batch whose state is missing.
+    """Roll back the sinks that would skip a batch whose state is missing, before a query starts; returns them.
 
-    Can be interrupted at any point and repeated.
-
-    Args:
-        live: The directory, ready for Spark.
-        sinks: The query's sinks, all owned by it.
-        still_mine: Entered around each change; raises if this process is no longer the writer.
-        roll_back_tables: Whether this process may roll a table back.
-        before_roll_back: Called before a sink is rolled back, with the batch to which it goes back.
-
-    Returns:
-        The sinks that were rolled back.
-
-    Raises:
-        RowsAtRiskError: A sink that cannot be rolled back would skip such a batch.
-        SinkRollbackError: A sink could not be rolled back.
-        LiveDirectoryError: A log cannot be parsed.
-        StorageAccessError: The directory or a sink cannot be reached.
+    Can be interrupted at any point and repeated. `before_roll_back` is called with the batch to which a sink goes back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
-    rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]
-    for sink, at in rolled_back:
+    to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]
+    for each in to_roll_back:
         query_id = live_query_id(live)
-        before_roll_back(at)
-        roll_back(sink, RollBack(at, query_id=query_id), still_mine)
-        if sink.remembers_undone:
+        before_roll_back(each.batch_id)
+        roll_back(each.sink, RollBack(each.batch_id, query_id=query_id), still_mine)
+        if each.sink.remembers_undone:
             with still_mine():
                 give_query_id(live, str(uuid.uuid4()))
-    return [sink for sink, _ in rolled_back]
+    return [each.sink for each in to_roll_back]
 
 
-def refuse_skipped_batch(
-    live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool
-) -> list[tuple[Sink, int, InFlight]]:
+def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
     """Refuse a start if a sink would skip a batch whose state is missing, and cannot be rolled back.
-
-    Args:
-        live: The directory in which the query would start.
-        sinks: The query's sinks.
-        roll_back_tables: Whether this process may roll a table back.
-
-    Returns:
-        Each sink with the batch after which the query continues, and what happens to the next one.
 
     Raises:
         RowsAtRiskError: A sink would.
-        LiveDirectoryError: A log cannot be parsed.
-        StorageAccessError: The directory or a sink cannot be reached.
     """
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
-    forecasts = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
+    forecasts = [each.forecast() for each in found if each.what in stops]
     refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in forecasts if each is not None)
     if refused:
         raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
     return found
 
 
-def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[tuple[Sink, int, InFlight]]:
-    """Each sink with the batch after which the query continues, and what happens to the next one."""
+def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
     memories = [sink for sink in sinks_of(sinks) if sink.on_repeat is OnRepeat.SKIPS]
     if not memories:
         return []
@@ -246,11 +207,11 @@ def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: boo
             continue
         newest = newest_batch(sink, live_query_id(live) if sink.knows_queries else None)
         if not sink.knows_queries and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
-            found.append((sink, at.batch_id, InFlight.FOREIGN))
-            continue
-        can_go_back = sink.rolls_back and (roll_back_tables or not sink.is_table)
-        facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
-        found.append((sink, at.batch_id, decide_in_flight(facts)))
+            what = InFlight.FOREIGN
+        else:
+            can_go_back = sink.rolls_back and (roll_back_tables or not isinstance(sink, TableSink))
+            what = decide_in_flight(at, in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
+        found.append(Decision(sink, at.batch_id, what))
     return found
 
 
@@ -261,37 +222,5 @@ def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
 
 
 def _asks_the_sink(at: Unfinished) -> bool:
-    """Whether the memory of the sink matters: if the state is available, an unreadable table prevents no start."""
-    passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.SKIPPED
-    return at.planned and not passed
-
-
-def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
-    has = f"It has batch {batch_id + 1} already, which is not committed"
-    if what is InFlight.SKIPPED:
-        return SinkForecast(sink, SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
-    if what is InFlight.ROLL_BACK:
-        return SinkForecast(
-            sink,
-            SinkEffect.EXACT,
-            f"{has}, and the query cannot continue from the state after it: the sink goes back to batch {batch_id}, "
-            "and the batch is run again.",
-        )
-    if what is InFlight.FOREIGN:
-        return SinkForecast(
-            sink,
-            SinkEffect.IRREVERSIBLE,
-            f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and "
-            "Spark would skip this query's own batches up to there.",
-            "Start from a snapshot with start_from=...: that rolls the sink back.",
-        )
-    if what is InFlight.REFUSE:
-        return SinkForecast(
-            sink,
-            SinkEffect.IRREVERSIBLE,
-            f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
-            "computing its state, and fail at the next one.",
-            f"Restore the table to its version before batch {batch_id + 1}, and start from a snapshot or batch-<n> "
-            "with new_query_id.",
-        )
-    return None
+    """Whether the sink's memory matters: if the state is available, an unreadable table prevents no start."""
+    return at.planned and decide_in_flight(at, in_sink=True, can_go_back=False) is not InFlight.SKIPPED

@@ -23,7 +23,7 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.operations.unsettled_executions import LAUNCH_MS
+from dagster_ckpt.client.reconciliation import LAUNCH_MS
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_desired_state_jobs
 from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
@@ -38,8 +38,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.orchestration.sensors.observed_runs import undefined_streams
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
-from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
 from tests.support.as_writer import as_writer
 

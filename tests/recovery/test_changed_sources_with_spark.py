@@ -13,6 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import Client, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import SourceChangedError
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file, small_spark
 
@@ -72,6 +73,7 @@ def letters(spark: SparkSession, tmp_path: Path) -> Letters:
     return Letters(spark, tmp_path)
 
 
+@pytest.mark.thorough(but=("move it back-True", "a link-False"))
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("remedy", ["move it back", "a link"])
 def test_a_folder_that_was_moved(letters: Letters, remedy: str, is_recorded: bool) -> None:
@@ -108,6 +110,7 @@ def test_a_pattern_of_another_folder_would_read_everything_again(letters: Letter
     assert letters.rows == [0]
 
 
+@pytest.mark.thorough(but="now[03]-*")
 @pytest.mark.parametrize(
     ("now", "is_recorded"),
     [
@@ -134,6 +137,7 @@ def test_sources_in_another_order_or_number(letters: Letters, now: Sequence[str]
     assert sorted(letters.rows) == [0, 1, 8]
 
 
+@pytest.mark.thorough(but=("<lambda>0", "<lambda>3"))
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -161,7 +165,7 @@ def test_other_sources_begin_empty_as_the_refusal_says(letters: Letters) -> None
     with pytest.raises(SourceChangedError, match="start_from=empty with discard_state"):
         letters.run("other")
 
-    letters.run("other", start_from="empty", discard_state=True)
+    letters.run("other", start_from=StartFrom("empty", discard_state=True))
 
     assert letters.rows == [0, 7]
 
@@ -172,7 +176,7 @@ def test_a_restore_compares_with_the_sources_of_its_snapshot(letters: Letters) -
     with Client(**letters.places) as client:
         client.trigger_savepoint("letters", label="of-in")
     letters.feed("other", 0, 7)
-    letters.run("other", start_from="empty", discard_state=True)
+    letters.run("other", start_from=StartFrom("empty", discard_state=True))
 
     with pytest.raises(SourceChangedError, match="savepoint"):
         letters.run("other", start_from="of-in")

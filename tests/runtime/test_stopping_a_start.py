@@ -15,7 +15,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
-from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
+from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.runtime import start_watch
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -23,6 +23,7 @@ from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
 from tests.support.retention_shelf import HOLDER, STREAM
+from tests.support.verbs import cancel, suspend
 
 ME = "a person"
 MANY = 400
@@ -57,6 +58,7 @@ class AskedAt:
         return self._pending(stream_id)
 
 
+@pytest.mark.thorough(but=("CANCEL-*-latest", "SUSPEND-*-at 10"))
 @pytest.mark.parametrize("start_from", ["latest", "at 10"])
 @pytest.mark.parametrize(
     ("kind", "end", "status"),
@@ -77,7 +79,7 @@ def test_it_ends_at_whichever_step_it_is_asked_and_the_next_start_goes_on(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(catalog.requests, "pending", asked)
             query = PlayedQuery(ends=True)
-            outcome = ladder.run(query, start_from=StartFrom.parse(start_from, no_safety_savepoint=True))
+            outcome = ladder.run(query, start_from=StartFrom(start_from, no_safety_savepoint=True))
         if ladder.stage.started_in:
             break
         steps += 1

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_ckpt.errors import LeaseLostError, OptionError, RowsAtRiskError
 from dagster_ckpt.sinks.kafka import claim, session
-from dagster_ckpt.sinks.kafka.client import client_properties, may_hold_marker
+from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, past_of
 from dagster_ckpt.sinks.kafka.marker import (
     MOST_EARLIER,
     Epoch,
@@ -22,13 +22,13 @@ from dagster_ckpt.sinks.kafka.marker import (
     fields_of,
     refuse_others,
 )
-from dagster_ckpt.sinks.kafka.past import KEPT_FOR_MS, Past, past_of
-from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
+from dagster_ckpt.sinks.kafka.session import client_properties
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, may_hold_marker
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import plan_digest
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
+from dagster_ckpt.spark.query.output import KafkaPlace, kafka_place
 from dagster_ckpt.values.modes import Semantic, kafka_delivery
 
 OPTIONS = {
@@ -165,7 +165,7 @@ def test_where_the_markers_stand_when_the_query_continues_with_batch_7(
         (3, [marker(7), marker(6), None], r"Writers \[0\] .* start it once with the same number"),
         (1, [marker(6), marker(7)], r"Writers \[1\] .* start it once with the same number"),
         (2, [marker(7), None], "offsets.retention.minutes"),
-        (2, [marker(7, entry="another"), marker(6)], "planned another time .* may have other rows"),
+        (2, [marker(7, entry="another"), marker(6)], "planned differently .* may have other rows"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(writers: int, found: list[Marker | None], message: str) -> None:

@@ -9,16 +9,14 @@ from pathlib import Path
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import Holder, RequestKind, SnapshotStatus
+from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.operations.rollback import roll_back
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support.as_writer import holding
 from tests.support.failed_upgrade import WRONG, failed_upgrade, row
 from tests.support.golden_stream import GoldenStream
@@ -27,6 +25,7 @@ from tests.support.lost_power import SCENARIOS as OF_POWER_LOSS
 from tests.support.lost_power import Scenario, problems_of, problems_of_history, without_lease
 from tests.support.played_query import PlayedQuery
 from tests.support.rewind_history import LAST, History
+from tests.support.verbs import trigger_savepoint
 
 _TTL_MS = 10**9
 _HOLDER = Holder("next", "run-next", "host", 1, 1, "boot")
@@ -80,7 +79,7 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
             asked = RunRequest(
                 "run-next",
                 lambda _live: PlayedQuery(ends=True),  # type: ignore[arg-type, return-value]
-                start_from=StartFrom.parse(start_from, accept_loss=True),
+                start_from=StartFrom(start_from, accept_loss=True),
                 start_request_id=request.request_id,
             )
             keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=_TTL_MS)

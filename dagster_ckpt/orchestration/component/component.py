@@ -6,14 +6,13 @@ from typing import Annotated, Any
 import dagster as dg
 from pydantic import BaseModel, Field
 
+from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.component.yaml_fields import (
     as_text,
     describe,
-    imported,
     in_yaml,
     settings_in_yaml,
     with_field_errors,
@@ -26,6 +25,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.translator import StreamTranslator
+from dagster_ckpt.values.validation import imported
 
 
 class StreamResources(dg.Resolvable, dg.Model):
@@ -89,7 +89,7 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
             "sink": {"format": "parquet", "path": f"{where}/output/{request.params.stream}"},
             "trigger": {"processing_time": "10 seconds"},
             "checkpointing": {"interval": 60_000, "num_retained": 3, "cleanup": "RETAIN_ON_CANCELLATION"},
-            "restart": {"kind": "EXPONENTIAL_DELAY"},
+            "restart_strategy": {"kind": "EXPONENTIAL_DELAY"},
         }
         resources = {
             "spark_config": {"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2},
@@ -179,22 +179,14 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return {"env_var": dg.EnvVar}
 
     def translator(self) -> StreamTranslator:
-        """The names of everything that the component defines.
-
-        Raises:
-            OptionError: The prefix or a resource is not valid.
-        """
+        """The names of everything that the component defines."""
         given = self.resources.given() if self.resources is not None and self.name_prefix is not None else {}
         prefixed = {name: f"{self.name_prefix}_{name}" for name in given}
         return StreamTranslator(self.name_prefix, {**prefixed, **self.resource_keys})
 
     def all_streams(self) -> list[Stream]:
-        """Every stream declared here.
-
-        Raises:
-            OptionError: The YAML does not define a valid stream.
-        """
-        further = [imported(path, "declared_in_python") for path in self.declared_in_python]
+        """Every stream declared here."""
+        further = [imported("declared_in_python", path) for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):
                 raise OptionError(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from dagster_ckpt.orchestration.component.yaml_fields import Scalar, imported, with_env_vars, with_values
-from dagster_ckpt.spark.query.table_names import to_table
+from dagster_ckpt.orchestration.component.yaml_fields import Scalar, with_env_vars, with_values
+from dagster_ckpt.spark.query.output import to_table
 from dagster_ckpt.values.modes import Semantic, kafka_delivery
+from dagster_ckpt.values.validation import imported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -156,23 +157,12 @@ def described(
 ) -> Describe:
     """Create a function that defines the query on a session without starting it.
 
-    Import paths in the YAML are resolved now, so that a wrong path is reported when the definitions
-    are loaded.
-
-    Args:
-        job: Name of the stream, for messages.
-        sources: At least one; exactly one without a transformation.
-        transform: The transformation.
-        sink: Where the rows go.
-        trigger: When a batch starts.
-
-    Raises:
-        OptionError: An import path cannot be resolved.
+    Import paths are resolved now, so that a wrong one is reported when the definitions are loaded.
     """
     function = None
     if transform is not None and transform.function is not None:
-        function = imported(transform.function, f"stream {job}: transform.function")
-    write = imported(sink.foreach_batch, f"stream {job}: sink.foreach_batch") if sink.foreach_batch else None
+        function = imported(f"stream {job}: transform.function", transform.function)
+    write = imported(f"stream {job}: sink.foreach_batch", sink.foreach_batch) if sink.foreach_batch else None
 
     def describe(spark: SparkSession) -> DataStreamWriter:
         frames = [source.read(spark) for source in sources]

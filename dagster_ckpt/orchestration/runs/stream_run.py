@@ -6,6 +6,7 @@ the signal: a user's cancel, a timeout and a server shutdown look the same from 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,10 +16,10 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.catalog.records import ExecutionStatus, LeaseRecord, StartCause
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, LeaseRecord, SnapshotStatus, StartCause
+from dagster_ckpt.client.launching import hand_over, hands_over
+from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
-from dagster_ckpt.operations.hand_over import hand_over, hands_over
-from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
     capture_interrupts,
@@ -26,10 +27,9 @@ from dagster_ckpt.orchestration._compat import (
     plan_outside_runs,
 )
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
+from dagster_ckpt.orchestration.resources.defined_streams import open_stream
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
-from dagster_ckpt.orchestration.resources.stream_resource import open_stream
-from dagster_ckpt.orchestration.runs.run_report import run_report
+from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -46,6 +46,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
+from dagster_ckpt.orchestration.tables import markdown_table
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.settlement import settle_run
@@ -57,8 +58,16 @@ from dagster_ckpt.spark.query.session import active_in_thread, application_of, a
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
+from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
+
+RUN_KEY = "dagster_ckpt/run"
+SNAPSHOTS_KEY = "dagster_ckpt/last_snapshots"
+SHOWN_SNAPSHOTS = 5
+
+_LOG = logging.getLogger(__name__)
 
 
 def run_stream(
@@ -69,24 +78,11 @@ def run_stream(
     *,
     check: Callable[[StepContext], None],
 ) -> Generator[Any, None, Outcome | None]:
-    """Run a stream until it ends, is stopped, canceled or interrupted.
+    """Run a stream until it ends, is stopped, canceled or interrupted; returns how, or None after a preflight.
 
-    Yields nothing: the catalog sensor reports the checkpoints, and the end of a stream is not
-    another materialization.
-
-    Args:
-        context: The context of the op that runs it.
-        spec: The stream.
-        resources: Its resources, with a Spark session.
-        describe: Defines the query.
-        check: Validates the op and its run before anything starts, raising one of our errors.
-
-    Returns:
-        How the stream ended; None if the run only tried the code.
-
-    Raises:
-        dagster.Failure: The stream was canceled or failed. Never retried by Dagster, because only the
-            restart strategy restarts streams.
+    Yields nothing: the catalog sensor reports the checkpoints, and the end of a stream is not another
+    materialization. If the stream was canceled or failed, raises a `dagster.Failure` that Dagster never retries,
+    because only the restart strategy restarts streams. `check` validates the op and its run before anything starts.
     """
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts(), transitions_in_run_log(context, spec.stream_id):
@@ -126,7 +122,7 @@ def _run_to_its_end(
                 handle,
                 resources,
                 describe,
-                state_partitions=config.state_partitions,
+                state_partitions=config.parsed().state_partitions,
                 interrupted=watch.should_stop,
             )
         else:
@@ -162,7 +158,7 @@ def _with_run_config(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
     """The stream with this run's option overrides."""
     if config.checkpointing is None:
         return spec
-    return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
+    return replace(spec, options=spec.options.overridden(config.checkpointing.model_dump()))
 
 
 def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: DeploymentResources) -> StreamHandle:
@@ -276,7 +272,7 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
             report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            raise _failure(f"The stream failed for good: {end.reason}", "FAILED", report)
+            raise _failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
         for asset in _written(context) if report else ():
             context.log_event(
                 dg.AssetObservation(asset.key, description=f"run ended: {end.kind.name}", metadata=report)
@@ -313,11 +309,7 @@ def run_preflight(
     state_partitions: int | None = None,
     interrupted: Callable[[], bool],
 ) -> PreflightRecord:
-    """Try the loaded code. The stream, which may be running, is not affected.
-
-    Raises:
-        CkptError: The code could not be tried.
-    """
+    """Try the loaded code. The stream, which may be running, is not affected."""
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
     # Enter again, because creating a Spark session replaces the SIGINT handler.
@@ -328,12 +320,7 @@ def run_preflight(
 
 
 def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
-    """End the step according to the result of the preflight.
-
-    Raises:
-        dagster.Failure: The code cannot continue from the state. The run fails so that alerts on failed
-            runs fire.
-    """
+    """End the step as the preflight ended. A refusal fails the run, so that alerts on failed runs fire."""
     if not result.passed:
         raise dg.Failure(
             f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "
@@ -342,3 +329,46 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
             allow_retries=False,
         )
     context.log.info(f"code version {result.code_version} passed: {result.reason}")
+
+
+def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
+    """The end of a run as Dagster metadata; empty if the catalog cannot be read, which must not change the end."""
+    try:
+        return _report_of(stream, outcome)
+    except CkptError as error:
+        _LOG.warning("The run ends without a report: %s", error)
+        return {}
+
+
+def _report_of(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
+    execution = stream.catalog.executions.get(outcome.execution_id)
+    taken = stream.catalog.history.of_execution(stream.stream_id, execution.execution_id, limit=SHOWN_SNAPSHOTS)
+    ended_at_ms = execution.ended_at_ms or stream.catalog.now_ms()
+    facts = {
+        "end": f"{outcome.end.kind.name}: {without_secrets(outcome.end.reason)}",
+        "started": utc_time(execution.started_at_ms),
+        "ran for": rounded_duration(ended_at_ms - execution.started_at_ms),
+        "started from": _origin(execution),
+        "newest batch": (execution.progress or {}).get("batch_id", "none"),
+        "snapshots": f"{taken.completed:,} completed, {size(taken.new_bytes)} written",
+        "failed attempts": taken.failed,
+    }
+    rows = [
+        (
+            describe_snapshot(each),
+            each.status.value if each.status is not SnapshotStatus.COMPLETED else "",
+            *(size(each.full_bytes), size(each.incremental_bytes)),
+            "-" if each.duration_ms is None else rounded_duration(each.duration_ms),
+        )
+        for each in taken.newest
+    ]
+    return {
+        RUN_KEY: dg.MetadataValue.md(markdown_table(("", ""), facts.items())),
+        SNAPSHOTS_KEY: dg.MetadataValue.md(markdown_table(("newest first", "", "size", "new", "took"), rows)),
+    }
+
+
+def _origin(execution: ExecutionRecord) -> str:
+    recovery = execution.recovery or {}
+    kind, batch_id = str(recovery.get("kind", "unknown")), recovery.get("to_batch")
+    return kind if batch_id is None else f"{kind} after batch {batch_id}"

@@ -1,10 +1,8 @@
 """What the catalog sensor reports on an asset: which events, and each as a materialization or an observation.
 
-An orchestrator keeps reported events forever, and the catalog keeps every snapshot anyway.
-Therefore only the first periodic checkpoint per interval is reported. Intervals follow the clock
-and are not counted from the last report: whether an event is reported depends only on it and on the
-preceding events of its stream, so reading the events again, from any position, gives the same
-answer.
+Dagster keeps reported events forever, so only the first periodic checkpoint per interval is reported. Intervals
+follow the clock and are not counted from the last report: reading the events again, from any position, gives
+the same answer.
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import dagster as dg
-import pendulum
 
+from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 from dagster_ckpt.errors import OptionError
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
@@ -33,11 +30,7 @@ PAGE_KEY = "dagster_ckpt/checkpoint_page"
 
 @dataclass(frozen=True)
 class CheckpointPage:
-    """Links into the checkpoint page that `dagster-ckpt ui` serves.
-
-    Attributes:
-        url: Its address, as browsers of Dagster's users reach it.
-    """
+    """Links into the checkpoint page that `dagster-ckpt ui` serves, by its address as users' browsers reach it."""
 
     url: str
 
@@ -68,13 +61,8 @@ def materialization(
 ) -> dg.AssetMaterialization:
     """A snapshot as a materialization of its asset.
 
-    Args:
-        key: The asset.
-        event: The event that reports the snapshot.
-        snapshot: Its record in the catalog. None if the row cannot be read; the event's payload is used
-            instead.
-        tally: The checkpoints since the previous report, including this one; None if unknown.
-        page: The checkpoint page to link to, or None.
+    Without a record, whose row cannot be read, the event's payload is used. `tally` counts the checkpoints since the
+    previous report, including this one.
     """
     metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")
@@ -123,7 +111,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         "dagster_ckpt/full_bytes": snapshot.full_bytes,
         "dagster_ckpt/incremental_bytes": snapshot.incremental_bytes,
         "dagster_ckpt/number": snapshot.number,
-        "dagster_ckpt/kind": snapshot.kind,
+        "dagster_ckpt/kind": snapshot.kind.value,
         "dagster_ckpt/trigger": snapshot.trigger.value,
         "dagster_ckpt/location": dg.MetadataValue.path(snapshot.location or ""),
         SNAPSHOT_ID_KEY: snapshot.snapshot_id,
@@ -134,22 +122,12 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         # A topic may have thousands; those that are furthest behind are plotted.
         worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]
         figures |= {f"dagster_ckpt/records_behind/{name}": lags[name] for name in sorted(worst)}
-    watermark_ms = _epoch_ms(snapshot.watermark)
+    watermark_ms = snapshot.watermark_ms
     if watermark_ms is not None:
         figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
         # The page plots only integers and floats, not timestamps.
         figures["dagster_ckpt/watermark_ms"] = watermark_ms
     return {name: value for name, value in figures.items() if value is not None}
-
-
-def _epoch_ms(watermark: str | None) -> int | None:
-    try:
-        if watermark is None:
-            return None
-        return round(pendulum.from_format(watermark, "YYYY-MM-DDTHH:mm:ss.SSS[Z]", tz="UTC").timestamp() * 1000)
-    except ValueError:
-        # A damaged value is reported unchanged; it must not block other reports.
-        return None
 
 
 _FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
@@ -162,20 +140,14 @@ DECISIVE = (
     EventType.RESTORED,
     EventType.SAVEPOINT_COMPLETED,
 )
-# Number of them that are considered. One more is remembered, because the last checkpoint is judged
-# again when its execution ends.
+# How many are considered; one more is remembered, because the end of an execution judges its last checkpoint again.
 _CONSIDERED = 3
 REMEMBERED = _CONSIDERED + 1
 
 
 @dataclass(frozen=True)
 class ReportedEvent:
-    """An event that is reported.
-
-    Attributes:
-        event: The event, of a snapshot or of a failed attempt.
-        is_failure: Whether it is a failed attempt.
-    """
+    """An event that is reported, of a snapshot or of a failed attempt."""
 
     event: EventRecord
     is_failure: bool = False

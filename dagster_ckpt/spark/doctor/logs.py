@@ -20,11 +20,10 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import (
 from dagster_ckpt.spark.checkpoint_dir.inspect import hole_before
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.durations import utc_time
 
-# A file whose name happens to be a number could make a very large gap.
+# A number as a file name could make a very large gap.
 _MAX_REPORTED_GAPS = 1_000
 
 
@@ -99,7 +98,7 @@ def _ends(subject: Subject) -> Iterator[Finding]:
         )
 
 
-# Clocks of the machines that write events differ by less, also across time zones.
+# Clocks of event sources differ by less, even across time zones.
 _MOST_AHEAD_MS = 24 * 3_600_000
 
 
@@ -121,7 +120,6 @@ def _event_time(subject: Subject) -> Iterator[Finding]:
 
 
 def _shown(at_ms: int) -> str:
-    # A damaged entry can name any number.
     with suppress(OverflowError, ValueError):
         return utc_time(at_ms)
     return f"{at_ms} ms"
@@ -196,7 +194,6 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
 
 
 def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
-    """Whether a gap is one that asynchronous progress tracking leaves: in both logs, and only without state."""
     return not subject.stateful and batch not in subject.commits and batch not in subject.offsets
 
 
@@ -220,8 +217,6 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches that a start requests from the sources."""
-
     committed: OffsetEntry
     before: OffsetEntry | None
     planned: OffsetEntry | None
@@ -235,7 +230,7 @@ def _source(subject: Subject, source: str, batches: _Batches, *, logged: bool) -
         yield error(
             Code.SOURCE_LOG_MISSING,
             path,
-            f"The log of source {source} misses this entry: Spark asks the source for the batch again when it "
+            f"The log of source {source} lacks this entry: Spark asks the source for the batch again when it "
             'starts, and fails with "batch doesn\'t exist".',
         )
         return

@@ -1,8 +1,4 @@
-"""Iceberg sources of a described query: whether the tables still have the snapshots that the query would read next.
-
-A source continues after a snapshot of the table: that one and each later one has to be there (`expire_snapshots`
-deletes the oldest).
-"""
+"""What an Iceberg source of a described query would read next, from the table's own metadata."""
 
 from __future__ import annotations
 
@@ -18,17 +14,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _TABLE = "org.apache.iceberg.spark.source."
-# The offset of a source whose table had no snapshot yet.
+# Offset of a source of an empty table.
 _BEFORE_THE_FIRST = -1
 
 
 @dataclass(frozen=True)
 class IcebergOffset:
-    """Where an Iceberg source continues (`StreamingOffset`).
-
-    Attributes:
-        snapshot_id: The snapshot that is read, in part or as a whole.
-    """
+    """Where an Iceberg source continues (`StreamingOffset`): the snapshot that is read, in part or as a whole."""
 
     snapshot_id: int
 
@@ -51,16 +43,12 @@ def iceberg_table(leaf: Any) -> Any | None:
 
 
 def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
-    """The Iceberg tables of a described query, in the order of its offset log; None for other sources."""
+    """The Iceberg tables of a described query in the order of its offset log; None for other sources."""
     return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
 
 
 def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
-    """What an Iceberg source of a described query would read next and no longer has.
-
-    Raises:
-        StorageAccessError: The table cannot be read.
-    """
+    """What an Iceberg source of a described query would read next and no longer has."""
     if offset.snapshot_id == _BEFORE_THE_FIRST:
         return []
     jvm: Any = session_of(writer)._jvm
@@ -73,11 +61,11 @@ def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) ->
         known = {int(each.snapshotId()) for each in table.snapshots()}
     except Exception as error:  # py4j raises what the catalog raises
         raise StorageAccessError(
-            f"An Iceberg table does not say which snapshots it has: {without_secrets(str(error))[:300]}"
+            f"The snapshots of an Iceberg table cannot be read: {without_secrets(str(error))[:300]}"
         ) from error
     why = (
         "is no longer part of its history: the table was rolled back or replaced"
         if offset.snapshot_id in known
-        else "does not exist any more (expire_snapshots), or the table was created again"
+        else "no longer exists (expire_snapshots), or the table was created again"
     )
     return [f"The Iceberg table {name}: the query continues at snapshot {offset.snapshot_id}, which {why}."]

@@ -78,3 +78,15 @@ def test_each_sink_is_surveyed_once(
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert surveys == {"fake:table": 1, history.file_sink: 1}
     assert Fake.rolled_back_to == rolled_back_to
+
+
+def test_a_preview_a_restart_and_its_start_survey_each_sink_twice(history: History, surveys: Counter[str]) -> None:
+    """Once before anything is stopped, and once after the lease: a restart goes by the preview that it is given."""
+    stream, start = history.shelf.stream, StartFrom("batch-5")
+    ahead = verbs.client_of(stream).preview_rewind(stream.stream_id, start_from=start)
+
+    assert verbs.start_preview(stream, start, ahead).messages() == ahead.messages()
+    assert surveys == {"fake:table": 1, history.file_sink: 1}
+
+    Stage(stream, [PlayedQuery(ends=True)]).run(start_from=start)
+    assert surveys == {"fake:table": 2, history.file_sink: 2}

@@ -25,7 +25,9 @@ from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
+from dagster_ckpt.state.described import described, without_description
 from dagster_ckpt.state.heap import HeapStore
+from dagster_ckpt.state.other_spark import rewrite_elsewhere, rewriter_for, settings_of
 from dagster_ckpt.state.proof import PlacedRows, StoreDigest, check_directories, compare_rows
 from dagster_ckpt.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
@@ -37,7 +39,7 @@ from dagster_ckpt.state.skeleton import (
     write_skeleton,
     write_state_ids,
 )
-from dagster_ckpt.state.spark_rewriter import require_rewriter, run_rewriter
+from dagster_ckpt.state.spark_rewriter import can_rewrite, require_rewriter, run_rewriter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -122,9 +124,10 @@ def rewrite_state(
     watch: Watch = unwatched,
     report: Report = _silent,
 ) -> Rewritten:
-    """Rewrite the state after the newest batch of a directory into a new directory. Executors do the work.
+    """Rewrite the state after the newest batch of a directory into a new directory.
 
-    The batch in flight stays planned, and a start in the new directory replays exactly that batch.
+    Executors do the work; for a Spark without `StateRewriter`, another Spark in a child process does: see
+    `other_spark`. The batch in flight stays planned, and a start in the new directory replays exactly that batch.
     On any error, the new directory is deleted.
 
     Args:
@@ -138,12 +141,13 @@ def rewrite_state(
         report: Called with the progress every few seconds.
 
     Raises:
-        UnsupportedSparkError: This Spark cannot rewrite state.
+        UnsupportedSparkError: Neither this Spark nor another one can rewrite state.
         StateRewriteError: The state cannot be stored so, or Spark failed to write it.
         LiveDirectoryError: The source is incomplete.
         RestoreError: The target exists.
     """
-    require_rewriter(spark)
+    if change_rows is not None:
+        require_rewriter(spark)
     # Before anything is built there: on an error, what was built is deleted.
     refuse_existing(target)
     state = StoppedState.read(source)
@@ -152,6 +156,13 @@ def rewrite_state(
     before = state.stored.shape
     shape = shape or before
     check_rewrite(state.stored, shape, changes_rows=change_rows is not None)
+    if not can_rewrite(spark):
+        return _elsewhere(spark, source, target, shape, watch=watch, report=report)
+    if any(not operator.metadata_version for operator in state.operators):
+        with described(state, watch) as copy:
+            made = rewrite_state(spark, copy, target, shape=shape, change_rows=change_rows, watch=watch, report=report)
+        without_description(target)
+        return made
     moves = change_rows is not None or shape.partitions != before.partitions
     progress = JobProgress(report)
     rewrite = _Rewrite(spark, state, target, shape, change_rows, progress)
@@ -179,6 +190,25 @@ def rewrite_state(
         target.delete()
         raise
     return Rewritten(target, state.batch_id, rewrite_id, shape, stores, round(1000 * (time.monotonic() - began)))
+
+
+def _elsewhere(
+    spark: SparkSession,
+    source: LiveDirectory,
+    target: LiveDirectory,
+    shape: StateShape,
+    *,
+    watch: Watch,
+    report: Report,
+) -> Rewritten:
+    began = time.monotonic()
+    rewriter = rewriter_for(spark, "A rewrite of state")
+    written = rewrite_elsewhere(
+        rewriter, source, target, shape, settings=settings_of(spark), watch=watch, report=report
+    )
+    stores = {StateStoreName(*name): StoreDigest(*digest) for name, digest in written.rows.items()}
+    took_ms = round(1000 * (time.monotonic() - began))
+    return Rewritten(target, written.batch_id, written.rewrite_id, shape, stores, took_ms)
 
 
 @dataclass(frozen=True)

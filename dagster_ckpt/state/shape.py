@@ -53,13 +53,11 @@ class StoredState:
     Attributes:
         shape: How it is stored.
         operators: Names of its stateful operators.
-        has_metadata: Whether Spark has described them, as Spark 4.0 and later do.
         settings: Settings that Spark pins for the life of the query, by full name.
     """
 
     shape: StateShape
     operators: tuple[str, ...]
-    has_metadata: bool
     settings: Mapping[str, str]
 
     @staticmethod
@@ -73,7 +71,6 @@ class StoredState:
         return StoredState(
             StateShape(str(provider), int(partitions), int(version)),
             tuple(str(operator["name"]) for operator in operators),
-            all(operator.get("metadata_format") for operator in operators),
             properties.get("conf") or {},
         )
 
@@ -125,8 +122,6 @@ def _why_not(stored: StoredState, wanted: StateShape, *, moves: bool) -> str | N
     for shape in (stored.shape, wanted):
         if shape.provider not in _NAMES:
             return f"the files of {shape.provider} are not known, only those of Spark's own providers."
-    if not stored.has_metadata:
-        return "Spark 3.5 wrote it without metadata of its operators. Run the query for one batch on this Spark first."
     if moves and stored.settings.get(_STRICT) != "true":
         # A conversion leaves each row in its partition, wherever that is.
         return (

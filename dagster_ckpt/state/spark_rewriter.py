@@ -34,6 +34,11 @@ _CLASS = "org.apache.spark.sql.execution.streaming.state.StateRewriter"
 RowsOf = Callable[[int, str], "DataFrame"]
 
 
+def can_rewrite(spark: SparkSession) -> bool:
+    """Whether this session can rewrite state, without a look at its JVM."""
+    return release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark)
+
+
 def require_rewriter(spark: SparkSession) -> None:
     """Check that a session can rewrite state.
 

@@ -28,7 +28,7 @@ from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.state.skeleton import StoppedState
 from tests.support.needs import needs
 
-pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]
+pytestmark = [pytest.mark.spark]
 
 # From this number of partitions to those, one after the other.
 RESCALES = {"5-to-3": (5, 3), "5-to-12": (5, 12), "3-to-1": (3, 1), "12-to-5-to-12": (12, 5, 12)}

@@ -235,6 +235,15 @@ def _schema_version(schema: NeededFile) -> int:
 
 def _key_types(schema: NeededFile) -> list[object]:
     """Types of the columns of a state's key; without any, `StatefulOperatorPartitioning` uses one partition."""
+    return [column.get("type") for column in key_columns(schema)]
+
+
+def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
+    """The columns of a state's key, as Spark describes them in JSON.
+
+    Raises:
+        LiveDirectoryError: The schema cannot be parsed.
+    """
     data = schema.data or b""
     with reading(lambda why: _no_schema(schema, why)):
         version, at = _utf(data, 0)
@@ -246,7 +255,8 @@ def _key_types(schema: NeededFile) -> list[object]:
         for _ in range(chunks):
             chunk, at = _utf(data, at)
             key += chunk
-        return [column.get("type") for column in from_json(key)["fields"]]
+        fields: list[dict[str, Any]] = from_json(key)["fields"]
+        return fields
 
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, NoReturn
@@ -14,7 +13,6 @@ from dagster_ckpt.errors import (
     LiveDirectoryError,
     OptionError,
     PlanChangedError,
-    SparkNotFoundError,
     StateBackendChangeError,
     StatePartitionsError,
 )
@@ -29,7 +27,6 @@ from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
 from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
-from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.raw_rows import FORMAT_VERSION
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
@@ -198,9 +195,6 @@ def _check_can_be_rewritten(stream: StreamHandle, plan: RecoveryPlan, wanted: St
     )
     if stored is not None:
         check_rewrite(stored, wanted)
-    # The process of the query checks its own Spark again; that of an operator may have none.
-    with suppress(SparkNotFoundError):
-        installed_release().require(Feature.STATE_REWRITER, "A rewrite of state")
 
 
 def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: StateShape | None) -> int | None:

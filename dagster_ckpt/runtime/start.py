@@ -52,7 +52,7 @@ from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
-from dagster_ckpt.state.spark_rewriter import require_rewriter
+from dagster_ckpt.state.rewriting import require_any_rewriter
 from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.completion import advance_checkpoint_id
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
@@ -361,7 +361,7 @@ class Start:
                 f"The state of stream {self._stream.stream_id!r} has to be rewritten, but this process has no Spark "
                 "session to do it. Start the stream where its query runs."
             )
-        require_rewriter(session)
+        require_any_rewriter(session)
         return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id))
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:

@@ -86,6 +86,18 @@ class Rewritten:
         return sum(each.rows for each in self.stores.values())
 
 
+def require_any_rewriter(spark: SparkSession) -> None:
+    """Check that this session can rewrite state, or another Spark on this machine.
+
+    Raises:
+        UnsupportedSparkError: Neither can.
+    """
+    if can_rewrite(spark):
+        require_rewriter(spark)
+    else:
+        rewriter_for(spark, "A rewrite of state (other partitions, another backend)")
+
+
 def shape_in(live: LiveDirectory) -> StateShape | None:
     """How the state in a directory is stored, from its newest log entries; None without state. A query may run there.
 

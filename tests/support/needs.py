@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 
 from dagster_ckpt.spark.versions import Feature, SparkRelease, installed_release, release_of
+from dagster_ckpt.state.other_spark import Rewriter
 
 # As in the Makefile, which runs every test on it.
 MAIN_SPARK = "4.1"
@@ -17,6 +18,11 @@ Made = TypeVar("Made")
 def needs(*features: Feature) -> pytest.MarkDecorator:
     """Skip a test on a Spark without these features, and run it in the core of the others if the main one lacks any."""
     return pytest.mark.needs(*features)
+
+
+def needs_rewriter() -> pytest.MarkDecorator:
+    """Skip a test if neither this Spark rewrites state nor another one, which `make test-state` names."""
+    return needs() if Rewriter.find() is not None else needs(Feature.STATE_REWRITER)
 
 
 def by_name(names: Iterable[str]) -> list[Any]:

@@ -73,6 +73,8 @@ class Rewriter:
         if self.place.is_dir():
             paths += filter(None, [os.environ.get("PYTHONPATH")])
         environment["PYTHONPATH"] = os.pathsep.join(paths)
+        # Heap state is read and written by tasks in Python.
+        environment["PYSPARK_PYTHON"] = self._interpreter
         return environment
 
 

@@ -126,7 +126,7 @@ def test_a_folder_comes_before_the_spark_of_this_process(tmp_path: Path, monkeyp
     assert paths[0] == str(tmp_path)
     assert paths[-1] == "/spark/python"
     assert not {"SPARK_HOME", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS"} & set(environment)
-    assert found.command()[0] == sys.executable
+    assert found.command()[0] == environment["PYSPARK_PYTHON"] == sys.executable
 
 
 class Session:

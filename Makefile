@@ -1,7 +1,8 @@
 # make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
 # make dev    the Dagster page at http://localhost:3000
-# make test   formatting, types, import contracts, spelling, Markdown, every test, and the core of them on the oldest and newest Spark
-# make test SPARK=4.0  every test on another version of Spark, in an environment of its own: 3.5 to 4.3
+# make test   formatting, types, import contracts, spelling, Markdown, a sample of each promise up to end-to-end, and its core on the oldest and newest Spark (20 minutes)
+# make test-all  the same with every backend, sink, storage and step: run it before a release (an hour)
+# make test SPARK=4.0  make test on another version of Spark, in an environment of its own: 3.5 to 4.3; also make test-all SPARK=4.0
 # make test-versions  the core of the tests on every other version of Spark
 # make test-upgrades  directories of one version of Spark continued by another, and back
 # make test-kafka  the transactional Kafka sink killed at every step of its protocol, and a soak: make test-kafka MINUTES=10
@@ -10,7 +11,7 @@
 # make stack  the same, to look at: prints the address of Dagster's page, and ends with Ctrl-C
 # make test-state  the state of every operator on every backend: read, compared, rewritten
 # make test-tables  streams into real Delta and Iceberg tables in every way, also on other versions: make test-tables SPARK=4.0
-# make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
+# make test-fast  those of make test that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/evidence/reliability.md (20 minutes; run it again to continue)
 # make torture-postgres  the same with a catalog in PostgreSQL, killed and cut off at every commit (10 minutes)
@@ -45,12 +46,16 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
-  format java browser clean
-PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
+.PHONY: help demo dev docs screenshots test test-all test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
+  style types contracts words format java browser clean
+# What is thorough is left out unless THOROUGH says otherwise, as `make test-all` does: tests/support/thorough.py.
+THOROUGH ?=
+PYTEST = $(BIN)/pytest $(THOROUGH) --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
+# Targets beside each other, the output of each in one piece where make can do that.
+BOTH = $(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 help:
-	@sed -n '1,23s/^# //p' Makefile
+	@sed -n '/^# Each sets itself up/q; s/^# //p' Makefile
 
 demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
@@ -61,34 +66,40 @@ dev: java $(VENV)/.demo-$(SPARK)
 test: java browser $(VENV)/.dev-$(SPARK) $(if $(filter $(MAIN_SPARK),$(SPARK)),check)
 	$(PYTEST)
 ifeq ($(SPARK),$(MAIN_SPARK))
-	$(MAKE) test-core SPARK=$(firstword $(OTHER_SPARKS))
-	$(MAKE) test-core SPARK=$(lastword $(OTHER_SPARKS))
+	$(BOTH) test-core-$(firstword $(OTHER_SPARKS)) test-core-$(lastword $(OTHER_SPARKS))
 endif
+
+test-all:
+	$(MAKE) test THOROUGH=--thorough
 
 # The tests that show that a version of Spark works, and those of what only it has and the main version has not.
 test-core: java $(VENV)/.dev-$(SPARK)
 	$(PYTEST) --spark-core
 
+# Beside another version: in one process, which starts one JVM.
+test-core-%:
+	$(MAKE) test-core SPARK=$* BESIDE=0
+
 test-versions:
-	for spark in $(OTHER_SPARKS); do $(MAKE) test-core SPARK=$$spark || exit 1; done
+	for spark in $(OTHER_SPARKS); do $(MAKE) test-core SPARK=$$spark THOROUGH=--thorough || exit 1; done
 
 # Each version in its own environment; the tests start the interpreters.
 test-upgrades: java $(VENV)/.dev-$(SPARK)
 	for spark in $(OTHER_SPARKS); do $(MAKE) environment SPARK=$$spark || exit 1; done
-	$(BIN)/pytest -m upgrades tests/upgrades tests/spark/test_spark_golden_directories.py
+	$(BIN)/pytest --thorough -m upgrades tests/upgrades tests/spark/test_spark_golden_directories.py
 
 test-kafka: java $(VENV)/.dev-$(SPARK)
-	KAFKA_SOAK_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),3) $(BIN)/pytest -m 'kafka or kafka_matrix' -s tests/kafka
+	KAFKA_SOAK_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),3) $(BIN)/pytest --thorough -m 'kafka or kafka_matrix' -s tests/kafka
 
 # Also on the newest version: only there do executors rewrite state.
 test-cluster: java $(VENV)/.dev-$(SPARK)
-	$(BIN)/pytest -m cluster tests/cluster
+	$(BIN)/pytest --thorough -m cluster tests/cluster
 ifeq ($(SPARK),$(MAIN_SPARK))
 	$(MAKE) test-cluster SPARK=$(lastword $(OTHER_SPARKS))
 endif
 
 test-stack: java $(VENV)/.dev-$(SPARK)
-	$(BIN)/pytest -m stack tests/stack
+	$(BIN)/pytest --thorough -m stack tests/stack
 
 stack: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.stack
@@ -103,7 +114,7 @@ ifeq ($(SPARK),$(MAIN_SPARK))
 endif
 
 test-tables: java $(VENV)/.dev-$(SPARK)
-	$(PYTEST) -m 'spark or tables' tests/sinks
+	$(PYTEST) --thorough -m 'spark or tables' tests/sinks
 
 environment: $(VENV)/.dev-$(SPARK)
 
@@ -111,7 +122,7 @@ test-fast: $(VENV)/.dev-$(SPARK)
 	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not chaos and not fuzz and not torture and not upgrades and not state and not tables and not cluster and not stack'
 
 fuzz: $(VENV)/.dev-$(SPARK)
-	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz
+	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest --thorough -m fuzz -s tests/fuzz
 
 torture: $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.torture
@@ -120,10 +131,10 @@ torture-postgres: $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.torture.postgres
 
 soak: java $(VENV)/.dev-$(SPARK)
-	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak
+	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest --thorough -m soak -s tests/soak
 
 chaos: java $(VENV)/.dev-$(SPARK)
-	CHAOS_WITHOUT="$(WITHOUT)" CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/pytest -m chaos -s $(if $(SEED),-k those_of_an_uninterrupted_run) tests/chaos
+	CHAOS_WITHOUT="$(WITHOUT)" CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/pytest --thorough -m chaos -s $(if $(SEED),-k those_of_an_uninterrupted_run) tests/chaos
 
 bench: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m benchmarks $(ONLY)
@@ -138,11 +149,21 @@ mutants: $(VENV)/.mutation
 	$(BIN)/mutmut run
 	$(BIN)/python docs/mutation_page.py
 
+# mypy takes as long as all the others.
 check: $(VENV)/.dev-$(SPARK)
+	$(BOTH) types style contracts words
+
+style: $(VENV)/.dev-$(SPARK)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev-$(SPARK)
 	$(BIN)/mypy
+
+contracts: $(VENV)/.dev-$(SPARK)
 	$(BIN)/lint-imports
+
+words: $(VENV)/.dev-$(SPARK)
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs deploy dagster_ckpt examples tests benchmarks
 	$(BIN)/pymarkdown scan -r README.md CONTRIBUTING.md CHANGELOG.md docs deploy
 

@@ -22,7 +22,7 @@ from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.values.durations import wall_clock_ms
 
 MINUTE_MS = 60_000
 # What nearly every checkpoint is: completed, and by now subsumed.

@@ -11,14 +11,15 @@ from dagster_ckpt import CheckpointConfig, RestartStrategies
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
-from dagster_ckpt.recovery.prepare import restore_into
-from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.recovery.live_directories import restore_into
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, take_snapshot
+from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.modes import SnapshotKind
 
 STREAM = "bench"
 

@@ -7,7 +7,8 @@ the jobs, sensors and checks.
 
 Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradePolicy`,
 `PeriodicSavepoints`, the resources, `to_table` for a table of a catalog, `spark_packages` for its jars,
-and `register_sink` for a sink of your own. Operate it: `Client`, from any process.
+and `register_sink` for a sink of your own. Operate it: `Client`, from any process; `StartFrom` has
+the options of a start.
 
 `dagster_ckpt.flink` has PyFlink's programming interface, with its state backends and storages;
 `dagster_ckpt.orchestration` has the parts of `stream_definitions`; and
@@ -45,12 +46,13 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
     from dagster_ckpt.orchestration.translator import StreamTranslator
-    from dagster_ckpt.policies.restart_strategies import RestartStrategies
+    from dagster_ckpt.policies.restart import RestartStrategies
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-    from dagster_ckpt.sinks.delta_merge import delta_transaction
+    from dagster_ckpt.sinks.delta import delta_transaction
     from dagster_ckpt.sinks.registry import register_sink
-    from dagster_ckpt.spark.query.table_names import to_table
+    from dagster_ckpt.spark.query.output import to_table
     from dagster_ckpt.spark.versions import spark_packages
+    from dagster_ckpt.stream.start_from import StartFrom
     from dagster_ckpt.values.modes import DesiredState
 
 # The module of each public name. Names are imported on first use, so that reading a catalog needs
@@ -82,12 +84,13 @@ _MODULES = {
     "StreamResource": "orchestration.resources.stream_resource",
     "declare_stream": "orchestration.resources.stream_resource",
     "StreamTranslator": "orchestration.translator",
-    "RestartStrategies": "policies.restart_strategies",
+    "RestartStrategies": "policies.restart",
     "UpgradeMode": "policies.upgrade",
     "UpgradePolicy": "policies.upgrade",
     "register_sink": "sinks.registry",
-    "delta_transaction": "sinks.delta_merge",
-    "to_table": "spark.query.table_names",
+    "delta_transaction": "sinks.delta",
+    "StartFrom": "stream.start_from",
+    "to_table": "spark.query.output",
     "spark_packages": "spark.versions",
 }
 
@@ -105,6 +108,7 @@ __all__ = [
     "RestartSettings",
     "RestartStrategies",
     "SparkSessionResource",
+    "StartFrom",
     "StateBackendResource",
     "StreamResource",
     "StreamRunConfig",

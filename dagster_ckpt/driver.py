@@ -6,25 +6,29 @@ checkpoints: the catalog sensor does this for all processes.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.transitions import forwarded_log, printed_log
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CatalogError, CkptError, OptionError
+from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.operations.hand_over import hand_over
 from dagster_ckpt.operations.launching import start_order
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -34,7 +38,7 @@ from dagster_ckpt.spark.query.session import active_in_thread, active_session, s
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.storage_path import location_url
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN
+from dagster_ckpt.values.validation import checked_stream_id
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_levels = Lock()
+_before: list[int] = []
 # Cluster managers stop a driver with SIGTERM, users with Ctrl-C.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,24 +64,19 @@ def run_stream(
     restart_strategy: RestartStrategyConfiguration | RestartPolicy | None = None,
     state_backend: StateBackend | None = None,
     spark: SparkSession | None = None,
-    start_from: str = "latest",
-    discard_state: bool = False,
-    no_safety_savepoint: bool = False,
-    state_partitions: int | None = None,
+    start_from: str | StartFrom = "latest",
     on_backend_change: OnStateChange = OnStateChange.REFUSE,
     executor_copy_bytes: int | None = None,
     code_version: str | None = None,
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
-    Uses the same coordinator as a streaming asset: the stream takes checkpoints, is restarted in
-    place, and answers operators' requests through the catalog. It continues where it stopped. If a
-    start was requested through the catalog (by `restart_stream_job`, or by the run that launched
-    this process), the request determines where to start and is answered.
+    The stream takes checkpoints, is restarted in place, and answers operators' requests, as a streaming asset does. It
+    continues where it stopped, unless a start was requested through the catalog (by `restart_stream_job`, or by the run
+    that launched this process).
 
-    The transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if
-    the program has not set up logging. If the environment contains a Dagster Pipes context, the log
-    and the end of the stream are reported there as well.
+    Transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if the program has not set
+    up logging. With a Dagster Pipes context, the log and the end of the stream are reported there as well.
 
     Args:
         stream_id: Its id in catalog and storage, the same as that of its asset in Dagster.
@@ -85,16 +87,11 @@ def run_stream(
             `<storage>/savepoints` unless a storage object specifies another folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Checkpointing options; default: no periodic checkpoints.
-        restart_strategy: What happens after a failure in this process; default: as for a streaming
-            asset.
+        restart_strategy: What happens after a failure; default: as for a streaming asset.
         state_backend: How the query keeps its state; None uses the session's settings.
         spark: The session; default: that of this process, or a new one with the master of
             `spark-submit`, else with the cores of this machine.
-        start_from: Where to start if no request specifies it.
-        discard_state: With `start_from="empty"`: confirms that all existing state may be discarded.
-        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
-        state_partitions: Rewrite the state to this number of partitions before the query starts, unless a
-            requested start says otherwise.
+        start_from: Where to start if no request specifies it; a `StartFrom` if the start has options.
         on_backend_change: What the start does with state of another backend than `state_backend`.
         executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, 0 or more.
             They must reach live directories and snapshots by the same URLs, and have dagster-ckpt
@@ -105,13 +102,11 @@ def run_stream(
         How it ended: stopped with a savepoint, suspended, canceled, or out of input.
 
     Raises:
-        OptionError: An option or the stream id cannot be used.
         RequestFailedError: The start that this process was launched for has failed or was withdrawn.
         LeaseHeldError: Another execution of the stream is alive.
         StreamFailedError: The query failed, and its restart strategy allows no further restart.
         LeaseLostError: Another process is the writer now.
         KeyboardInterrupt: SIGINT or SIGTERM was received; the query was stopped and keeps its state.
-        CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
 
     Example:
         >>> run_stream(
@@ -123,12 +118,8 @@ def run_stream(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    if not STREAM_ID_PATTERN.fullmatch(stream_id):
-        raise OptionError(
-            f"stream_id is {stream_id!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or "
-            "digit, "
-            "128 at most: it names a folder."
-        )
+    checked_stream_id(stream_id)
+    otherwise = StartFrom.of(start_from)
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)
@@ -155,12 +146,6 @@ def run_stream(
             savepoint_url=None,
             code_version=code_version,
             on_backend_change=on_backend_change,
-        )
-        otherwise = StartFrom.parse(
-            start_from,
-            discard_state=discard_state,
-            no_safety_savepoint=no_safety_savepoint,
-            state_partitions=state_partitions,
         )
         order = start_order(opened, stream_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))
@@ -214,11 +199,7 @@ PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context.
-
-    Args:
-        context: The Pipes context, or None.
-    """
+    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context."""
 
     def __init__(self, context: PipesContext | None) -> None:
         self._context = context
@@ -251,13 +232,7 @@ def pipes_report(
 ) -> Iterator[PipesReport]:
     """Pass a stream's log, its progress and its end to Dagster through Pipes while a program runs.
 
-    Does nothing without a Pipes context.
-
-    Args:
-        catalog: The catalog with the progress of the running query.
-        stream_id: The stream that is running.
-        interval_s: Minimum time between two progress messages in Dagster's log.
-        environment: Contains the Pipes context, if any.
+    Does nothing without a Pipes context in the environment.
     """
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)
@@ -303,3 +278,69 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
     figures = (execution.progress if execution is not None else None) or {}
     newest = f"newest snapshot at batch {snapshots[0].batch_id}" if snapshots else "no snapshot yet"
     return f"{stream_id}: batch {figures.get('batch_id')}, {figures.get('input_rows')} input rows, {newest}"
+
+
+@contextmanager
+def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
+    """Also pass the transitions of a stream to another log while the context is open, from INFO on.
+
+    A thread passes them on, so that a log that hangs delays neither a lease nor a checkpoint. The
+    context closes once all lines are passed on.
+
+    Args:
+        to: Takes the level and the message.
+        stream_id: Leave out lines of other streams; None for all streams.
+    """
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                to(record.levelno, record.getMessage())
+            except Exception:  # noqa: BLE001 - a log must not end what it reports
+                self.handleError(record)
+
+    queue: SimpleQueue[Any] = SimpleQueue()
+    handler = QueueHandler(queue)
+    if stream_id is not None:
+        handler.addFilter(lambda record: getattr(record, "stream_id", stream_id) == stream_id)
+    listener = QueueListener(queue, Forward())
+    listener.start()
+    try:
+        with _attached(handler):
+            yield
+    finally:
+        listener.stop()
+
+
+@contextmanager
+def printed_log() -> Iterator[None]:
+    """Print the package's log to stderr while the context is open, unless the program has set up logging itself."""
+    if logging.getLogger().handlers or logging.getLogger(PACKAGE_LOGGER).handlers:
+        yield
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    with _attached(handler):
+        yield
+
+
+@contextmanager
+def _attached(handler: logging.Handler) -> Iterator[None]:
+    package = logging.getLogger(PACKAGE_LOGGER)
+    handler.setLevel(logging.INFO)
+    with _levels:
+        # Several streams of one process may be logged at the same time.
+        _before.append(package.level)
+        if not package.isEnabledFor(logging.INFO):
+            package.setLevel(logging.INFO)
+        package.addHandler(handler)
+    try:
+        yield
+    finally:
+        with _levels:
+            package.removeHandler(handler)
+            first = _before.pop(0)
+            if _before:
+                _before[0] = first
+            else:
+                package.setLevel(first)

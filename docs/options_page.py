@@ -13,68 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt import flink as options
-from dagster_ckpt.config import checkpoint_options as ranges
-from dagster_ckpt.config import execution_config as execution
-from dagster_ckpt.config.rocksdb_options import OPTIONS_SET, RocksDBOptions
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.rocksdb import OPTIONS_SET, RocksDBOptions
+from dagster_ckpt.config.state_backend import MAX_PARALLELISM
+from dagster_ckpt.flink import execution_config as execution
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.resources.settings import RestartSettings
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches
-from dagster_ckpt.values.validation import OptionDescription
+from dagster_ckpt.values.validation import OptionDescription, options_of
 
 PAGE = Path(__file__).with_name("options.md")
 
-# The keyword of CheckpointConfig to the methods of PyFlink that set and get it.
+# The methods of PyFlink that set and get an option, where their names do not contain its keyword.
 METHODS = {
     "mode": "checkpointing_mode",
     "interval": "checkpoint_interval|checkpointing_enabled",
     "timeout": "checkpoint_timeout",
-    "min_pause": "min_pause",
-    "max_concurrent": "max_concurrent",
     "tolerable_failures": "tolerable|fail_on",
     "cleanup": "externalized",
     "unaligned": "able_unaligned|is_unaligned",
-    "alignment_timeout": "alignment_timeout",
-    "force_unaligned": "force_unaligned",
-    "num_retained": "num_retained",
-    "count_savepoints": "count_savepoints",
     "prefer_checkpoint_for_recovery": "prefer_checkpoint",
-    "recovery_depth": "recovery_depth",
-    "roll_back_tables": "roll_back_tables",
-    "max_replayed_batches": "max_replayed_batches",
     "storage": "checkpoint_storage",
     "retention": "retention_policy",
     "trigger": "trigger_policy",
 }
-RANGES: dict[str, Any] = {
-    "mode": ranges.MODE,
-    "interval": ranges.INTERVAL,
-    "timeout": ranges.TIMEOUT,
-    "min_pause": ranges.MIN_PAUSE,
-    "max_concurrent": ranges.MAX_CONCURRENT,
-    "tolerable_failures": ranges.TOLERABLE_FAILURES,
-    "cleanup": ranges.CLEANUP,
-    "unaligned": ranges.UNALIGNED,
-    "alignment_timeout": ranges.ALIGNMENT_TIMEOUT,
-    "force_unaligned": ranges.FORCE_UNALIGNED,
-    "num_retained": ranges.NUM_RETAINED,
-    "count_savepoints": ranges.COUNT_SAVEPOINTS,
-    "prefer_checkpoint_for_recovery": ranges.PREFER_CHECKPOINT,
-    "recovery_depth": ranges.RECOVERY_DEPTH,
-    "roll_back_tables": ranges.ROLL_BACK_TABLES,
-    "max_replayed_batches": ranges.MAX_REPLAYED_BATCHES,
-}
-OBJECTS = {
-    "storage": "a `CheckpointStorage`, or the URL of a directory",
+LINKS = {
     "retention": "a [retention policy](policies.md#retention), or the same as data",
     "trigger": "a [trigger policy](policies.md#triggers), or the same as data",
-}
-DEFAULTS = {
-    "interval": "off",
-    "storage": "the deployment's",
-    "retention": "`num_retained`",
-    "trigger": "`interval`",
 }
 # What `describe` calls an option to the field of RocksDBOptions that documents it.
 ROCKSDB_FIELDS = {
@@ -86,7 +53,7 @@ ROCKSDB_FIELDS = {
 # What `describe` calls an option of an environment to the range it takes.
 EXECUTION_RANGES: dict[str, Any] = {
     "parallelism": execution.PARALLELISM,
-    "max_parallelism": execution.MAX_PARALLELISM,
+    "max_parallelism": MAX_PARALLELISM,
     "buffer_timeout": execution.BUFFER_TIMEOUT,
     "operator_chaining": execution.CHAINING,
     "time_characteristic": execution.TIME_CHARACTERISTIC,
@@ -179,26 +146,24 @@ def page() -> str:
 
 
 def _checkpoint_config() -> list[str]:
-    parameters = inspect.signature(options.CheckpointConfig).parameters
     told = [config.describe() for config in CONFIGURATIONS]
     rows = []
-    for name, parameter in parameters.items():
-        methods = [method for method in _public(options.CheckpointConfig) if re.search(METHODS[name], method)]
-        allowed = RANGES[name].allowed if name in RANGES else OBJECTS[name]
-        default = DEFAULTS.get(name) or _code(parameter.default)
+    for name, option in options_of(CheckpointOptions).items():
+        methods = [method for method in _public(options.CheckpointConfig) if re.search(METHODS.get(name, name), method)]
         rows.append(
             (
                 f"`{name}`",
                 "<br>".join(f"`{method}`" for method in methods),
-                default,
-                allowed,
+                option.unset or _code(option.default),
+                LINKS.get(name, option.rule.allowed),
+                option.description,
                 _effects(line for lines in told for line in lines if line.option == name),
             )
         )
     return [
         "## CheckpointConfig",
         "",
-        *_table(("keyword", "PyFlink's methods", "default", "range", "effect on Spark"), rows),
+        *_table(("keyword", "PyFlink's methods", "default", "range", "meaning", "effect on Spark"), rows),
         "`unaligned` with `max_concurrent` above 1 is refused, as in Flink. What is kept at the end of a stream is in "
         "[operations](recovery.md#retention-what-is-kept-at-the-end).",
         "",
@@ -327,10 +292,12 @@ def _dagster() -> list[str]:
         "",
         "`streaming_asset(checkpointing=..., restart_strategy=...)` takes `CheckpointSettings` and `RestartSettings` "
         "in place of the objects, read from YAML with `model_validate`. One run is given other options in the "
-        "launchpad, below `checkpointing` of its config, one at a time. All spellings are checked by the same code.",
+        "launchpad, below `checkpointing` of its config, one at a time. All spellings are checked by the same code. "
+        "The fields of `CheckpointSettings` are the [keywords of `CheckpointConfig`](#checkpointconfig): durations in "
+        "milliseconds, enums by name, policies as data.",
         "",
     ]
-    for model in (CheckpointSettings, RestartSettings, CheckpointStorageResource, StateBackendResource):
+    for model in (RestartSettings, CheckpointStorageResource, StateBackendResource):
         rows = []
         for name, field in model.model_fields.items():
             value = field.get_default(call_default_factory=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.support import thorough
 from tests.support.jvm_stacks import stacks_of_own_jvms
 from tests.support.local_files import use_local_files
-from tests.support.needs import select
+from tests.support.memory_files import use_memory_for_files
+from tests.support.needs import is_without_core, select
 from tests.support.postgres_server import started_server
 
 # How long an example takes says more about what else the machine does.
@@ -33,6 +36,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    use_memory_for_files(os.environ)
+    thorough.configure(config)
     # Workers inherit the environment; `make mutants` has neither cache nor Spark.
     if not hasattr(config, "workerinput") and config.pluginmanager.hasplugin("cacheprovider"):
         use_local_files(config.cache.mkdir("local-files"), os.environ)
@@ -62,10 +67,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--spark-core", action="store_true", help="only the tests that each version of Spark must pass")
+    thorough.add_option(parser)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--spark-core") and is_without_core(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest: of files that run beside each other, a long one at the end would run alone."""
+    thorough.leave_out(config, items)
     select(config, items)
     items.sort(key=_weight)
 

@@ -18,9 +18,9 @@ from dagster_ckpt.catalog.history import HistoryCursor
 from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.client import Client
-from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.ui import views
+from dagster_ckpt.values.durations import wall_clock_ms
 
 STREAMS, SNAPSHOTS_EACH = 1_000, 1_000
 CHECKPOINTS = f"{STREAMS * SNAPSHOTS_EACH:,}"

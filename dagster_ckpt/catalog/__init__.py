@@ -1,12 +1,13 @@
-"""The catalog: a SQL record of streams, executions, leases, snapshots, requests and events that outlives every process.
+"""The catalog: a SQL record of streams, executions, leases, snapshots, requests and events.
 
-It stores no bytes of snapshots and makes no decisions. It records, in transactions, what other
-packages decide, and writes an event for each change to an outbox. Start with `catalog.py`, then
-`records.py` for the values and `tables.py` for the schema.
+It records, in transactions, what other packages decide, and writes an event for each change to an outbox; it
+stores no bytes of snapshots. Start with `catalog.py`, then `records.py` for the values and `tables.py` for
+the schema.
 """
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import (
     CompletedSnapshot,
     EventRecord,
@@ -18,6 +19,7 @@ from dagster_ckpt.catalog.records import (
     HoldRecord,
     LaunchRecord,
     LeaseRecord,
+    OriginKind,
     RequestKind,
     RequestRecord,
     RequestStatus,
@@ -25,11 +27,10 @@ from dagster_ckpt.catalog.records import (
     SnapshotStatus,
     SnapshotTrigger,
     StartCause,
+    StateOrigin,
     StreamRecord,
 )
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 
 __all__ = [
     "Catalog",

@@ -1,18 +1,25 @@
-"""`Catalog`: the entry point to the catalog, with one store per kind of record over one database, and its schema."""
+"""`Catalog`: the entry point to the catalog, with a store for each kind of record, its schema and its home.
+
+A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore
+records where its database is, and a copy is refused; a moved or restored catalog is not.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, select, text
 
-from dagster_ckpt.catalog.database import Clock, Database
+from dagster_ckpt.catalog.database import Clock, Database, as_text, optional_dict
 from dagster_ckpt.catalog.desired_states import DesiredStateRecords
 from dagster_ckpt.catalog.events import EventRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.history import HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
-from dagster_ckpt.catalog.home import accept_home, check_home
 from dagster_ckpt.catalog.journal import JournalRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
@@ -31,17 +38,15 @@ if TYPE_CHECKING:
 class Catalog:
     """The record of streams, executions, leases, snapshots, holds, requests, events and desired states.
 
-    Opening it creates or migrates its tables. It is safe to use from several threads and processes,
-    and pickles as its URL.
+    Opening it creates or migrates its tables. It is safe to use from several threads and processes, and
+    pickles as its URL.
 
     Args:
-        url: SQLAlchemy URL, such as `sqlite:////var/lib/catalog.db` or
-            `postgresql+psycopg://user@host/database`.
+        url: SQLAlchemy URL: `sqlite:////var/lib/catalog.db` or `postgresql+psycopg://user@host/database`.
         clock: Returns the time in ms since the epoch; None uses the database's clock.
 
     Raises:
-        CatalogError: The database cannot be used, has a newer schema version, or is a copy of another
-            catalog.
+        CatalogError: The database cannot be used, is newer, or is a copy of another catalog.
 
     Example:
         >>> catalog = Catalog("sqlite:////var/lib/catalog.db")
@@ -72,14 +77,7 @@ class Catalog:
 
     @staticmethod
     def accept(url: str) -> None:
-        """Use a copy of a catalog from now on. Nothing may use the original any more.
-
-        Args:
-            url: SQLAlchemy URL of the copy.
-
-        Raises:
-            CatalogError: The database cannot be used.
-        """
+        """Use a copy of a catalog from now on. Nothing may use the original any more."""
         database = Database(url)
         upgrade(database)
         accept_home(database)
@@ -87,21 +85,15 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Id of the deployment that this catalog belongs to: created with the catalog, stored in each snapshot."""
-        # Queried each time: another process may have made this catalog replace a lost one.
+        """Id of the deployment that this catalog belongs to, which each of its snapshots carries."""
+        # Another process may change it (`take_over_deployment`).
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
     def take_over_deployment(self, deployment_id: str, *, only_if_unused: bool = False) -> None:
-        """Replace the lost catalog of a deployment, so that the deployment's snapshots belong to this catalog.
+        """Replace the lost catalog of a deployment, so that its snapshots belong to this one.
 
-        Args:
-            deployment_id: Id of the deployment, as stored in its snapshots.
-            only_if_unused: Also refuse if a stream was started under this catalog's current id.
-
-        Raises:
-            CatalogError: A snapshot was completed under this catalog's current id, or a stream was
-                started.
+        Refuses if a snapshot was completed here; with `only_if_unused`, also if a stream was started.
         """
         with self.database.writing() as connection:
             before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
@@ -124,10 +116,7 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """The current time by the catalog's clock, ms since the epoch.
-
-        Compare recorded times only with this clock: that of a machine may differ by hours.
-        """
+        """The current time by the catalog's clock, ms since the epoch: the one to compare recorded times with."""
         with self.database.reading() as connection:
             return self.database.now_ms(connection)
 
@@ -143,13 +132,13 @@ def _open(url: str, clock: Clock | None) -> Catalog:
     return Catalog(url, clock=clock)
 
 
-# An arbitrary number that other users of the PostgreSQL server are unlikely to lock.
+# Arbitrary, unlike other locks on the server.
 _ADVISORY_LOCK = 7_246_019_381
 
 
 def alembic_config() -> Config:
     """Alembic's configuration, without a file: the migrations are part of the package."""
-    # Alembic is slow to import, and only a process that opens a catalog needs it.
+    # Slow to import.
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
@@ -157,17 +146,12 @@ def alembic_config() -> Config:
     return config
 
 
-# The newest schema revision. A constant, because alembic takes a tenth of a second to import, and a
-# process that opens a current catalog does not need it. A test compares it with the migrations.
+# A constant, because alembic is slow to import. A test compares it with the migrations.
 NEWEST_REVISION = "0001"
 
 
 def upgrade(database: Database) -> None:
-    """Migrate a database to the newest schema; a current database is unchanged.
-
-    Raises:
-        CatalogError: It was created by a newer version of this package, or cannot be used.
-    """
+    """Migrate a database to the newest schema; a current database is unchanged."""
     with database.reading() as connection:
         if _current_revision(connection) == NEWEST_REVISION:
             return
@@ -196,3 +180,90 @@ def _upgrade_locked(database: Database, connection: Connection) -> None:
             f"The catalog {database.shown_url} has a schema version that this package does not know ({error}): a "
             "newer dagster-ckpt has migrated it. Upgrade this installation. Nothing was changed."
         ) from error
+
+
+_OF_THIS_DATABASE = text(
+    "SELECT (SELECT system_identifier FROM pg_control_system()) AS cluster, "
+    "(SELECT oid FROM pg_database WHERE datname = current_database()) AS oid"
+)
+_OTHER_DATABASE = text("SELECT 1 FROM pg_database WHERE oid = :oid")
+
+
+@dataclass(frozen=True)
+class CatalogHome:
+    """Where the database of a catalog is.
+
+    Attributes:
+        identity: Survives a move, differs for a copy: inode of a file, cluster and oid in PostgreSQL.
+        place: Host and path of a file, or host and database name.
+        host: The machine or cluster on which another identity can be looked up.
+    """
+
+    identity: str
+    place: str
+    host: str
+
+
+def check_home(database: Database) -> None:
+    """Record where a catalog is, or refuse a copy of one that may still be used."""
+    here = _home_of(database)
+    if here is None:
+        return
+    with database.reading() as connection:
+        recorded = connection.execute(select(deployment.c.home)).scalar_one_or_none()
+    known = _parsed(recorded)
+    if known is not None and known.identity == here.identity:
+        return
+    if known is not None and known.place != here.place and not _is_gone(database, known, here):
+        raise CatalogError(
+            f"The catalog {database.shown_url} is a copy of the one at {known.place}. With two catalogs, each stream "
+            "would have two leases and thus two writers, which delete each other's data. Nothing was changed. Use the "
+            "original. If this one replaces it, and nothing uses the original any more: dagster-ckpt accept-catalog. "
+            "For another environment, start with a new catalog and import a savepoint."
+        )
+    accept_home(database)
+
+
+def accept_home(database: Database) -> None:
+    """Record that a catalog is where its database is now."""
+    here = _home_of(database)
+    with database.writing() as connection:
+        connection.execute(deployment.update().values(home=as_text(asdict(here)) if here is not None else None))
+
+
+def _parsed(recorded: object) -> CatalogHome | None:
+    said = optional_dict(recorded) if isinstance(recorded, str) else None
+    values = [(said or {}).get(name) for name in ("identity", "place", "host")]
+    return CatalogHome(*map(str, values)) if all(isinstance(value, str) for value in values) else None
+
+
+def _home_of(database: Database) -> CatalogHome | None:
+    """None if this cannot be determined: not a plain file, or a cluster that hides from this user."""
+    if database.url.get_backend_name() == "sqlite":
+        path = database.url.database or ""
+        if path.startswith("file:"):
+            return None
+        found = Path(path).resolve()
+        host = socket.gethostname()
+        try:
+            return CatalogHome(str(found.stat().st_ino), f"{host}:{found}", host)
+        except OSError:
+            # Deleted or moved: the next call to the database reports it.
+            return None
+    with database.reading() as connection:
+        if not connection.execute(text("SELECT has_function_privilege('pg_control_system()', 'execute')")).scalar():
+            return None
+        row = connection.execute(_OF_THIS_DATABASE).one()
+    url = database.url
+    return CatalogHome(f"{row.cluster}/{row.oid}", f"{url.host}:{url.port or 5432}/{url.database}", str(row.cluster))
+
+
+def _is_gone(database: Database, known: CatalogHome, here: CatalogHome) -> bool:
+    """Whether the recorded database no longer exists: this one was moved, not copied."""
+    if known.host != here.host:
+        return False
+    if database.url.get_backend_name() == "sqlite":
+        return not os.path.lexists(known.place.removeprefix(f"{known.host}:"))
+    with database.reading() as connection:
+        oid = known.identity.rpartition("/")[2]
+        return connection.execute(_OTHER_DATABASE, {"oid": int(oid)}).first() is None

@@ -35,11 +35,11 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
-# Key of a connection's events that its transaction has recorded, for the log.
+# The events that a connection's transaction has recorded, for the log.
 _RECORDED = "dagster_ckpt_recorded"
 
 
-# Event details that are free text and may contain secrets.
+# Free text, which may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 
 
@@ -63,7 +63,7 @@ class _Effect:
     """What is known of a transaction that fails.
 
     Attributes:
-        is_known: The commit was not requested yet, so nothing was changed.
+        is_known: The commit was not requested, so nothing was changed.
     """
 
     is_known: bool = True
@@ -72,13 +72,8 @@ class _Effect:
 class Database:
     """A SQL database that several processes and threads use concurrently.
 
-    Args:
-        url: SQLAlchemy URL of SQLite or PostgreSQL.
-        clock: Returns the time in ms since the epoch. None uses the database's clock, so that
-            leases do not depend on the clocks of their holders.
-
-    Raises:
-        CatalogError: The URL is not that of a supported database.
+    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their
+    holders' clocks.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -101,11 +96,7 @@ class Database:
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
-        """A write transaction. On SQLite it locks out other writers from its begin.
-
-        Args:
-            within_s: Time limit, if longer than that of a call.
-        """
+        """A write transaction. On SQLite it locks out other writers from its begin."""
         recorded: list[_Recorded] = []
         effect = _Effect()
         with (
@@ -119,23 +110,20 @@ class Database:
                 limit_transaction(connection, within_s)
             yield connection
             effect.is_known = False
-        # Only now: what was rolled back did not happen.
+        # Not for a transaction that was rolled back.
         for stream_id, what, payload in recorded:
             log_event(stream_id, what, payload)
 
     def limit_calls(self, ttl_ms: int) -> None:
-        """Limit the duration of each call to what a lease with this time to live allows; never raises the limit."""
+        """Limit each call to what a lease with this time to live allows; never raises the limit."""
         self._call_limit_s = min(self._call_limit_s, call_limit_s(ttl_ms))
 
     @contextmanager
     def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
-        """A write transaction that requires the stream's lease: it commits only if the lease is still held.
+        """A write transaction that commits only if the stream's lease is still held.
 
-        Every write of a run uses this. Checking the lease before the write is not enough: the
-        process may be paused in between, and its lease taken over.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        Every write of a run uses this: after an earlier check the process may be paused, and its lease taken
+        over.
         """
         with self.writing() as connection:
             require_lease(connection, lease.stream_id, lease.token)
@@ -143,7 +131,7 @@ class Database:
 
     @contextmanager
     def writing_as(self, lease: LeaseRecord | None) -> Iterator[Connection]:
-        """A write transaction with a lease or, for operations that operators may perform too, without one."""
+        """A write transaction with a lease or, for what operators may do too, without one."""
         with self.writing() if lease is None else self.writing_under(lease) as connection:
             yield connection
 
@@ -154,17 +142,16 @@ class Database:
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
 
     def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
-        """Insert a row unless one with its key exists; returns False if it exists.
+        """Insert a row; returns False if one with its key exists.
 
-        On PostgreSQL two writers can both find a row missing: the later one waits here and then
-        returns False.
+        On PostgreSQL the later of two concurrent writers waits here and then gets False.
         """
         insert: Any = sqlite_insert
         if self.url.get_backend_name() == "postgresql":
-            # Slow to import, which a command on a catalog in SQLite would wait for.
+            # Slow to import.
             from sqlalchemy.dialects.postgresql import insert  # noqa: PLC0415
         made = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key.columns)
-        # Not the row count: PostgreSQL's driver does not report one for an insert.
+        # PostgreSQL's driver reports no row count for an insert.
         return connection.execute(made).first() is not None
 
     def record_event(
@@ -177,7 +164,7 @@ class Database:
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
-        """Write an event in the transaction of the change that it reports; it is logged once that is committed."""
+        """Write an event in the transaction of the change that it reports; it is logged after the commit."""
         kept = {name: _to_keep(name, value) for name, value in (payload or {}).items()}
         connection.info[_RECORDED].append((stream_id, what, kept))
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
@@ -227,7 +214,7 @@ def as_dict(value: str | None) -> dict[str, Any]:
 
 
 def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: list[str]) -> E:
-    """A stored status or kind. If this version does not know it, returns `unreadable` and appends to `troubles`."""
+    """A stored status or kind; if unknown, returns `unreadable` and appends to `troubles`."""
     try:
         return known(value)
     except ValueError:
@@ -236,7 +223,7 @@ def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: 
 
 
 def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, Any] | None:
-    """A stored JSON object. If it cannot be parsed, returns None and appends to `troubles`."""
+    """A stored JSON object; if it cannot be parsed, returns None and appends to `troubles`."""
     read = optional_dict(value)
     if value is not None and read is None:
         troubles.append(f"{column} are not a JSON object: {value!r:.80}")
@@ -244,7 +231,7 @@ def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, 
 
 
 def optional_dict(value: str | None) -> dict[str, Any] | None:
-    """A stored JSON object, or None if there is none or it cannot be parsed."""
+    """A stored JSON object; None if there is none or it cannot be parsed."""
     if value is None:
         return None
     try:
@@ -255,10 +242,9 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
 
 
 def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
-    """The cells of a row by column, each of its column's type. Appends to `troubles` for any that is not.
+    """The cells of a row by column; any of another type than its column is emptied and appended to `troubles`.
 
-    SQLite accepts any type in any column, and a database may be damaged. Such a cell is replaced by
-    None, or by an empty value if the column is not nullable.
+    SQLite accepts any type in any column, and a database may be damaged.
     """
     values = dict(row._mapping)
     for column in table.c:
@@ -277,13 +263,13 @@ def _shown(url: URL) -> str:
 
 
 def _secrets(url: URL) -> list[str]:
-    """Parts of the URL that are secret and that a driver may include in its messages."""
+    """Secret parts of the URL, which a driver may include in its messages."""
     in_query = [value for name, value in url.query.items() if isinstance(value, str) and names_a_secret(name)]
     return [secret for secret in (url.password, *in_query) if secret]
 
 
 def _make_file(url: URL) -> None:
-    """Create the file of a SQLite catalog, readable by its owner only, and its folder. Existing ones stay unchanged."""
+    """Create the file of a new SQLite catalog, readable by its owner only, and its folder."""
     path = url.database or ""
     if url.get_backend_name() != "sqlite" or path.startswith("file:") or Path(path).exists():
         return
@@ -300,9 +286,9 @@ def _make_file(url: URL) -> None:
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-    # SQLAlchemy raises a bare ValueError for a port that is not a number.
+    # ValueError: a port that is not a number.
     except (ArgumentError, ValueError) as error:
-        # Not chained: SQLAlchemy's message contains the URL and therefore the password.
+        # Not chained: SQLAlchemy's message contains the password.
         raise CatalogError(
             f"{without_secrets(url)!r} is not a database URL ({type(error).__name__}). Give "
             "sqlite:////absolute/path/catalog.db or postgresql+psycopg://user@host/database."
@@ -324,8 +310,8 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-# A sensor opens the catalog at each tick: engines are cached for their compiled queries. The
-# process id is part of the key, because connections must not be shared with a forked child.
+# Cached for their compiled queries: a sensor opens the catalog at each tick. By process, because a forked
+# child must not share connections.
 @lru_cache(maxsize=16)
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
@@ -343,7 +329,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        # This package begins transactions explicitly: Python's driver would begin them too late.
+        # Transactions begin explicitly: Python's driver would begin them too late.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
@@ -359,19 +345,15 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
 
 def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
-    """The lease of a stream as stored, or None if it was never held."""
+    """The lease of a stream as stored; None if it was never held."""
     return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
 def require_lease(connection: Connection, stream_id: str, token: int) -> None:
     """Require that a stream's lease has this token, and keep it unchanged until this transaction ends.
 
-    On PostgreSQL the row is locked: a take-over waits for this transaction, and a transaction that
-    begins after a take-over finds the new token. On SQLite a write transaction excludes all others
-    from its begin.
-
-    Raises:
-        LeaseLostError: Another execution holds the lease, or it is not held.
+    PostgreSQL locks the row: a take-over waits, and a later transaction finds the new token. SQLite excludes
+    other writers anyway.
     """
     query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
@@ -400,7 +382,7 @@ def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
 
 
 def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
-    """Lock and return the row of a snapshot until the commit; on SQLite the transaction locks everything."""
+    """Lock and return the row of a snapshot until the commit."""
     return connection.execute(
         select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
     ).one_or_none()

@@ -48,7 +48,7 @@ class UpgradePhase(StrEnum):
 
     @property
     def goes_back(self) -> bool:
-        """Whether a rollback is in progress, which has to finish even if the desired state changes."""
+        """Whether a rollback is in progress, which finishes even if the desired state changes."""
         return self in (UpgradePhase.ROLLING_BACK, UpgradePhase.RESTORING)
 
 
@@ -60,13 +60,9 @@ class UpgradeRecord:
     """One upgrade.
 
     Attributes:
-        phase: Its phase.
-        from_version: Code version that ran before, if known.
-        to_version: Code version that it upgrades to.
         mode: What the new code starts from.
-        began_at_ms: When it began.
         reason: Why it entered this phase.
-        old_execution_id: The newest execution before the new code was started.
+        old_execution_id: The newest execution before the new code.
         starts: Number of requested starts.
         started_at_ms: When the first execution of the new code began.
         snapshot_id: The snapshot that a rollback restores.
@@ -89,11 +85,8 @@ class PreflightRecord:
     """Result of running new code on a copy of a stream's state.
 
     Attributes:
-        code_version: Version of the code that was tried.
         passed: Whether a running stream may be stopped for the upgrade.
-        reason: What happened, as text for people.
-        batch_id: The batch that was run, or None if none could be run.
-        at_ms: When it ended.
+        batch_id: The batch that was run, if any.
         refused_plan: Fingerprint of the plan, if a user has to accept its differences.
     """
 
@@ -121,18 +114,11 @@ class DesiredRecord:
     """A managed stream.
 
     Attributes:
-        stream_id: The stream.
-        desired: The state that was set last; None means the asset's definition decides.
+        desired: None: the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
-        reached: The last generation that was reconciled.
-        request_id: The sensor's last request for this stream.
-        upgrade: The last upgrade, even if it is over.
-        preflight: The last preflight.
-        alert: A message that requires attention, until it is resolved.
-        alert_until: What ends the alert automatically; None: another decision about the stream does.
-        origin: Who last changed it.
-        changed_at_ms: When the desired state last changed.
-        broken: Why the row could not be fully read, or None; such a stream is not reconciled.
+        reached: The last reconciled generation.
+        alert: Requires attention, until resolved or until `alert_until`.
+        broken: Why the row could not be fully read; such a stream is not reconciled.
     """
 
     stream_id: str
@@ -151,11 +137,10 @@ class DesiredRecord:
 
 
 class DesiredStateRecords:
-    """Managed streams.
+    """Managed streams: users set the desired state, the sensor records its progress.
 
-    Two parties write here: users set the desired state, and the sensor records its progress. The
-    sensor's write counts only for the generation that it was computed for, so it never overrides a
-    user's change.
+    The sensor's write counts only for the generation that it was computed for, so it never overrides a user's
+    change.
     """
 
     def __init__(self, database: Database) -> None:
@@ -179,20 +164,16 @@ class DesiredStateRecords:
             return {row.stream_id: _record(row) for row in rows}
 
     def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
-        """The row of a stream that the catalog knows; in a new row the asset's definition decides the desired state."""
+        """The row of a known stream; in a new one the asset's definition decides the desired state."""
         with self._database.writing() as connection:
             return self._ensure(connection, stream_id, origin)
 
     def put(
         self, stream_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
     ) -> DesiredRecord:
-        """Set the desired state of a stream.
+        """Set the desired state of a stream; None lets the asset's definition decide.
 
-        Args:
-            stream_id: A stream that the catalog knows.
-            desired: The state; None means the asset's definition decides.
-            origin: Who sets it.
-            retry_refused: Allow a code version again that was refused or rolled back.
+        `retry_refused` allows a code version again that was refused or rolled back.
         """
         with self._database.writing() as connection:
             before = self._ensure(connection, stream_id, origin)
@@ -225,22 +206,14 @@ class DesiredStateRecords:
     ) -> bool:
         """Record the sensor's progress, with an event for each change.
 
+        Returns False, with nothing recorded, if the desired state changed concurrently or the rollback's
+        snapshot is being deleted; the next evaluation decides again.
+
         Args:
             before: The row that it was computed for.
-            upgrade: The current upgrade.
-            alert: A message that requires attention, or None.
-            request_id: The sensor's last request.
             alert_until: What ends the alert automatically.
-            reached: The desired state is reached.
             begins: An upgrade begins: the generation increases.
-            lease: The lease of the stream, if this is the result of work done under it.
-
-        Returns:
-            False if the desired state changed concurrently, or if the snapshot that the upgrade would be
-            rolled back to is being deleted: nothing is recorded, and the next evaluation decides again.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: nothing is recorded.
+            lease: The stream's lease, if it covered the work.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -266,7 +239,7 @@ class DesiredStateRecords:
             return True
 
     def note_preflight(self, stream_id: str, preflight: PreflightRecord) -> None:
-        """Record the result of a preflight of a stream that the catalog knows."""
+        """Record the result of a preflight of a known stream."""
         with self._database.writing() as connection:
             self._ensure(connection, stream_id, "preflight")
             now_ms = self._database.now_ms(connection)
@@ -289,10 +262,9 @@ def _of(stream_id: str) -> Any:
 
 
 def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
-    """Whether an upgrade newly names a snapshot that was deleted, or is being deleted.
+    """Whether an upgrade newly names a snapshot that is or is being deleted.
 
-    Its row is locked until the commit: a deletion looks for upgrades in the transaction that marks the snapshot, with
-    the same row locked.
+    Its row is locked until the commit, as by the transaction that marks the snapshot and looks for upgrades.
     """
     is_new = before is None or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
@@ -302,7 +274,7 @@ def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, befo
 
 
 def _hold(connection: Connection, stream_id: str) -> None:
-    """Lock the row until the commit on PostgreSQL; on SQLite the transaction locks everything from its begin."""
+    """Lock the row until the commit on PostgreSQL; SQLite locks everything."""
     connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 

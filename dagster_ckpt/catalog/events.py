@@ -21,12 +21,7 @@ class EventRecords:
         self._database = database
 
     def after(self, sequence: int, *, limit: int = 1000) -> list[EventRecord]:
-        """Events after a sequence, in order.
-
-        Args:
-            sequence: The last event that the reader has processed; 0 for all.
-            limit: Maximum number of events.
-        """
+        """Events after a sequence number, in order; 0 for all."""
         query = select(events).where(events.c.sequence > sequence).order_by(events.c.sequence).limit(limit)
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(query)]
@@ -34,17 +29,10 @@ class EventRecords:
     def last_of(
         self, stream_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
     ) -> dict[str, list[EventRecord]]:
-        """The last events of some types of each of these streams, oldest first, in one query.
-
-        Args:
-            stream_ids: Streams that the catalog knows.
-            types: The types.
-            up_to: Maximum sequence number.
-            each: Maximum number of events per stream.
-        """
+        """The last events of some types of each of these known streams, oldest first, in one query."""
         names = [kind.value for kind in types]
         past = events.alias("past")
-        # Driven by the streams: the index finds the start, even if the history of a stream is long.
+        # Driven by the streams: the index finds the start.
         begin = (
             select(past.c.sequence)
             .where(past.c.stream_id == streams.c.stream_id, past.c.sequence <= up_to, past.c.type.in_(names))

@@ -2,28 +2,209 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
-from dagster_ckpt.catalog.database import as_text, was_renewed
-from dagster_ckpt.catalog.execution_queries import ExecutionQueries, newest_first
+from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
+    SOURCE_IDENTITIES,
     EventType,
     ExecutionRecord,
     ExecutionStatus,
     Holder,
     LeaseRecord,
+    RunFailure,
     StartCause,
 )
 from dagster_ckpt.catalog.requests import complete_request
-from dagster_ckpt.catalog.tables import events, executions, streams
+from dagster_ckpt.catalog.tables import events, executions, leases, streams
+from dagster_ckpt.errors import CatalogError
+
+
+class ExecutionQueries:
+    """Executions, as read from the catalog. A row that cannot be read is listed as BROKEN, never omitted."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of_run(self, run_id: str) -> list[ExecutionRecord]:
+        """Executions of one run, newest first."""
+        of_run = select(executions).where(executions.c.run_id == run_id)
+        return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
+
+    def get(self, execution_id: str) -> ExecutionRecord:
+        """One execution."""
+        found = self._all(select(executions).where(executions.c.execution_id == execution_id))
+        if not found:
+            raise CatalogError(
+                f"The catalog {self._database.shown_url} has no execution {execution_id!r}. Choose an id from the "
+                "list of the stream's executions."
+            )
+        return found[0]
+
+    def of_stream(self, stream_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
+        """Executions of a stream, newest first."""
+        return self._all(newest_first(stream_id).limit(limit))
+
+    def latest(self, stream_id: str) -> ExecutionRecord | None:
+        """The newest execution of a stream."""
+        return next(iter(self.of_stream(stream_id, limit=1)), None)
+
+    def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
+        """The newest execution of each of these streams that has one, in one query."""
+        with self._database.reading() as connection:
+            return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
+
+    def lively_run_ids(self, since_ms: int) -> frozenset[str]:
+        """Runs with unsettled executions that sent a heartbeat since a time (ms since the epoch)."""
+        lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
+        with self._database.reading() as connection:
+            return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
+
+    def unsettled_runs(self) -> dict[str, str]:
+        """Runs with an unsettled or running execution, and the stream of each."""
+        query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
+        with self._database.reading() as connection:
+            return {row.run_id: row.stream_id for row in connection.execute(query)}
+
+    def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
+        """Unsettled or running executions, oldest first; of these runs, or of all."""
+        if run_ids is not None and not run_ids:
+            return []
+        query = select(executions).where(executions.c.settled.is_(False))
+        if run_ids is not None:
+            query = query.where(executions.c.run_id.in_(run_ids))
+        return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
+
+    def failures_since_manual_start(self, stream_id: str) -> list[int]:
+        """Times (ms since the epoch) of the failures since a user last started the stream, oldest first."""
+        query = newest_first(stream_id).with_only_columns(
+            executions.c.status, executions.c.cause, executions.c.ended_at_ms
+        )
+        failed: list[int] = []
+        with self._database.reading() as connection:
+            for row in connection.execute(query):
+                if row.status == ExecutionStatus.FAILED.value and row.ended_at_ms is not None:
+                    failed.append(row.ended_at_ms)
+                if row.cause == StartCause.MANUAL.value:
+                    break
+        return failed[::-1]
+
+    def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
+        """The executions of these streams that failed since a time (ms since the epoch), oldest first."""
+        query = (
+            select(executions.c.stream_id, executions.c.ended_at_ms, executions.c.reason)
+            .where(executions.c.stream_id.in_(stream_ids), executions.c.ended_at_ms > since_ms)
+            .where(executions.c.status == ExecutionStatus.FAILED.value)
+            .order_by(executions.c.ended_at_ms, executions.c.ordinal)
+        )
+        failed: dict[str, list[RunFailure]] = {}
+        with self._database.reading() as connection:
+            for row in connection.execute(query):
+                failed.setdefault(row.stream_id, []).append(
+                    RunFailure(row.ended_at_ms, row.reason or "no reason recorded")
+                )
+        return failed
+
+    def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
+        """When each of these streams was first started, in ms since the epoch, in one query."""
+        query = (
+            select(executions.c.stream_id, func.min(executions.c.started_at_ms))
+            .where(executions.c.stream_id.in_(stream_ids))
+            .group_by(executions.c.stream_id)
+        )
+        with self._database.reading() as connection:
+            return {stream_id: int(first_ms) for stream_id, first_ms in connection.execute(query)}
+
+    def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
+        """The newest batch in a live directory that an execution reported as committed."""
+        for execution in self.of_stream(stream_id):
+            if execution.live_directory != live_directory:
+                continue
+            batch_id = (execution.progress or {}).get("batch_id")
+            if isinstance(batch_id, int):
+                return batch_id
+        return None
+
+    def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
+        """The sources that the newest execution in a live directory recorded."""
+        query = newest_first(stream_id).where(
+            executions.c.live_directory == live_directory,
+            executions.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True),
+        )
+        found = self._all(query.limit(1))
+        return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
+
+    def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
+        """Unsettled or running executions of other streams whose lease is held."""
+        held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)
+        return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
+
+    def last_sinks(self, stream_id: str) -> list[str]:
+        """The sinks, as Spark names them, of the newest execution that reported any."""
+        for execution in self.of_stream(stream_id):
+            sinks = (execution.progress or {}).get("sinks")
+            if isinstance(sinks, list) and sinks:
+                return [str(sink) for sink in sinks]
+        return []
+
+    def sinks_of_others(self, stream_id: str) -> list[str]:
+        """The last known sinks of every other stream, as Spark names them."""
+        return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
+
+    def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
+        """The last known sinks of every other stream, as Spark names them, by its id."""
+        others = executions.alias("others")
+        newest = (
+            select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
+            .where(others.c.stream_id != stream_id, others.c.progress.contains('"sinks":["', autoescape=True))
+            .group_by(others.c.stream_id)
+            .subquery()
+        )
+        is_newest = (executions.c.stream_id == newest.c.stream_id) & (executions.c.ordinal == newest.c.ordinal)
+        query = select(executions).join(newest, is_newest)
+        return {
+            each.stream_id: [str(sink) for sink in (each.progress or {}).get("sinks", ())] for each in self._all(query)
+        }
+
+    def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+
+def newest_first(stream_id: str) -> Select[Any]:
+    """Executions of a stream, the newest first."""
+    return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
+
+
+def _newest_of(stream_ids: Sequence[str]) -> Select[Any]:
+    others = executions.alias("others")
+    # Driven by the streams: one index lookup for each.
+    newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
+    is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
+    return (
+        select(executions).select_from(streams.join(executions, is_newest)).where(streams.c.stream_id.in_(stream_ids))
+    )
+
+
+def _record(row: Row[Any]) -> ExecutionRecord:
+    troubles: list[str] = []
+    values = cells(row, executions, troubles)
+    del values["ordinal"]
+    values["cause"] = read_enum(values["cause"], StartCause, StartCause.UNKNOWN, "cause", troubles)
+    values["recovery"] = read_dict(values["recovery"], "recovery", troubles)
+    values["progress"] = read_dict(values["progress"], "progress", troubles)
+    values["application"] = read_dict(values["application"], "application", troubles)
+    values["status"] = read_enum(values["status"], ExecutionStatus, ExecutionStatus.BROKEN, "status", troubles)
+    return ExecutionRecord(**values, broken="; ".join(troubles) or None)
+
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
 
-# The fields of a recovery that an event reports: what it started from and what that costs.
+# What an event reports of a recovery.
 _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
 
 
@@ -43,14 +224,7 @@ class ExecutionRecords(ExecutionQueries):
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the start of an execution of the stream whose lease this is.
-
-        This also settles earlier executions that were not settled, because this one continues from
-        what they left.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record the start of an execution of the stream whose lease this is; earlier ones are ended and settled."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
@@ -98,11 +272,7 @@ class ExecutionRecords(ExecutionQueries):
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query was started, what it started from, and the Spark application in which it runs.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that the query was started, what it started from, and its Spark application."""
         with self._database.writing_under(lease) as connection:
             stream_id = connection.execute(
                 executions.update()
@@ -123,11 +293,7 @@ class ExecutionRecords(ExecutionQueries):
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
-        """Record the newest progress of the query.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record the newest progress of the query."""
         with self._database.writing_under(lease) as connection:
             connection.execute(
                 executions.update()
@@ -145,21 +311,10 @@ class ExecutionRecords(ExecutionQueries):
         settled: bool = False,
         request_id: str | None = None,
     ) -> bool:
-        """Record the end of an execution, as the stream's writer; an execution that has already ended is unchanged.
+        """Record the end of an execution, as the stream's writer; an ended one is unchanged.
 
-        Args:
-            lease: The lease of the stream.
-            execution_id: The execution.
-            status: How it ended.
-            reason: Why, as text for people.
-            settled: Whether it needs no further work.
-            request_id: The request that asked for this end; it is completed in the same transaction.
-
-        Returns:
-            False if the request was withdrawn: nothing was changed.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        With `request_id`, the request for this end is completed in the same transaction; False if it was
+        withdrawn: nothing was changed.
         """
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -179,20 +334,7 @@ class ExecutionRecords(ExecutionQueries):
     ) -> bool:
         """Record that an execution that failed, or whose process died, was stopped before its restart.
 
-        Args:
-            lease: The lease of the stream.
-            execution_id: The execution.
-            status: How it ends now.
-            reason: Why, as text for people.
-            settled: Whether it needs no further work.
-            request_id: As for `end`.
-
-        Returns:
-            False if there was nothing to stop (it was settled already, or had ended normally), or if the
-            request was withdrawn.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
         """
         to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
         open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
@@ -215,17 +357,8 @@ class ExecutionRecords(ExecutionQueries):
     ) -> None:
         """Record the end of an execution whose process does not (or no longer) hold the lease.
 
-        For observers that find it ended, and for a run that has lost its lease. This cannot
-        contradict a successor: when an execution begins, all earlier ones are ended, and an ended
-        execution is unchanged.
-
-        Args:
-            execution_id: The execution.
-            status: How it ended.
-            reason: Why, as text for people.
-            settled: Whether it needs no further work.
-            seen: The lease that it held when it was found dead. If it has renewed that lease since, it lives, and
-                nothing is recorded.
+        This cannot contradict a successor, whose start ends all earlier executions. If `seen`, the lease that
+        it held when found dead, was renewed since, it lives and nothing is recorded.
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):
@@ -255,15 +388,15 @@ class ExecutionRecords(ExecutionQueries):
         return True
 
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
-        """Record once, as an event, that the stream is not restarted any more after this execution.
+        """Record once, as an event, that the stream is not restarted after this execution.
 
-        If an earlier execution already failed terminally, and each one since was a restart whose query never
-        started, no event is written.
+        Not again if an earlier execution failed terminally and only restarts whose query never started
+        followed.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)
         with self._database.writing() as connection:
-            # Two processes may settle it at once: the second one waits here, and then finds the event.
+            # Of two processes that settle it, the second waits and finds the event.
             connection.execute(select(streams.c.stream_id).where(streams.c.stream_id == stream_id).with_for_update())
             alike = _refused_alike(connection, stream_id, execution_id)
             if connection.execute(select(events.c.sequence).where(recorded, events.c.execution_id.in_(alike))).first():
@@ -285,7 +418,7 @@ class ExecutionRecords(ExecutionQueries):
 
 
 def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
-    """An execution and its direct predecessors, up to the last one that ran or that a user started."""
+    """An execution and its direct predecessors, up to the last that ran or that a user started."""
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(newest_first(stream_id).with_only_columns(*columns)):

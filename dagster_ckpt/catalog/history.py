@@ -1,29 +1,190 @@
-"""The history of a stream, read page by page: snapshots, executions and timelines of every restart."""
+"""The history of streams: snapshots page by page, timelines, and figures of many streams in one query.
+
+Each query starts from the streams and uses an index, so its cost does not grow with the length of their
+histories.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import Row, Select, TextClause, and_, func, or_, select, text
 
-from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, watermark_ms_of
-from dagster_ckpt.catalog.snapshot_queries import WAS_COMPLETED
-from dagster_ckpt.catalog.snapshots import read_snapshot
-from dagster_ckpt.catalog.tables import snapshots, timelines
+from dagster_ckpt.catalog.database import Database, cells, read_dict, read_enum
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotStatus, SnapshotTrigger, watermark_ms_of
+from dagster_ckpt.catalog.tables import snapshots, streams, timelines
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 
 @dataclass(frozen=True)
-class HistoryCursor:
-    """Where the next page of a history begins.
+class SnapshotTally:
+    """Totals over several checkpoints; bytes are those written for them."""
+
+    count: int
+    rows: int
+    incremental_bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotHistory:
+    """Health indicators of a stream from its snapshots.
 
     Attributes:
-        created_at_ms: When the last snapshot of the page was begun.
-        snapshot_id: Its id, for snapshots that were begun in the same millisecond.
+        newest: The newest restorable snapshot.
+        verified: The last verified one; may have been deleted since.
+        failures: Failed attempts since the newest snapshot.
+        bytes_before: Full bytes of the first snapshot in the requested window.
+        slowest_ms: Longest duration among the last completed checkpoints.
     """
+
+    newest: SnapshotRecord | None = None
+    verified: SnapshotRecord | None = None
+    failures: int = 0
+    last_failure: str | None = None
+    bytes_before: int | None = None
+    slowest_ms: int | None = None
+
+
+_restorable = snapshots.alias("restorable")
+
+
+_verified = snapshots.alias("verified")
+
+
+_failed = snapshots.alias("failed")
+
+
+_sized = snapshots.alias("sized")
+
+
+_timed = snapshots.alias("timed")
+
+
+# Attempts to look at for a slow one.
+_TIMED = 10
+
+
+WAS_COMPLETED = (SnapshotStatus.COMPLETED.value, SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
+
+
+def _newest_restorable(wanted: Any) -> Any:
+    """A column of the snapshot that a recovery of the stream would use."""
+    return (
+        select(wanted)
+        .where(_restorable.c.stream_id == streams.c.stream_id, _restorable.c.status == SnapshotStatus.COMPLETED.value)
+        .where(
+            # Edited state is used only if a start named it.
+            ((_restorable.c.timeline == streams.c.timeline) & (_restorable.c.trigger != SnapshotTrigger.EDIT.value))
+            | (_restorable.c.snapshot_id == streams.c.restored_snapshot_id)
+        )
+        .order_by(_restorable.c.number.desc())
+        .limit(1)
+        .correlate(streams)
+        .scalar_subquery()
+    )
+
+
+def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """The ancestors of a timeline, each with the last batch that belongs to its history.
+
+    `begins` has the parent of each timeline and the batch after which it branched off.
+    """
+    past: dict[int, int] = {}
+    to_batch: int | None = None
+    while timeline in begins:
+        timeline, batch = begins[timeline]
+        to_batch = batch if to_batch is None else min(batch, to_batch)
+        if timeline in past:
+            break
+        past[timeline] = to_batch
+    return past
+
+
+def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
+    """The snapshot that a recovery of each of these streams would use."""
+    return (
+        select(snapshots)
+        .select_from(streams.join(snapshots, snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)))
+        .where(streams.c.stream_id.in_(stream_ids))
+    )
+
+
+def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
+    """Health indicators of each of these streams, in columns named as in `SnapshotHistory`.
+
+    `newest` and `verified` are ids; the window of `bytes_before` begins at `since_ms`.
+    """
+    newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
+    failed_since = and_(
+        _failed.c.stream_id == streams.c.stream_id,
+        _failed.c.status == SnapshotStatus.FAILED.value,
+        _failed.c.number > newest_number,
+        # A renewal completes the newest one again, under its old number.
+        _failed.c.created_at_ms >= func.coalesce(_newest_restorable(_restorable.c.completed_at_ms), 0),
+    )
+    verified = (
+        select(_verified.c.snapshot_id)
+        .where(_verified.c.stream_id == streams.c.stream_id, _verified.c.verified_at_ms.is_not(None))
+        .order_by(_verified.c.verified_at_ms.desc())
+        .limit(1)
+    )
+    failures = select(func.count()).select_from(_failed).where(failed_since)
+    last_failure = select(_failed.c.failure_reason).where(failed_since).order_by(_failed.c.number.desc()).limit(1)
+    first_size = (
+        select(_sized.c.full_bytes)
+        .where(
+            _sized.c.stream_id == streams.c.stream_id,
+            _sized.c.completed_at_ms >= since_ms,
+            _sized.c.full_bytes.is_not(None),
+        )
+        .order_by(_sized.c.completed_at_ms)
+        .limit(1)
+    )
+    slowest = select(func.max(_timed.c.duration_ms)).where(
+        _timed.c.stream_id == streams.c.stream_id,
+        _timed.c.status.in_(WAS_COMPLETED),
+        _timed.c.number > newest_number - _TIMED,
+        _timed.c.kind == SnapshotKind.CHECKPOINT.value,
+    )
+    return select(
+        streams.c.stream_id,
+        _newest_restorable(_restorable.c.snapshot_id).label("newest"),
+        verified.correlate(streams).scalar_subquery().label("verified"),
+        failures.correlate(streams).scalar_subquery().label("failures"),
+        last_failure.correlate(streams).scalar_subquery().label("last_failure"),
+        first_size.correlate(streams).scalar_subquery().label("bytes_before"),
+        slowest.correlate(streams).scalar_subquery().label("slowest_ms"),
+    ).where(streams.c.stream_id.in_(stream_ids))
+
+
+def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
+    """Totals over the checkpoints completed in spans of events (stream, sequence before the first, and the last).
+
+    Columns: place, the index of the span; taken; rows; incremental_bytes. Spans without checkpoints are
+    omitted.
+    """
+    # Literal rows: compiling a `values()` of hundreds takes longer than the query.
+    rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
+    query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {rows}) {_TALLY}")
+    return query.bindparams(**{f"stream_{place}": stream_id for place, (stream_id, _, _) in enumerate(spans)})
+
+
+_TALLY = f"""
+SELECT span.place, count(*) AS taken, sum(snapshots.rows) AS rows, sum(snapshots.incremental_bytes) AS incremental_bytes
+FROM span
+JOIN events ON events.stream_id = span.stream_id AND events.sequence > span.since AND events.sequence <= span.last
+    AND events.type = '{EventType.CHECKPOINT_COMPLETED.value}'
+LEFT JOIN snapshots ON snapshots.snapshot_id = events.snapshot_id
+GROUP BY span.place
+"""
+
+
+@dataclass(frozen=True)
+class HistoryCursor:
+    """Where the next page of a history begins: after the last snapshot of the page."""
 
     created_at_ms: int
     snapshot_id: str
@@ -33,24 +194,14 @@ class HistoryCursor:
 
     @staticmethod
     def parse(text: str) -> HistoryCursor:
-        """Read the text form.
-
-        Raises:
-            ValueError: It is not one.
-        """
+        """Read the text form."""
         at_ms, _, snapshot_id = text.partition("-")
-        # A larger number is no time, and databases refuse it.
         return HistoryCursor(min(int(at_ms), LARGEST_LONG), snapshot_id)
 
 
 @dataclass(frozen=True)
 class HistoryPage:
-    """One page of a history.
-
-    Attributes:
-        snapshots: The snapshots, newest first.
-        older: Where the next page begins; None on the last one.
-    """
+    """One page of a history, newest first; `older` is where the next one begins."""
 
     snapshots: tuple[SnapshotRecord, ...]
     older: HistoryCursor | None
@@ -58,15 +209,14 @@ class HistoryPage:
 
 @dataclass(frozen=True)
 class SnapshotFigures:
-    """The figures of a completed snapshot, which may have been deleted since; see `SnapshotRecord` for the others.
+    """The figures of a completed or since deleted snapshot; see `SnapshotRecord`.
 
     Attributes:
-        records_behind: Records that waited in the Kafka sources; None if they reported none.
-        watermark_delay_ms: Time between the watermark and the completion; None without a watermark.
+        watermark_delay_ms: Between the watermark and the completion; None without a watermark.
     """
 
     snapshot_id: str
-    kind: str
+    kind: SnapshotKind
     number: int | None
     batch_id: int | None
     completed_at_ms: int
@@ -81,14 +231,7 @@ class SnapshotFigures:
 
 @dataclass(frozen=True)
 class ExecutionHistory:
-    """The snapshots of one execution.
-
-    Attributes:
-        completed: Number of snapshots that were completed, including those deleted since.
-        failed: Number of failed attempts.
-        new_bytes: Number of bytes written for the completed ones.
-        newest: The newest attempts, newest first.
-    """
+    """The snapshots of one execution; completed ones include those deleted since."""
 
     completed: int
     failed: int
@@ -98,13 +241,7 @@ class ExecutionHistory:
 
 @dataclass(frozen=True)
 class Branch:
-    """The origin of a timeline.
-
-    Attributes:
-        timeline: The timeline.
-        parent: The timeline that it branched off.
-        to_batch: The last batch that both share.
-    """
+    """The origin of a timeline."""
 
     timeline: int
     parent: int
@@ -125,29 +262,21 @@ class HistoryRecords:
         stream_id: str,
         *,
         limit: int,
-        kind: str | None = None,
+        kind: SnapshotKind | None = None,
         status: SnapshotStatus | None = None,
         older_than: HistoryCursor | None = None,
     ) -> HistoryPage:
-        """Snapshots of a stream, newest attempt first, including failed and deleted ones.
-
-        Args:
-            stream_id: The stream.
-            limit: Maximum number of snapshots.
-            kind: CHECKPOINT or SAVEPOINT; None for both.
-            status: Only those with this status.
-            older_than: Where the page begins; None for the first page.
-        """
+        """Snapshots of a stream, newest attempt first, including failed and deleted ones."""
         query = select(snapshots).where(snapshots.c.stream_id == stream_id)
         if kind is not None:
-            query = query.where(snapshots.c.kind == kind)
+            query = query.where(snapshots.c.kind == kind.value)
         if status is not None:
             query = query.where(snapshots.c.status == status.value)
         if older_than is not None:
             same_time = (snapshots.c.created_at_ms == older_than.created_at_ms) & (
                 snapshots.c.snapshot_id < older_than.snapshot_id
             )
-            # The first condition alone is what the index can use.
+            # The index can use only the first condition.
             query = query.where(
                 snapshots.c.created_at_ms <= older_than.created_at_ms,
                 or_(snapshots.c.created_at_ms < older_than.created_at_ms, same_time),
@@ -160,12 +289,7 @@ class HistoryRecords:
         return HistoryPage(shown, HistoryCursor(shown[-1].created_at_ms, shown[-1].snapshot_id) if has_more else None)
 
     def figures(self, stream_id: str, *, limit: int) -> list[SnapshotFigures]:
-        """Figures of the last completed snapshots of a stream, oldest first.
-
-        Args:
-            stream_id: The stream.
-            limit: Maximum number of snapshots.
-        """
+        """Figures of the last completed snapshots of a stream, oldest first."""
         query = (
             select(*(snapshots.c[name] for name in _STORED), snapshots.c.watermark)
             .where(
@@ -180,13 +304,7 @@ class HistoryRecords:
             return [_figures(row) for row in reversed(connection.execute(query).all())]
 
     def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
-        """What one execution of a stream has taken.
-
-        Args:
-            stream_id: The stream.
-            execution_id: The execution.
-            limit: Maximum number of the newest attempts.
-        """
+        """What one execution of a stream has taken."""
         its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
         totals = (
             select(snapshots.c.status, func.count(), func.coalesce(func.sum(snapshots.c.incremental_bytes), 0))
@@ -227,9 +345,26 @@ class HistoryRecords:
 
 
 def _figures(row: Row[Any]) -> SnapshotFigures:
-    stored = {name: getattr(row, name) for name in _STORED}
+    stored = {name: getattr(row, name) for name in _STORED} | {"kind": SnapshotKind(row.kind)}
     watermark_ms = watermark_ms_of(row.watermark)
     return SnapshotFigures(
         **stored,
         watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None,
     )
+
+
+_FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
+
+
+def read_snapshot(row: Row[Any]) -> SnapshotRecord:
+    """A row as a record; what cannot be read makes it BROKEN."""
+    troubles: list[str] = []
+    values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
+    values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
+    values["kind"] = read_enum(values["kind"], SnapshotKind, SnapshotKind.SAVEPOINT, "kind", troubles)
+    values["trigger"] = read_enum(values["trigger"], SnapshotTrigger, SnapshotTrigger.UNKNOWN, "trigger", troubles)
+    values["status"] = read_enum(values["status"], SnapshotStatus, SnapshotStatus.BROKEN, "status", troubles)
+    if troubles:
+        values["status"] = SnapshotStatus.BROKEN
+        values["broken"] = "; ".join(troubles)
+    return SnapshotRecord(**values)

@@ -1,8 +1,7 @@
 """Holds protect snapshots from deletion while they are in use.
 
-A hold and the mark that a snapshot is being deleted are both set while the snapshot's row is
-locked, so one of them always comes first: a reader with a hold never loses a byte, and a late
-reader gets an error before it reads.
+A hold and a deletion both lock the snapshot's row, so one comes first: a reader with a hold never loses a
+byte, and a late reader gets an error before it reads.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from sqlalchemy import Connection, Row, and_, exists, or_, select
 
 from dagster_ckpt.catalog.database import Database, lock_snapshot, optional_dict
 from dagster_ckpt.catalog.desired_states import UpgradePhase
+from dagster_ckpt.catalog.history import read_snapshot
+from dagster_ckpt.catalog.pending_restore import refers_to
 from dagster_ckpt.catalog.records import (
     HoldKind,
     HoldRecord,
@@ -25,9 +26,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.tables import desired_states, holds, requests, snapshots, streams
 from dagster_ckpt.errors import SnapshotNotFoundError
-
-_CHECKPOINT = "CHECKPOINT"
-
+from dagster_ckpt.values.modes import SnapshotKind
 
 _THERE = (SnapshotStatus.COMPLETED.value, SnapshotStatus.IN_PROGRESS.value)
 
@@ -45,16 +44,9 @@ class HoldRecords:
         self._database = database
 
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold snapshots while they are read; the holds expire unless they are renewed.
+        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal.
 
-        Args:
-            wanted: The snapshots. One that the catalog does not list at its location is skipped,
-                because nothing deletes it.
-            holder: Who reads, as text for people.
-            ttl_ms: Time until the holds expire without a renewal.
-
-        Raises:
-            SnapshotNotFoundError: A snapshot has been deleted, or is being deleted.
+        One that the catalog does not list at its location is skipped, because nothing deletes it.
         """
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
@@ -82,18 +74,7 @@ class HoldRecords:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released. With a label you can start from it by that name.
-
-        Args:
-            snapshot_id: The snapshot.
-            label: The label, if any.
-            holder: Who keeps it, as text for people.
-            lease: The lease of the stream, if its run does this.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            SnapshotNotFoundError: No snapshot has this id, or it is being deleted.
-        """
+        """Keep a snapshot until its tag is released. With a label you can start from it by that name."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -111,7 +92,7 @@ class HoldRecords:
             lock_snapshot(connection, snapshot_id)
             if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
                 return False
-            checkpoint = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.kind == _CHECKPOINT)
+            checkpoint = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.kind == SnapshotKind.CHECKPOINT.value)
             connection.execute(snapshots.update().where(checkpoint).values(label=None))
             return True
 
@@ -129,11 +110,7 @@ class HoldRecords:
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold a snapshot, in the transaction that creates a request, until the request is answered.
-
-    Raises:
-        SnapshotNotFoundError: It has been deleted, or is being deleted.
-    """
+    """Hold a snapshot until a request is answered, in the transaction that creates the request."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
@@ -141,7 +118,7 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """Everything that holds a snapshot, within a transaction: recorded holds, and references in other tables."""
+    """Everything that holds a snapshot: recorded holds, and references in other tables."""
     is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(_OPEN))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,
@@ -158,8 +135,7 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
     pending = select(streams.c.stream_id, streams.c.pending_restore).where(streams.c.pending_restore.is_not(None))
     for row in connection.execute(pending):
         restore = optional_dict(row.pending_restore) or {}
-        is_place = snapshot.location is not None and restore.get("location") == snapshot.location
-        if is_place or restore.get("snapshot_id") == snapshot.snapshot_id:
+        if refers_to(restore, snapshot_id=snapshot.snapshot_id, location=snapshot.location):
             yield f"an unfinished start of stream {row.stream_id}"
     upgrades = select(desired_states.c.upgrade).where(desired_states.c.stream_id == snapshot.stream_id)
     upgrade = optional_dict(connection.execute(upgrades).scalar_one_or_none()) or {}
@@ -175,17 +151,14 @@ def describe_holds(held: Iterable[HoldRecord]) -> str:
 def deleted_message(connection: Connection, stream_id: str, snapshot_id: str) -> str:
     """The message for a reader whose snapshot was deleted before it got a hold."""
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
-    name = f"chk-{row.number}" if row.kind == _CHECKPOINT else f"savepoint {row.label or snapshot_id}"
-    there = select(snapshots.c.number, snapshots.c.kind, snapshots.c.label, snapshots.c.snapshot_id).where(
+    there = select(snapshots).where(
         snapshots.c.stream_id == stream_id, snapshots.c.status == SnapshotStatus.COMPLETED.value
     )
-    newest = connection.execute(there.order_by(snapshots.c.number.desc()).limit(8)).all()
-    known = ", ".join(
-        f"chk-{each.number}" if each.kind == _CHECKPOINT else str(each.label or each.snapshot_id) for each in newest
-    )
+    newest = connection.execute(there.order_by(snapshots.c.number.desc()).limit(8))
+    known = ", ".join(read_snapshot(each).reference for each in newest)
     return (
-        f"{name} of stream {stream_id!r} (snapshot {snapshot_id}) became {row.status} after it was listed: newer "
-        "snapshots subsumed it, or a user deleted it. It was complete until then. The stream now has: "
+        f"{read_snapshot(row).name} of stream {stream_id!r} (snapshot {snapshot_id}) is {row.status}: since it was "
+        "listed, newer snapshots subsumed it or a user deleted it. The stream now has: "
         f"{known or 'no snapshot'}. Choose one of these, or tag a checkpoint to keep it."
     )
 

@@ -1,8 +1,7 @@
 """The journal: the source offsets of each batch since the oldest checkpoint, for an exact replay.
 
-If a live directory is lost, the query continues from a snapshot. Spark would divide the input after
-the snapshot into other batches, so that a batch number stands for other rows than in the sinks. With
-the journal, a start runs each batch again with its original offsets, and knows which files they read.
+After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows
+than in the sinks. With the journal, a start runs each batch again with its original offsets.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 from dagster_ckpt.catalog.database import Database, as_text
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import planned_batches, snapshots
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import from_json
 
-# A stream that takes no checkpoint does not fill the catalog.
 _AT_MOST = 10_000
-_CHECKPOINT = "CHECKPOINT"
-# Beside the paths of the files; no path begins like this.
+# No path begins like this.
 _ROWS = "#rows"
 
 
@@ -32,14 +30,10 @@ class PlannedBatch:
     """A batch that Spark planned.
 
     Attributes:
-        batch_id: The batch.
-        follows: SHA-256 of the entry of the batch before in the offset log, where its sources begin; empty
-            for the first batch.
-        files: Path in the live directory to content: its entry in the offset log, and what its sources
-            noted for it.
-        is_committed: Whether it was known to be committed. Each batch but the newest is committed: Spark
-            plans a batch after the commit of the one before.
-        rows: Number of rows that its sources read; None if unknown.
+        follows: SHA-256 of the previous offset log entry; empty for the first batch.
+        files: Path in the live directory to content: its offset log entry, and what its sources noted for it.
+        is_committed: Known to be committed; so is each batch before the newest.
+        rows: Rows that its sources read, if known.
     """
 
     batch_id: int
@@ -56,14 +50,9 @@ class JournalRecords:
         self._database = database
 
     def note(self, lease: LeaseRecord, batches: list[PlannedBatch]) -> None:
-        """Record the newest planned batches, and forget those that no checkpoint needs any more.
+        """Record the newest planned batches, ascending, and forget those that no checkpoint needs.
 
-        Args:
-            lease: The lease of the stream.
-            batches: The batches, ascending. All that were recorded from the first of them on are replaced.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        Recorded batches from the first of them on are replaced.
         """
         stream_id, of_stream = lease.stream_id, planned_batches.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -85,15 +74,7 @@ class JournalRecords:
             )
 
     def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
-        """Record how many rows batches have read. A batch that is not in the journal is passed over.
-
-        Args:
-            lease: The lease of the stream.
-            rows: Rows by batch.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record how many rows batches have read; unknown batches are skipped."""
         batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
         with self._database.writing_under(lease) as connection:
             for row in connection.execute(select(planned_batches).where(batches)).all():
@@ -104,16 +85,12 @@ class JournalRecords:
                     connection.execute(planned_batches.update().where(this).values(files=files))
 
     def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Forget the batches after one, because they are about to be undone in a sink.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Forget the batches after one, which a sink is about to undo."""
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 
     def after(self, stream_id: str, batch_id: int) -> list[PlannedBatch]:
-        """The batches that were planned right after a batch, up to a gap or an entry that cannot be read."""
+        """The batches planned right after a batch, up to a gap or an unreadable entry."""
         wanted = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id > batch_id)
         with self._database.reading() as connection:
             rows = connection.execute(select(planned_batches).where(wanted).order_by(planned_batches.c.batch_id)).all()
@@ -127,13 +104,7 @@ class JournalRecords:
 
 
 def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -> None:
-    """Forget the batches after one, because the stream goes back to it.
-
-    Args:
-        connection: A transaction of the writer.
-        stream_id: The stream.
-        batch_id: The batch; None forgets all.
-    """
+    """Forget the batches after one (None: all), because the stream goes back to it."""
     undone = planned_batches.c.stream_id == stream_id
     if batch_id is not None:
         undone &= planned_batches.c.batch_id > batch_id
@@ -144,7 +115,7 @@ def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
     """Whether a batch is part of every checkpoint, or the journal has become too long."""
     checkpoints = (
         (snapshots.c.stream_id == stream_id)
-        & (snapshots.c.kind == _CHECKPOINT)
+        & (snapshots.c.kind == SnapshotKind.CHECKPOINT.value)
         & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
     )
     oldest = select(func.min(snapshots.c.batch_id)).where(checkpoints).scalar_subquery()
@@ -152,7 +123,7 @@ def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
 
 
 def _packed(batch: PlannedBatch) -> str:
-    # Bytes of other programs: a text column of PostgreSQL takes no zero byte.
+    # A text column of PostgreSQL takes no zero byte.
     packed = {path: base64.b64encode(zlib.compress(data)).decode() for path, data in batch.files.items()}
     return as_text({**packed, **({_ROWS: batch.rows} if batch.rows is not None else {})})
 

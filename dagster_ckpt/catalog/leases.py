@@ -18,7 +18,6 @@ from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 _KEPT = ("stream_id", "token", "predecessor_unproven")
 _EMPTY = {column.name: None for column in leases.columns if column.name not in _KEPT}
 
-# The columns that the lease of a holder must have.
 _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
@@ -34,20 +33,13 @@ class LeaseRecords:
         """Acquire a stream's lease if it is free or expired.
 
         Args:
-            stream_id: The stream.
-            holder: The new holder.
-            ttl_ms: Time until the lease expires without a renewal.
-            take_over: Token of a lease to take over before it expires, because its holder is proven
-                dead. A lease with another token is not taken over.
-            above: The new token is greater than this one, which a lost catalog issued.
-
-        Raises:
-            LeaseHeldError: The lease is held.
+            take_over: Token of an unexpired lease whose holder is proven dead.
+            above: A token that a lost catalog issued; the new one is greater.
         """
         with self._database.writing() as connection:
             self._database.insert_if_absent(connection, leases, stream_id=stream_id, token=0)
             row = connection.execute(select(leases).where(leases.c.stream_id == stream_id).with_for_update()).one()
-            # Read once the row is locked: PostgreSQL may have waited for the lock.
+            # PostgreSQL may have waited for the lock.
             now_ms = self._database.now_ms(connection)
             before = _record(row, now_ms) if row.execution_id is not None else None
             if before is not None and not before.expired and before.token != take_over:
@@ -82,11 +74,7 @@ class LeaseRecords:
         return taken
 
     def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
-        """Renew a lease.
-
-        Raises:
-            LeaseLostError: Another execution took it over, or it was released.
-        """
+        """Renew a lease."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
@@ -104,11 +92,7 @@ class LeaseRecords:
             log_transition(stream_id, f"Released the lease of stream {stream_id}: token {token}")
 
     def fenced(self, lease: LeaseRecord) -> None:
-        """Record that the queries of all previous holders can plan no further batch.
-
-        Raises:
-            LeaseLostError: Another execution holds the lease.
-        """
+        """Record that the queries of all previous holders can plan no further batch."""
         with self._database.writing_under(lease) as connection:
             of_stream = leases.c.stream_id == lease.stream_id
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
@@ -130,7 +114,7 @@ class LeaseRecords:
             return _record(row, self._database.now_ms(connection))
 
     def all_held(self) -> list[LeaseRecord]:
-        """The leases of all streams that are held, expired or not, in one query."""
+        """The leases that are held, expired or not, in one query."""
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(select(leases).where(leases.c.execution_id.is_not(None)))
@@ -140,21 +124,13 @@ class LeaseRecords:
     def held(self, lease: LeaseRecord) -> Iterator[None]:
         """Prevent a take-over of the lease during one short step outside of the catalog.
 
-        A take-over waits for the transaction. PostgreSQL ends a transaction that is idle for longer
-        than a call may take; SQLite does not.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; the step was not begun.
+        PostgreSQL ends a transaction that is idle for longer than a call may take; SQLite does not.
         """
         with self._database.writing_under(lease):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """Check that a token is still that of the stream's writer.
-
-        Raises:
-            LeaseLostError: It is not.
-        """
+        """Check that a token is still that of the stream's writer."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:
@@ -168,7 +144,7 @@ def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
         f"{name} is missing" for name in _NEEDED if values["execution_id"] is not None and values[name] is None
     ]
     if troubles:
-        # Treating it as expired would let a second writer in.
+        # Treated as expired, it would let a second writer in.
         raise CatalogError(
             f"The lease of stream {row.stream_id!r} cannot be read: {'; '.join(troubles)}. Restore the catalog from a "
             "backup; or, once no run of the stream is active, set leases.execution_id to NULL."

@@ -20,24 +20,15 @@ from dagster_ckpt.catalog.tables import (
     streams,
 )
 
-# Executions that stay however old they are: restart strategies and people look back a few.
+# Restart strategies and people look back.
 KEPT_EXECUTIONS = 20
-# Rows of one transaction. SQLite has one writer, and running streams must not wait for long.
+# Rows per transaction: SQLite has one writer.
 _CHUNK = 2_000
 
 
 @dataclass(frozen=True)
 class PrunedHistory:
-    """What was deleted, or would be.
-
-    Attributes:
-        stream_id: The stream.
-        snapshots: Rows of deleted snapshots and of failed attempts.
-        executions: Rows of ended executions.
-        events: Rows of the event outbox.
-        requests: Rows of answered requests.
-        recovery_failures: Rows of resolved failures of recoveries.
-    """
+    """What was deleted, or would be."""
 
     stream_id: str
     snapshots: int
@@ -59,16 +50,11 @@ class PruningRecords:
         self._database = database
 
     def prune(self, stream_id: str, *, before_ms: int, dry_run: bool = False) -> PrunedHistory:
-        """Delete the rows of a stream's history that are older than a time.
+        """Delete the rows of a stream's history that are older than `before_ms`; the stream may be running.
 
-        These rows stay, however old they are: snapshots that exist or are held, the snapshot that was
-        verified last, the snapshot that the timeline began with, the last executions, every execution of
-        the current live directory, the last execution that reported its sinks, and open requests.
-
-        Args:
-            stream_id: The stream; it may be running.
-            before_ms: The time, ms since the epoch.
-            dry_run: Only count.
+        These stay: snapshots that exist or are held, the one verified last, the one that the timeline began
+        with, the last executions, those of the current live directory, the last that reported sinks, and open
+        requests.
         """
         rows = {
             "snapshots": (snapshots.c.snapshot_id, _old_snapshots(stream_id, before_ms)),
@@ -104,7 +90,7 @@ class PruningRecords:
 def _delete_chunk(connection: Connection, table: Table, some: Select[Any], old: ColumnElement[bool]) -> int:
     keys = connection.execute(some).scalars().all()
     column = some.selected_columns[0]
-    # The conditions again: the key of a failed recovery is unique within its stream only.
+    # The key of a failed recovery is unique within its stream only.
     return connection.execute(table.delete().where(column.in_(keys), old)).rowcount if keys else 0
 
 

@@ -8,8 +8,90 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from dagster_ckpt.catalog.state_origin import StateOrigin
+from dagster_ckpt.catalog.pending_restore import PendingRestore
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG
+
+
+class OriginKind(StrEnum):
+    """What the state in a live directory was made from.
+
+    EMPTY: The query started with empty state.
+    SNAPSHOT: A checkpoint or savepoint.
+    DIRECTORY: Another live directory, at one of its batches.
+    FORK: Another stream.
+    ADOPTED: A checkpoint directory of plain Spark, which the stream continues from.
+    """
+
+    EMPTY = "EMPTY"
+    SNAPSHOT = "SNAPSHOT"
+    DIRECTORY = "DIRECTORY"
+    FORK = "FORK"
+    ADOPTED = "ADOPTED"
+
+
+@dataclass(frozen=True)
+class StateOrigin:
+    """Where the state in a stream's live directory came from; a lost directory is re-created from here.
+
+    Attributes:
+        batch_id: The batch that the state was at; None if empty.
+        snapshot_id: For SNAPSHOT; for ADOPTED the first one of the directory.
+        directory: The previous live directory; for DIRECTORY and ADOPTED the one that it was made from.
+        sinks: The sinks of the snapshot's query, as Spark names them, for SNAPSHOT and ADOPTED.
+        earlier: For DIRECTORY the origin of `directory`; never of kind DIRECTORY.
+    """
+
+    kind: OriginKind
+    batch_id: int | None = None
+    snapshot_id: str | None = None
+    location: str | None = None
+    snapshot_kind: SnapshotKind | None = None
+    snapshot_number: int | None = None
+    query_id: str | None = None
+    directory: str | None = None
+    sinks: tuple[str, ...] = ()
+    earlier: StateOrigin | None = None
+
+    @staticmethod
+    def empty(directory: str | None) -> StateOrigin:
+        """A query that started with empty state; `directory` is the stream's previous one."""
+        return StateOrigin(OriginKind.EMPTY, directory=directory)
+
+    @staticmethod
+    def of_directory(directory: str, batch_id: int | None, before: StateOrigin | None) -> StateOrigin:
+        """State made from a live directory at a batch, whose own origin is `before`."""
+        root = before.earlier if before is not None and before.kind is OriginKind.DIRECTORY else before
+        return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
+
+    def as_record(self) -> dict[str, Any]:
+        """As plain data, for the catalog."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        values["kind"] = self.kind.value
+        values["sinks"] = list(self.sinks)
+        if self.earlier is not None:
+            values["earlier"] = self.earlier.as_record()
+        return values
+
+    @staticmethod
+    def of_record(record: Mapping[str, Any]) -> StateOrigin:
+        """Parse the result of `as_record`."""
+        values = dict(record)
+        earlier = values.pop("earlier", None)
+        sinks = values.pop("sinks", [])
+        if not isinstance(sinks, list) or not all(isinstance(sink, str) for sink in sinks):
+            raise ValueError(f"sinks is {sinks!r}")
+        kind = OriginKind(values.pop("kind", None))
+        if values.get("snapshot_kind") is not None:
+            values["snapshot_kind"] = SnapshotKind(values["snapshot_kind"])
+        for name in ("batch_id", "snapshot_number"):
+            if not isinstance(values.get(name), int | None):
+                raise ValueError(f"{name} is {values[name]!r}")  # noqa: TRY004 - like every other unreadable record
+        try:
+            before = None if earlier is None else StateOrigin.of_record(earlier)
+            return StateOrigin(kind, sinks=tuple(sinks), earlier=before, **values)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
 
 class StartCause(StrEnum):
@@ -22,10 +104,7 @@ class StartCause(StrEnum):
 
 
 class ExecutionStatus(StrEnum):
-    """Status of an execution: STARTING → RUNNING → one of the others.
-
-    BROKEN is never stored: it is the status of a row that cannot be read.
-    """
+    """STARTING → RUNNING → one of the others. BROKEN is never stored: the row cannot be read."""
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -37,10 +116,7 @@ class ExecutionStatus(StrEnum):
 
 
 class SnapshotStatus(StrEnum):
-    """Status of a snapshot: IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED.
-
-    BROKEN is never stored: it is the status of a row that cannot be read.
-    """
+    """IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED. BROKEN: the row cannot be read."""
 
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
@@ -61,11 +137,11 @@ class SnapshotTrigger(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-# In the recovery of an execution and in the properties of a snapshot: what the sources of the query read.
+# In an execution's recovery and a snapshot's properties: what the sources read.
 SOURCE_IDENTITIES = "source_identities"
-# In the recovery of an execution: runs of its stream are launched by a supervisor, also while its query runs.
+# In an execution's recovery: a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
-# In the arguments of a START request: its run checks its code first, and then suspends the query that runs.
+# In a START request: its run checks its code, then suspends the running query.
 HANDS_OVER = "hands_over"
 
 
@@ -95,10 +171,7 @@ class RequestKind(StrEnum):
 
 
 class RequestStatus(StrEnum):
-    """Status of a request: PENDING → ACCEPTED → COMPLETED or FAILED; PENDING or ACCEPTED → WITHDRAWN.
-
-    BROKEN is never stored: it is the status of a row that cannot be read.
-    """
+    """PENDING → ACCEPTED → COMPLETED or FAILED; before an answer WITHDRAWN. BROKEN: the row cannot be read."""
 
     PENDING = "PENDING"
     ACCEPTED = "ACCEPTED"
@@ -135,25 +208,19 @@ class StreamRecord:
     """A stream.
 
     Attributes:
-        stream_id: Stable id.
-        name: Name of its query.
         asset_key: Dagster asset key as a user string.
-        options: Its options, for display.
-        live_directory: Spark's current checkpoint location, or None before the first start and
-            after a cancellation that deleted it.
-        live_generation: Number of that directory; increases with each new one.
-        timeline: Increases with each rewind or restore; automatic recovery does not use snapshots
-            that an earlier timeline took after the branch.
+        options: For display.
+        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that
+            deleted it.
+        live_generation: Increases with each new directory.
+        timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
         restored_snapshot_id: The snapshot that the timeline began with.
-        preferred_savepoint_id: The savepoint that `preferred-savepoint` resolves to.
-        pending_restore: A restore whose sinks have not been rolled back yet.
-        next_number: Number of the next attempt.
-        plan: The plan that the state in the live directory belongs to, from the last started query;
-            None or empty if unknown.
-        accepted_plan: Fingerprint of another plan that a user allowed to continue from that state.
-        origin: Where the state in the live directory came from, or None if unknown.
-        state_edits: Ids of the edits that this state contains, oldest first.
-        broken: Why the row could not be fully read, or None.
+        preferred_savepoint_id: What `preferred-savepoint` resolves to.
+        pending_restore: What remains to be done before its query may start.
+        plan: The plan that the state belongs to; None or empty if unknown.
+        accepted_plan: Fingerprint of another plan that a user allowed to continue.
+        state_edits: Ids of the edits in this state, oldest first.
+        broken: Why the row could not be fully read.
     """
 
     stream_id: str
@@ -165,7 +232,7 @@ class StreamRecord:
     timeline: int
     restored_snapshot_id: str | None
     preferred_savepoint_id: str | None
-    pending_restore: dict[str, Any] | None
+    pending_restore: PendingRestore | None
     next_number: int
     created_at_ms: int
     updated_at_ms: int
@@ -181,15 +248,10 @@ class ExecutionRecord:
     """One attempt to run a stream.
 
     Attributes:
-        settled: Whether it needs no further work: it was restarted, or its retention was applied.
+        settled: It was restarted, or its retention was applied.
         recovery: What it started from.
-        progress: The newest progress of its query.
-        code_version: Version of the code that it runs, as configured.
-        application: The Spark application in which it runs: its `id`, `master`, and `page` if it
-            has one.
-        boot_id: Boot id of its machine.
-        process_start_ticks: Start time of its process as the kernel reports it.
-        broken: Why the row could not be fully read, or None.
+        application: `id`, `master`, and `page` if it has one.
+        process_start_ticks: As the kernel reports it.
     """
 
     execution_id: str
@@ -216,7 +278,7 @@ class ExecutionRecord:
 
 @dataclass(frozen=True)
 class Holder:
-    """Identity of a process that acquires a lease, with enough detail to prove later that it has ended."""
+    """A process that acquires a lease, with enough detail to prove later that it has ended."""
 
     execution_id: str
     run_id: str
@@ -233,10 +295,9 @@ class LeaseRecord:
     """The lease of a stream and its holder.
 
     Attributes:
-        token: Increases with each change of holder; earlier tokens are invalid.
-        expired: Whether it had expired by the database's clock when it was read.
-        predecessor_unproven: Whether a previous holder may still write and its query has not been
-            fenced yet.
+        token: Increases with each change of holder.
+        expired: By the database's clock, when it was read.
+        predecessor_unproven: A previous holder may still write, and its query is not fenced.
     """
 
     stream_id: str
@@ -256,9 +317,8 @@ class LeaseRecord:
     predecessor_unproven: bool = False
 
 
-# Property of a snapshot in the catalog: when its state was proven.
+# When its state was proven, and when an attempt found its position unchanged.
 PROVEN_AT_MS = "proven_at_ms"
-# When an attempt found its position unchanged.
 RENEWED_AT_MS = "renewed_at_ms"
 
 
@@ -267,28 +327,20 @@ class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
-        kind: "CHECKPOINT" or "SAVEPOINT".
-        number: Number of the attempt; the n of `chk-<n>`.
+        number: The n of `chk-<n>`.
         location: URL of its folder, once completed.
-        full_bytes: Number of bytes that a restore reads.
-        incremental_bytes: Number of bytes written for it.
+        full_bytes: Bytes that a restore reads; `incremental_bytes` were written for it.
         rows: Input rows since the previous snapshot, as far as its execution saw them.
-        duration_ms: Time from the start of the attempt to its completion.
-        label: Name that a user gave it.
-        claimed: Whether a start has claimed it: the stream owns it and deletes it like a
-            checkpoint.
-        schedule: Name of the schedule that took it, or None. Only that schedule's history deletes
-            it.
-        verified_at_ms: When its bytes and completeness were last verified, or None.
-        verified_problem: The problem that verification found; None if it can be restored or was
-            never verified.
-        broken: Why the row could not be fully read, or None.
+        claimed: A start claimed it: the stream deletes it like a checkpoint.
+        schedule: The schedule that took it, whose history alone deletes it.
+        verified_problem: None if it can be restored or was never verified.
+        broken: Why the row could not be fully read.
     """
 
     snapshot_id: str
     stream_id: str
     execution_id: str | None
-    kind: str
+    kind: SnapshotKind
     number: int | None
     status: SnapshotStatus
     trigger: SnapshotTrigger
@@ -316,11 +368,22 @@ class SnapshotRecord:
     broken: str | None = None
 
     def __repr__(self) -> str:
-        kind = f"chk-{self.number}" if self.kind == "CHECKPOINT" else f"savepoint {self.label or self.snapshot_id}"
         sizes = {"": self.full_bytes, " new": self.incremental_bytes}
         known = [f"{size / 1e6:,.1f} MB{what}" for what, size in sizes.items() if size is not None]
-        facts = ", ".join([f"{kind} of {self.stream_id} at batch {self.batch_id}", self.status.value, *known])
+        facts = ", ".join([f"{self.name} of {self.stream_id} at batch {self.batch_id}", self.status.value, *known])
         return f"SnapshotRecord({facts})"
+
+    @property
+    def reference(self) -> str:
+        """What a user names it by: `chk-<n>` for a checkpoint, the label or id for a savepoint."""
+        if self.kind is SnapshotKind.CHECKPOINT:
+            return f"chk-{self.number}"
+        return self.label or self.snapshot_id
+
+    @property
+    def name(self) -> str:
+        """Its reference for messages; "savepoint <reference>" for a savepoint."""
+        return self.reference if self.kind is SnapshotKind.CHECKPOINT else f"savepoint {self.reference}"
 
     @property
     def is_renewed(self) -> bool:
@@ -329,11 +392,10 @@ class SnapshotRecord:
 
     @property
     def is_proven(self) -> bool:
-        """Whether something has loaded its state from storage with success.
+        """Whether its state was loaded from storage with success and no later check found it broken.
 
-        A query that resumed from it, or from the live directory at its position, has committed a batch; or
-        a verification has read its state with Spark. A snapshot that a later check found broken is not
-        proven. False for one of an older version until one of these happens.
+        A query that resumed from it, or from the live directory at its position, committed a batch, or a
+        verification read its state with Spark.
         """
         return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
@@ -351,7 +413,7 @@ class SnapshotRecord:
 
     @property
     def edit(self) -> dict[str, Any]:
-        """Who edited its state, why, and the id of the edit; empty if it is not an edited savepoint."""
+        """Who edited its state, why, and the id of the edit; empty without an edit."""
         edit = self.properties.get("edit")
         return edit if isinstance(edit, dict) else {}
 
@@ -367,16 +429,16 @@ class SnapshotRecord:
 
 
 def watermark_ms_of(watermark: str | None) -> int | None:
-    """A watermark as Spark reports it, in ms since the epoch; None if there is none, or it cannot be read."""
+    """A watermark as Spark reports it, in ms since the epoch; None without a readable one."""
     try:
-        # A query has no watermark before its first rows: Spark then reports 1970.
+        # Before its first rows, Spark reports 1970.
         return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
     except ValueError:
         return None
 
 
 def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
-    """Records that waited in each partition of the Kafka sources, as a snapshot's properties record them."""
+    """Records that waited in each Kafka partition, from a snapshot's properties."""
     lags = properties.get("records_behind")
     if not isinstance(lags, dict):
         return {}
@@ -384,14 +446,14 @@ def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
 
 
 def records_behind_in(properties: Mapping[str, Any]) -> int | None:
-    """Records that waited in all Kafka sources together; None if they reported none."""
+    """Records that waited in all Kafka sources; None if they reported none."""
     lags = lags_in(properties)
     return min(sum(lags.values()), LARGEST_LONG) if lags else None
 
 
 @dataclass(frozen=True)
 class CompletedSnapshot:
-    """Facts about a snapshot once it is complete in storage; see `SnapshotRecord` for each."""
+    """Facts about a snapshot once it is complete in storage; see `SnapshotRecord`."""
 
     location: str
     batch_id: int | None = None
@@ -411,10 +473,8 @@ class HoldRecord:
     """A hold that protects a snapshot from deletion.
 
     Attributes:
-        stream_id: The stream of the snapshot.
-        holder: Who holds it, as text for people.
-        request_id: The request whose answer releases it, for a REFERENCE by a request.
-        expires_at_ms: When it expires unless it is renewed, for USE.
+        request_id: The request whose answer releases a REFERENCE.
+        expires_at_ms: When USE expires unless renewed.
     """
 
     hold_id: str
@@ -455,13 +515,8 @@ class LaunchRecord:
     Attributes:
         request_id: The START request that it answers.
         run_id: The run that launched it.
-        host: Host of its process: the driver itself, or the submission that hands it to a cluster.
-        boot_id: Boot id of that machine.
-        pid: Id of that process.
-        process_start_ticks: Start time of the process as the kernel reports it, which distinguishes
-            it from a later process with the same id.
-        command: Its command line.
-        log: File with its output.
+        host: Of its process: the driver itself, or the submission that hands it to a cluster.
+        process_start_ticks: From the kernel; tells it from a later process with its pid.
     """
 
     request_id: str
@@ -491,12 +546,7 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class RunFailure:
-    """An execution that failed.
-
-    Attributes:
-        at_ms: When it ended, ms since the epoch.
-        reason: Why.
-    """
+    """An execution that failed, and when it ended (ms since the epoch)."""
 
     at_ms: int
     reason: str

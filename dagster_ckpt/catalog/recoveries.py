@@ -1,4 +1,4 @@
-"""Failed recovery points of streams, recorded across processes so that a recovery ends once all points failed."""
+"""Failed recovery points of streams, so that a recovery ends once all points failed, across processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,9 @@ class PointFailure:
     """A recovery that failed at one of the stream's recovery points.
 
     Attributes:
-        ordinal: Increases with each failure of the stream.
-        execution_id: The execution that failed there.
-        point: Name of the point, as `RecoveryPoint` makes it.
-        error: Class of the error.
-        detail: What was found, as text for people.
-        is_certain: Whether a retry cannot succeed.
-        batch_id: The batch of that point, or None.
-        rewound_batches: Number of batches that going back there reprocesses, or None if unknown.
-        rewound_ms: The same as a time span, or None.
-        at_ms: When.
+        point: Name of the `RecoveryPoint`.
+        is_certain: A retry cannot succeed.
+        rewound_batches: Batches that going back there reprocesses, if known; `rewound_ms` as a time span.
     """
 
     ordinal: int
@@ -42,7 +35,7 @@ class PointFailure:
     rewound_ms: int | None = None
 
 
-# A message of Spark's may contain a whole stack trace.
+# Spark's messages may contain a stack trace.
 _LONGEST_DETAIL = 4_000
 
 
@@ -65,23 +58,7 @@ class RecoveryRecords:
         rewound_batches: int | None = None,
         rewound_ms: int | None = None,
     ) -> None:
-        """Record that a recovery failed at a point.
-
-        Args:
-            lease: The lease of the stream.
-            execution_id: The execution that failed there.
-            point: Name of the point.
-            error: Class of the error.
-            detail: What was found, as text for people.
-            is_certain: Whether a retry cannot succeed.
-            batch_id: The batch of that point, or None.
-            rewound_batches: Number of batches that going back there reprocesses, or None if
-                unknown.
-            rewound_ms: The same as a time span, or None.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that a recovery failed at a point; see `PointFailure`."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             of_stream = recovery_failures.c.stream_id == stream_id
@@ -119,7 +96,7 @@ class RecoveryRecords:
         return [_record(row) for row in rows]
 
     def of_streams(self, stream_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
-        """Like `of_stream` for several streams, in one query; streams without a failure are omitted."""
+        """Like `of_stream` for several streams; those without a failure are omitted."""
         counting = recovery_failures.c.stream_id.in_(stream_ids) & recovery_failures.c.is_over.is_(False)
         query = select(recovery_failures).where(counting)
         found: dict[str, list[PointFailure]] = {}
@@ -129,11 +106,7 @@ class RecoveryRecords:
         return found
 
     def forget(self, lease: LeaseRecord) -> None:
-        """Treat every point as not yet tried, after a user intervened.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Treat every point as not yet tried, after a user intervened."""
         of_stream = recovery_failures.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
             connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))

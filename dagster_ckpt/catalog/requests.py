@@ -14,13 +14,13 @@ from dagster_ckpt.catalog.records import EventType, LaunchRecord, LeaseRecord, R
 from dagster_ckpt.catalog.tables import launches, requests
 from dagster_ckpt.errors import CatalogError
 
-# How long the sender of a request waits for the answer.
+# How long a sender waits for the answer.
 REQUEST_TIMEOUT_S = 600.0
 _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class RequestRecords:
-    """The queue of requests. One that cannot be read is listed as UNKNOWN, and never carried out."""
+    """The queue of requests. One that cannot be read is UNKNOWN, and never carried out."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -35,19 +35,9 @@ class RequestRecords:
         request_id: str | None = None,
         holding: str | None = None,
     ) -> RequestRecord:
-        """Submit a request to a stream.
+        """Submit a request to a stream; an existing one with this id is returned unchanged.
 
-        Args:
-            stream_id: The stream.
-            kind: The kind of request.
-            arguments: Details, as JSON.
-            origin: Who asks, as text for people.
-            request_id: Its id, to make the call idempotent: an existing request is returned
-                unchanged.
-            holding: A snapshot that must not be deleted until the request is answered or withdrawn.
-
-        Raises:
-            SnapshotNotFoundError: The snapshot has been deleted, or is being deleted.
+        `holding` names a snapshot that must not be deleted until the request is answered or withdrawn.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
@@ -68,11 +58,7 @@ class RequestRecords:
         return self.get(request_id)
 
     def get(self, request_id: str) -> RequestRecord:
-        """One request.
-
-        Raises:
-            CatalogError: No request has this id.
-        """
+        """One request."""
         found = self.find(request_id)
         if found is None:
             raise CatalogError(
@@ -94,11 +80,7 @@ class RequestRecords:
             return [_record(row) for row in rows]
 
     def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
-        """Requests that are neither answered nor withdrawn, oldest first.
-
-        Args:
-            stream_id: The stream; None for all.
-        """
+        """Requests that are neither answered nor withdrawn, oldest first, of a stream or of all."""
         query = select(requests).where(requests.c.status.in_(_OPEN)).order_by(requests.c.created_at_ms)
         if stream_id is not None:
             query = query.where(requests.c.stream_id == stream_id)
@@ -110,26 +92,17 @@ class RequestRecords:
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(waiting).order_by(requests.c.created_at_ms))
-            # A request with unreadable arguments is UNKNOWN: where to start from is lost.
+            # Unreadable arguments: where to start from is lost.
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """Accept a request, as the stream's writer; returns False if it was withdrawn or accepted concurrently.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Accept a request, as the stream's writer; False if it was withdrawn or accepted concurrently."""
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return _move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
-        """Withdraw a request; returns False if it was already answered.
-
-        Args:
-            request_id: The request.
-            only_pending: Do not withdraw a request that was accepted.
-        """
+        """Withdraw a request; returns False if it was already answered."""
         allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else _OPEN)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
@@ -143,11 +116,7 @@ class RequestRecords:
         snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Answer a request, as the stream's writer; returns False if it was already answered or withdrawn.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Answer a request, as the stream's writer; False if it was already answered or withdrawn."""
         answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(_OPEN)
         with self._database.writing_under(lease) as connection:
             return _answer(
@@ -155,16 +124,16 @@ class RequestRecords:
             )
 
     def fail_start(self, request_id: str, error: str) -> bool:
-        """Fail a start request, as its launcher, because it did not start; returns False if it was already answered."""
+        """Fail a start request, as its launcher; False if it was already answered."""
         unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(_OPEN)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
 
 
 def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
-    """Complete a request in the transaction that does what it asks for; returns False if it was withdrawn.
+    """Complete a request in the transaction that does what it asks for; False if it was withdrawn.
 
-    Returns True again if it was completed before, so that a caller whose answer was lost may repeat the call.
+    True again if it was completed before: a caller whose answer was lost may repeat the call.
     """
     is_open = requests.c.status.in_(_OPEN)
     if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED):
@@ -205,8 +174,7 @@ def _record(row: Row[Any]) -> RequestRecord:
     values["status"] = read_enum(values["status"], RequestStatus, RequestStatus.BROKEN, "status", troubles)
     arguments = read_dict(values["arguments"], "arguments", troubles)
     if arguments is None:
-        # The request's details are lost, and without them it is a different request: a savepoint
-        # without its folder, or a start without its snapshot.
+        # Without its details it is a different request, such as a start without its snapshot.
         values["kind"] = RequestKind.UNKNOWN
     values["arguments"] = arguments or {}
     return RequestRecord(**values, broken="; ".join(troubles) or None)
@@ -231,7 +199,7 @@ class LaunchRecords:
         command: str,
         log: str,
     ) -> LaunchRecord:
-        """Record the handle of a driver; it replaces one that was launched earlier for the same request."""
+        """Record the handle of a driver; it replaces an earlier one for the same request."""
         with self._database.writing() as connection:
             connection.execute(launches.delete().where(launches.c.request_id == request_id))
             connection.execute(

@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
-from dagster_ckpt.catalog import snapshot_queries as queries
-from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict, read_enum
+from dagster_ckpt.catalog import history as queries
+from dagster_ckpt.catalog.database import Database, as_text, lock_snapshot, read_dict
+from dagster_ckpt.catalog.history import SnapshotHistory, SnapshotTally, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     PROVEN_AT_MS,
@@ -24,17 +25,14 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     records_behind_in,
 )
-from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
 from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 
-CHECKPOINT = "CHECKPOINT"
-SAVEPOINT = "SAVEPOINT"
-# Savepoints that an operator takes without a lease; a run's snapshots carry its execution.
-_OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SAVEPOINT)
-_FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
+# Savepoints that an operator takes; a run's snapshots carry its execution.
+_OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
 class SnapshotRecords:
@@ -49,7 +47,7 @@ class SnapshotRecords:
         *,
         snapshot_id: str,
         execution_id: str,
-        kind: str,
+        kind: SnapshotKind,
         number: int,
         trigger: SnapshotTrigger,
         timeline: int,
@@ -57,11 +55,7 @@ class SnapshotRecords:
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that an execution starts a snapshot; this consumes its number.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that an execution starts a snapshot; this consumes its number."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number + 1)
             started = self._start(
@@ -69,7 +63,7 @@ class SnapshotRecords:
                 snapshot_id=snapshot_id,
                 stream_id=lease.stream_id,
                 execution_id=execution_id,
-                kind=kind,
+                kind=kind.value,
                 number=number,
                 trigger=trigger.value,
                 timeline=timeline,
@@ -85,20 +79,12 @@ class SnapshotRecords:
     ) -> SnapshotRecord:
         """Record that a snapshot of an execution is complete in storage.
 
-        Args:
-            lease: The lease of the stream.
-            snapshot_id: The snapshot.
-            facts: What was stored.
-            after_batch: Whether the execution has committed a batch. Only then do earlier failures of
-                recoveries no longer count: before it, nothing has loaded the state.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: the snapshot is not recorded.
-            CatalogError: It is no longer in progress.
+        With `after_batch`, the execution has committed a batch: something has loaded the state, so earlier
+        failures of recoveries no longer count.
         """
         with self._database.writing_under(lease) as connection:
             completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
-            if after_batch and completed.kind == CHECKPOINT:
+            if after_batch and completed.kind is SnapshotKind.CHECKPOINT:
                 of_stream = recovery_failures.c.stream_id == lease.stream_id
                 connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
             return completed
@@ -106,17 +92,7 @@ class SnapshotRecords:
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
         """Record that an attempt found the position of an existing checkpoint unchanged.
 
-        The checkpoint counts as completed now, and the attempt is forgotten. This is no event: nothing
-        was taken.
-
-        Args:
-            lease: The lease of the stream.
-            snapshot_id: The existing checkpoint.
-            attempt_id: The snapshot that the attempt was recorded as.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            CatalogError: The checkpoint no longer exists.
+        The checkpoint counts as completed now, and the attempt is forgotten, without an event.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
@@ -142,15 +118,7 @@ class SnapshotRecords:
     def proven(self, lease: LeaseRecord, batch_id: int) -> None:
         """Record that a query loaded the state after a batch from storage, and committed a batch after it.
 
-        This proves every snapshot of that state: those of the current timeline, and the one that it
-        began with. See `SnapshotRecord.is_proven`.
-
-        Args:
-            lease: The lease of the stream.
-            batch_id: The batch that the query resumed after.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        This proves every restorable snapshot of that state; see `SnapshotRecord.is_proven`.
         """
         loaded = [
             snapshot
@@ -169,14 +137,7 @@ class SnapshotRecords:
     def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
         """Record that a snapshot of an execution failed; a completed one is unchanged.
 
-        Args:
-            lease: The lease of the stream.
-            snapshot_id: The snapshot.
-            reason: Why it failed.
-            streak: For the log: consecutive failures including this one, and how many are tolerated.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        `streak`, for the log: consecutive failures including this one, and how many are tolerated.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_under(lease) as connection:
@@ -193,14 +154,14 @@ class SnapshotRecords:
         label: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is being taken. This needs no lease."""
+        """Record that a savepoint of a stopped stream is being taken, without a lease."""
         with self._database.writing() as connection:
             started = self._start(
                 connection,
                 snapshot_id=snapshot_id,
                 stream_id=stream_id,
                 execution_id=None,
-                kind=SAVEPOINT,
+                kind=SnapshotKind.SAVEPOINT.value,
                 number=number,
                 trigger=trigger.value,
                 timeline=timeline,
@@ -212,11 +173,7 @@ class SnapshotRecords:
         return started
 
     def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is complete in storage.
-
-        Raises:
-            CatalogError: It is no longer in progress.
-        """
+        """Record that a savepoint of a stopped stream is complete in storage."""
         with self._database.writing() as connection:
             return self._complete(connection, snapshot_id, _OF_STOPPED, facts)
 
@@ -226,12 +183,9 @@ class SnapshotRecords:
             self._fail(connection, snapshot_id, _OF_STOPPED, reason, {})
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record that a snapshot was verified.
+        """Record that a snapshot was verified, and why it cannot be restored; unknown ones are ignored.
 
-        Args:
-            snapshot_id: The snapshot; one that the catalog does not know is ignored.
-            problem: Why it cannot be restored, or None.
-            state_was_read: Whether Spark read its state from a restored copy, which proves it.
+        `state_was_read`: Spark read its state from a restored copy, which proves it.
         """
         with self._database.writing() as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -245,7 +199,7 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
-        """Record that the stream now owns a savepoint and deletes it like a checkpoint."""
+        """Record that the stream owns a savepoint and deletes it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(claimed=True))
@@ -253,15 +207,8 @@ class SnapshotRecords:
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
-        Args:
-            snapshot_id: The snapshot.
-            lease: The lease of the run or retention that deletes it; None if an operator does.
-
-        Raises:
-            SnapshotHeldError: A hold protects it; nothing was changed. Not raised if it is already
-                being deleted.
-            SnapshotNotFoundError: No snapshot has this id.
-            LeaseLostError: The lease is no longer held: the snapshot is unchanged.
+        `lease` is None if an operator deletes it. Raises SnapshotHeldError, with nothing changed, if a hold
+        protects it and it is not already being deleted.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -275,16 +222,7 @@ class SnapshotRecords:
             )
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot were deleted, and why. Repeated deletion passes write only one event.
-
-        Args:
-            snapshot_id: The snapshot.
-            reason: Why.
-            lease: As for `mark_deleting`.
-
-        Raises:
-            LeaseLostError: The lease is no longer held: the next pass continues.
-        """
+        """Record that the bytes of a snapshot were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
@@ -306,29 +244,24 @@ class SnapshotRecords:
             )
 
     def get(self, snapshot_id: str) -> SnapshotRecord:
-        """One snapshot.
-
-        Raises:
-            SnapshotNotFoundError: No snapshot has this id.
-        """
+        """One snapshot."""
         with self._database.reading() as connection:
             return _get(connection, snapshot_id)
 
     def of_stream(
-        self, stream_id: str, *, kind: str | None = None, status: SnapshotStatus | None = None
+        self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
         """Snapshots of a stream, newest first."""
         query = select(snapshots).where(snapshots.c.stream_id == stream_id)
         if kind is not None:
-            query = query.where(snapshots.c.kind == kind)
+            query = query.where(snapshots.c.kind == kind.value)
         if status is not None:
             query = query.where(snapshots.c.status == status.value)
-        # A row with this status in which something else cannot be read is BROKEN and does not
-        # count.
+        # BROKEN rows do not count.
         return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The snapshot of a stream that is or was at a location, in any state; the newest if there are several."""
+        """The newest snapshot of a stream that is or was at a location, in any state."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
@@ -338,7 +271,9 @@ class SnapshotRecords:
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
         """The newest completed checkpoint, with which the next one may share bytes."""
-        return next(iter(self.of_stream(stream_id, kind=CHECKPOINT, status=SnapshotStatus.COMPLETED)), None)
+        return next(
+            iter(self.of_stream(stream_id, kind=SnapshotKind.CHECKPOINT, status=SnapshotStatus.COMPLETED)), None
+        )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
         """The snapshots with these ids that the catalog knows."""
@@ -348,11 +283,7 @@ class SnapshotRecords:
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """Totals over the checkpoints of streams that were completed in spans of events, in one query.
-
-        Args:
-            spans: Stream, the sequence before the first event, and that of the last.
-        """
+        """Totals over the checkpoints completed in spans of events; see `history.tallies`."""
         if not spans:
             return []
         with self._database.reading() as connection:
@@ -374,9 +305,8 @@ class SnapshotRecords:
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
         """Health indicators of streams from their snapshots, in two queries if the windows are equal.
 
-        Args:
-            windows: For each stream, the start of the window for comparing snapshot sizes, ms since
-                the epoch. A stream that never started has an empty history.
+        The windows begin at these times (ms since the epoch). A stream that never started has an empty
+        history.
         """
         listed: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -399,11 +329,9 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        These are the snapshots of the stream's current timeline, the one that this timeline began
-        with, and those of its ancestors, up to the batch where each ancestor was left. All of them
-        contain the edits that the stream's state contains: a snapshot without one would undo it, and
-        one with a further edit has state that the query has not had. Only a start that names such a
-        snapshot uses it.
+        These are of the current timeline, its ancestors up to the branch, and the one that it began with.
+        They contain exactly the edits of the stream's state: one without an edit would undo it, and one with
+        more has state that the query has not had.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -481,11 +409,10 @@ class SnapshotRecords:
     def _record_event(
         self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]
     ) -> None:
-        kind = "CHECKPOINT" if snapshot.kind == CHECKPOINT else "SAVEPOINT"
         self._database.record_event(
             connection,
             snapshot.stream_id,
-            EventType[f"{kind}_{what}"],
+            EventType[f"{snapshot.kind}_{what}"],
             snapshot_id=snapshot.snapshot_id,
             execution_id=snapshot.execution_id,
             payload={"kind": snapshot.kind, "number": snapshot.number, **payload},
@@ -515,16 +442,3 @@ def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
             "give a location."
         )
     return read_snapshot(row)
-
-
-def read_snapshot(row: Row[Any]) -> SnapshotRecord:
-    """A row as a record; what cannot be read makes it BROKEN."""
-    troubles: list[str] = []
-    values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
-    values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
-    values["trigger"] = read_enum(values["trigger"], SnapshotTrigger, SnapshotTrigger.UNKNOWN, "trigger", troubles)
-    values["status"] = read_enum(values["status"], SnapshotStatus, SnapshotStatus.BROKEN, "status", troubles)
-    if troubles:
-        values["status"] = SnapshotStatus.BROKEN
-        values["broken"] = "; ".join(troubles)
-    return SnapshotRecord(**values)

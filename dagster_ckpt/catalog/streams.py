@@ -10,8 +10,16 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.journal import forget_after
-from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotRecord, StreamRecord, records_behind_in
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.pending_restore import Forked, PendingRestore, read_pending, stored_pending
+from dagster_ckpt.catalog.records import (
+    EventType,
+    LeaseRecord,
+    OriginKind,
+    SnapshotRecord,
+    StateOrigin,
+    StreamRecord,
+    records_behind_in,
+)
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 from dagster_ckpt.values.untrusted import from_json
@@ -34,22 +42,12 @@ class StreamRecords:
             return _get(connection, stream_id)
 
     def get(self, stream_id: str) -> StreamRecord:
-        """One stream.
-
-        Raises:
-            StreamNotFoundError: It was never started.
-            CatalogError: Its row says that a restore is pending, but its details cannot be read.
-        """
+        """One stream."""
         with self._database.reading() as connection:
             return _get(connection, stream_id)
 
     def named(self, name: str) -> StreamRecord:
-        """The stream with this id, or the only one that writes the asset with this key.
-
-        Raises:
-            StreamNotFoundError: There is none.
-            CatalogError: As for `get`.
-        """
+        """The stream with this id, or the only one that writes the asset with this key."""
         try:
             return self.get(name)
         except StreamNotFoundError:
@@ -59,41 +57,26 @@ class StreamRecords:
             return self.get(writers[0].stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """All streams, by id; one whose row cannot be read is included with `broken` set."""
+        """All streams, by id; one whose row cannot be read has `broken` set."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
-        """Record that a restore is finished.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that a restore is finished."""
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """Record that the stream no longer has a live directory; its files may now be deleted.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record that the stream no longer has a live directory; its files may now be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
-    def note_pending(self, lease: LeaseRecord, pending: Mapping[str, Any] | None) -> None:
-        """Record what remains to be done before a query may start, or None.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
-        self._change_under(lease, pending_restore=as_text(dict(pending)) if pending is not None else None)
+    def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
+        """Record what remains to be done before a query may start, or None."""
+        self._change_under(lease, pending_restore=_as_stored(pending))
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
         """Record that the stream has no state: no start has taken its adopted directory over.
 
-        Its next timeline has no past, so that no recovery goes back to a snapshot of that directory.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
+        Its next timeline has no past, so no recovery goes back to a snapshot of that directory.
         """
         with self._database.writing_under(lease) as connection:
             connection.execute(
@@ -113,54 +96,27 @@ class StreamRecords:
             )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Raise the stream's counter to a number; a higher counter is unchanged.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Raise the stream's counter to a number; a higher counter is unchanged."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record which savepoint `preferred-savepoint` resolves to: a user's choice, which needs no lease."""
+        """Record a user's choice of what `preferred-savepoint` resolves to, without a lease."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Allow another plan to continue from a stream's state, once, after a user accepted the differences.
-
-        Args:
-            stream_id: The stream.
-            fingerprint: Fingerprint of the plan.
-            lease: The lease of the stream, if a run records an option of its start.
-
-        Raises:
-            StreamNotFoundError: It was never started.
-            LeaseLostError: The lease is no longer held.
-        """
+        """Allow another plan to continue from a stream's state, once, after a user accepted the differences."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Record the plan of the query that is about to start; None means unknown.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-        """
+        """Record the plan of the query that is about to start; None means unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """Allocate the next number of the stream's counter, for a snapshot outside of a coordinator.
-
-        Args:
-            stream_id: The stream.
-            lease: Its lease, if its run takes the snapshot.
-
-        Raises:
-            LeaseLostError: The lease is no longer held.
-            StreamNotFoundError: It was never started.
-        """
+        """The next number of the stream's counter, for a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -175,7 +131,7 @@ class StreamRecords:
         *,
         origin: StateOrigin | None = None,
         restored_snapshot_id: str | None = None,
-        pending_restore: dict[str, Any] | None = None,
+        pending_restore: PendingRestore | None = None,
         claims: bool = False,
         plan: Mapping[str, Any] | None = None,
         state_edits: Sequence[str] | None = None,
@@ -183,24 +139,17 @@ class StreamRecords:
     ) -> StreamRecord:
         """Switch the stream to another live directory; its generation increases.
 
-        Args:
-            lease: The lease of the stream.
-            live_directory: The new directory, which is ready for use.
-            origin: Where the state in it came from; None if unknown.
-            restored_snapshot_id: The snapshot that it was made from: a new timeline begins with it.
-            pending_restore: What remains to be done before the query may start. If set without a
-                snapshot, a new timeline begins with empty state.
-            claims: The stream takes ownership of that snapshot, even if it is a savepoint.
-            plan: The plan that the state in the new directory belongs to, empty if unknown; None
-                means the same as before.
-            state_edits: Ids of the edits that the state in the new directory contains; None means the
-                same as before.
-            duration_ms: How long it took to build the directory.
+        Refuses while an unfenced previous holder may write: its directory would be forgotten.
 
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
-            CatalogError: A previous holder may be alive and its query is not fenced: the directory
-                in which it runs would be forgotten.
+        Args:
+            live_directory: Ready for use.
+            restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.
+            pending_restore: What remains before the query may start; without a snapshot, a new timeline
+                begins with empty state.
+            claims: The stream takes ownership of that snapshot.
+            plan: The plan that the state belongs to, empty if unknown; None as before.
+            state_edits: Ids of the edits in the state; None as before.
+            duration_ms: How long it took to build.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -224,7 +173,7 @@ class StreamRecords:
                     live_generation=streams.c.live_generation + 1,
                     timeline=streams.c.timeline + int(new_timeline),
                     restored_snapshot_id=restored_snapshot_id if new_timeline else streams.c.restored_snapshot_id,
-                    pending_restore=as_text(pending_restore) if pending_restore is not None else None,
+                    pending_restore=_as_stored(pending_restore),
                     plan=as_text(dict(plan)) if plan is not None else streams.c.plan,
                     origin=as_text(origin.as_record()) if origin is not None else None,
                     state_edits=streams.c.state_edits if state_edits is None else _edits_as_text(state_edits),
@@ -261,7 +210,7 @@ class StreamRecords:
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """Raise a stream's counter to a number, in a transaction of its writer; a higher counter is unchanged."""
+    """Raise a stream's counter, in a transaction of its writer; a higher counter is unchanged."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
@@ -281,15 +230,15 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
     )
 
 
-def _source(connection: Connection, origin: StateOrigin, pending_restore: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where the state in a new live directory came from, for the event that reports it."""
+def _source(connection: Connection, origin: StateOrigin, pending_restore: PendingRestore | None) -> dict[str, Any]:
+    """Where the state in a new live directory came from, for its event."""
     full_bytes = select(snapshots.c.full_bytes).where(snapshots.c.snapshot_id == origin.snapshot_id)
     return {
         "origin": origin.kind.value,
         "batch_id": origin.batch_id,
         "kind": origin.snapshot_kind,
         "number": origin.snapshot_number,
-        "source": (pending_restore or {}).get("fork_of"),
+        "source": pending_restore.of_stream_id if isinstance(pending_restore, Forked) else None,
         "full_bytes": connection.execute(full_bytes).scalar_one_or_none(),
     }
 
@@ -309,7 +258,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
     cells(row, streams, unreadable)
     read_state_edits(row.state_edits, unreadable)
     if unreadable:
-        # Without its directory or timeline, a stream would look as if it had never run; without its edits, a recovery
+        # Without its directory, a stream would look as if it had never run; without its edits, a recovery
         # could undo them.
         raise CatalogError(
             f"The row of stream {stream_id!r} in the catalog cannot be read: {'; '.join(unreadable)}. Restore the "
@@ -317,8 +266,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
         )
     stream = _record(row)
     if stream.pending_restore is None and row.pending_restore is not None:
-        # Treated as "nothing is pending", it would start the query on sinks that are not rolled
-        # back.
+        # Treated as "nothing is pending", a query would start on sinks that are not rolled back.
         raise CatalogError(
             f"Stream {stream_id!r} has an unfinished restore whose row in the catalog cannot be read: "
             f"{stream.broken}. Restore the catalog from a backup; or roll back its sinks by hand, then set "
@@ -331,7 +279,7 @@ def _record(row: Row[Any]) -> StreamRecord:
     troubles: list[str] = []
     values = cells(row, streams, troubles)
     values["options"] = read_dict(values["options"], "options", troubles) or {}
-    values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
+    values["pending_restore"] = _pending(values["pending_restore"], troubles)
     values["plan"] = read_dict(values["plan"], "plan", troubles)
     values["origin"] = _origin(values["origin"], troubles)
     values["state_edits"] = read_state_edits(values["state_edits"], troubles)
@@ -345,6 +293,19 @@ def _origin(value: str | None, troubles: list[str]) -> StateOrigin | None:
     except ValueError as error:
         troubles.append(f"origin cannot be read: {error}")
         return None
+
+
+def _pending(value: str | None, troubles: list[str]) -> PendingRestore | None:
+    row = read_dict(value, "pending_restore", troubles)
+    try:
+        return read_pending(row) if row is not None else None
+    except ValueError as error:
+        troubles.append(f"pending_restore cannot be read: {error}")
+        return None
+
+
+def _as_stored(pending: PendingRestore | None) -> str | None:
+    return as_text(stored_pending(pending)) if pending is not None else None
 
 
 def _edits_as_text(edits: Sequence[str]) -> str | None:
@@ -368,15 +329,8 @@ class RebuiltStream:
     """What to register for a stream that the catalog does not know.
 
     Attributes:
-        snapshots: Its snapshots.
-        next_number: A number greater than all that are in use.
-        live_directory: The live directory of its query, or None.
-        live_generation: The highest number of a live directory there.
-        timeline: Its current timeline.
-        restored_snapshot_id: The snapshot that this timeline began with, if known.
-        begins: For each timeline, its parent timeline and the batch at which it branched off.
-        plan: The plan that its state belongs to, if known.
-        state_edits: Ids of the edits that its state contains, oldest first.
+        next_number: Greater than all numbers in use.
+        begins: For each timeline, its parent and the batch at which it branched off.
     """
 
     snapshots: Sequence[SnapshotRecord]
@@ -397,11 +351,7 @@ class RebuildRecords:
         self._database = database
 
     def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
-        """Register snapshots of a stream that the catalog knows.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
-        """
+        """Register snapshots of a stream that the catalog knows."""
         with self._database.writing_under(lease) as connection:
             for snapshot in added:
                 connection.execute(snapshots.insert().values(**_columns(snapshot)))
@@ -410,11 +360,7 @@ class RebuildRecords:
     def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
         """Register a stream's snapshots, live directory and timelines.
 
-        The previous holder of the stream's lease is unknown, so its query is fenced before the next
-        start.
-
-        Raises:
-            LeaseLostError: The lease is no longer held; nothing was changed.
+        The previous holder of its lease is unknown, so its query is fenced before the next start.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:

@@ -22,7 +22,7 @@ from dagster_ckpt.values.redaction import without_secrets
 
 
 class FreeText(TypeDecorator[str]):
-    """Free text for people, which may contain secrets: it is redacted when it is stored."""
+    """Free text for people, redacted when it is stored."""
 
     impl = Text
     cache_ok = True
@@ -60,21 +60,19 @@ streams = Table(
     Column("restored_snapshot_id", String(64)),
     Column("preferred_savepoint_id", String(64)),
     Column("pending_restore", Text),
-    # The plan that the state belongs to, and the fingerprint of another plan that a user allowed to
-    # continue from it.
+    # The plan of the state, and the fingerprint of one that a user allowed to continue.
     Column("plan", Text),
     Column("accepted_plan", String(80)),
-    # Origin of the state in the live directory: JSON of a StateOrigin.
+    # JSON of a StateOrigin.
     Column("origin", Text),
-    # Ids of the edits that this state contains: a JSON array.
+    # A JSON array.
     Column("state_edits", Text),
     Column("next_number", Integer, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
 )
 
-# One row: the id of the deployment that this catalog belongs to, which each snapshot carries, and
-# where this catalog is: JSON of a CatalogHome.
+# One row: the id that each snapshot carries, and JSON of a CatalogHome.
 deployment = Table(
     "deployment",
     metadata,
@@ -87,7 +85,7 @@ executions = Table(
     metadata,
     Column("execution_id", String(64), primary_key=True),
     Column("stream_id", ForeignKey(_STREAM), nullable=False),
-    # Orders executions whose wall clock times may be equal.
+    # Orders executions of equal times.
     Column("ordinal", Integer, nullable=False),
     Column("run_id", Text, nullable=False),
     Column("cause", String(32), nullable=False),
@@ -115,13 +113,13 @@ leases = Table(
     "leases",
     metadata,
     Column("stream_id", ForeignKey(_STREAM), primary_key=True),
-    # Empty once released; the row is kept so that tokens keep increasing.
+    # Empty once released; the row keeps the token.
     Column("execution_id", String(128)),
     Column("run_id", Text),
     Column("token", BigInteger, nullable=False),
     Column("host", Text),
     Column("pid", BigInteger),
-    # The kernel's own counter, which changes of the clock do not affect.
+    # The kernel's counter, independent of the clock.
     Column("process_start_ticks", BigInteger),
     Column("boot_id", Text),
     Column("jvm_pid", BigInteger),
@@ -129,8 +127,7 @@ leases = Table(
     Column("acquired_at_ms", BigInteger),
     Column("renewed_at_ms", BigInteger),
     Column("expires_at_ms", BigInteger),
-    # Kept when the lease is released: a previous holder may be alive, and its query is not fenced
-    # yet.
+    # Survives a release: a previous holder may be alive and unfenced.
     Column("predecessor_unproven", Boolean, nullable=False, server_default=false()),
 )
 
@@ -153,7 +150,7 @@ snapshots = Table(
     Column("file_count", Integer),
     Column("rows", BigInteger),
     Column("state_rows", BigInteger),
-    # The sum of those in the properties: charts read a thousand rows, whose properties have megabytes.
+    # The sum in the properties, which are megabytes: charts read a thousand rows.
     Column("records_behind", BigInteger),
     Column("watermark", Text),
     Column("duration_ms", BigInteger),
@@ -164,8 +161,7 @@ snapshots = Table(
     Column("created_at_ms", BigInteger, nullable=False),
     Column("completed_at_ms", BigInteger),
     Column("claimed", Boolean, nullable=False, server_default=false()),
-    # Name of the schedule that took it, if any: the schedule's history applies only to its own
-    # savepoints.
+    # The schedule that took it, whose history alone deletes it.
     Column("schedule", Text),
     Column("verified_at_ms", BigInteger),
     Column("verified_problem", FreeText),
@@ -207,7 +203,7 @@ requests = Table(
     Index("ix_requests_status_kind", "status", "kind"),
 )
 
-# Origin of each timeline: snapshots of its parent up to that batch belong to its history too.
+# Snapshots of the parent up to that batch belong to a timeline's history.
 timelines = Table(
     "timelines",
     metadata,
@@ -230,21 +226,20 @@ recovery_failures = Table(
     Column("batch_id", BigInteger),
     Column("rewound_batches", BigInteger),
     Column("rewound_ms", BigInteger),
-    # A later checkpoint, or a user, has resolved the failure.
+    # Resolved by a checkpoint or a user.
     Column("is_over", Boolean, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
 )
 
-# What Spark planned since the oldest checkpoint: see journal.py.
+# See journal.py.
 planned_batches = Table(
     "planned_batches",
     metadata,
     Column("stream_id", ForeignKey(_STREAM), primary_key=True),
     Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
-    # SHA-256 of the entry of the batch before in the offset log.
     Column("follows", String(64), nullable=False),
     Column("is_committed", Boolean, nullable=False),
-    # JSON: path in the live directory to content, compressed, in base64.
+    # JSON: path to content, compressed, in base64.
     Column("files", Text, nullable=False),
 )
 
@@ -295,8 +290,7 @@ events = Table(
     Index("ix_events_stream_id_sequence", "stream_id", "sequence"),
 )
 
-# One row. A transaction that writes an event locks it until the commit, so sequence numbers follow
-# the commit order.
+# One row, locked until the commit of an event: sequence numbers follow the commit order.
 event_counter = Table(
     "event_counter",
     metadata,

@@ -1,8 +1,7 @@
 """Time limits of catalog calls: shorter than a lease, so that a holder's lease cannot expire during a call.
 
-A holder treats its lease as lost after most of the lease's life; the rest is the limit of a call. A
-call that begins right before that moment has therefore ended, successfully or not, when the lease
-expires.
+A holder gives its lease up after most of its life; the rest limits a call, so that one begun right before has
+ended when the lease expires.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import Engine
 
-# Time to live of a lease without a renewal.
 DEFAULT_TTL_MS = 30_000
-# Share of it after which a holder that could not renew treats its lease as lost.
+# Share of its life after which a holder that could not renew gives it up.
 GIVE_UP_AFTER = 0.8
-# Migrations run without a lease and in one process at a time, while the others wait.
+# Migrations run without a lease, one process at a time.
 MIGRATION_S = 60.0
-# A shorter limit would fail on any busy machine. Leases this short are for tests.
+# For tests; a shorter limit fails on a busy machine.
 _SHORTEST_S = 0.5
-# libpq raises shorter timeouts to this value.
+# libpq's minimum.
 _SHORTEST_CONNECT_S = 2
 
 _deadline: ContextVar[float | None] = ContextVar("deadline of the catalog call", default=None)
@@ -46,7 +44,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def limit_transaction(connection: Connection, seconds: float) -> None:
-    """Raise the server's limit, too, for this transaction, if that is longer than usual."""
+    """Raise the server's limit for this transaction too."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(_settings(seconds, is_local=True)))
 
@@ -54,9 +52,8 @@ def limit_transaction(connection: Connection, seconds: float) -> None:
 def limit_connections(engine: Engine) -> None:
     """Make the connections of an engine obey the limit that `limited` sets.
 
-    On the client, a call ends if the server, a proxy or the network does not respond. On the
-    server, a statement ends that no client waits for, and so does a transaction whose client froze
-    while holding rows that every other writer needs.
+    The client ends a call if server, proxy or network do not respond. The server ends statements that no
+    client waits for, and transactions whose client froze while holding rows that others need.
     """
     if engine.dialect.name == "sqlite":
         event.listen(engine, "do_connect", _connect_to_sqlite)
@@ -86,10 +83,9 @@ def _connect_to_postgresql(connection_class: Any | None) -> Callable[..., Any]:
     def connect(_dialect: object, _record: object, args: list[Any], options: dict[str, Any]) -> Any:
         limit_s = _remaining_s()
         if limit_s <= 0 and connection_class is not None:
-            # The previous connection used up the available time.
             raise connection_class.overdue()
         options["connect_timeout"] = max(_SHORTEST_CONNECT_S, int(limit_s))
-        # For drivers without a client-side limit: a call ends if the network accepts no more data.
+        # For drivers without a client-side limit: the network accepts no more data.
         options.update(keepalives=1, keepalives_idle=2, keepalives_interval=1, keepalives_count=3)
         options["tcp_user_timeout"] = round(limit_s * 1000)
         return None if connection_class is None else connection_class.connect(*args, **options)
@@ -98,10 +94,10 @@ def _connect_to_postgresql(connection_class: Any | None) -> Callable[..., Any]:
 
 
 def _limited_connection() -> Any:
-    import psycopg  # noqa: PLC0415 - installed only for PostgreSQL
+    import psycopg  # noqa: PLC0415
 
     class LimitedConnection(psycopg.Connection[Any]):
-        """A connection whose waits end at the deadline. It is then unusable and closed."""
+        """A connection whose waits end at the deadline; it is then closed."""
 
         @staticmethod
         def overdue() -> Exception:
@@ -122,7 +118,7 @@ class _OverdueError(Exception):
 
 
 def _until(waiting: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
-    # Psycopg checks ten times a second: it then sends 0, because nothing is ready.
+    # Psycopg sends 0 ten times a second while nothing is ready.
     try:
         wants = next(waiting)
         while True:

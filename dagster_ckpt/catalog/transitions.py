@@ -1,9 +1,8 @@
 """Log each transition of a stream once, in Flink's words.
 
-Every event that the catalog records is logged by the process that recorded it, after its
-transaction was committed: a write that changed nothing, or was rolled back, logs nothing.
-Transitions of a lease and of a restart, which are not events, are logged here too. All lines go to
-one logger, `dagster_ckpt.transitions`, and carry `stream_id` and `event` as attributes.
+The process that recorded an event logs it after the commit; what was rolled back logs nothing. Transitions of
+a lease or restart are not events but logged here too. All lines go to the logger `dagster_ckpt.transitions`
+and carry `stream_id` and `event` as attributes.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms
@@ -12,37 +11,21 @@ Example:
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from logging.handlers import QueueHandler, QueueListener
-from queue import SimpleQueue
-from threading import Lock
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord
+from dagster_ckpt.values.durations import size
 from dagster_ckpt.values.redaction import without_secrets
 
 PACKAGE_LOGGER = "dagster_ckpt"
 _LOG = logging.getLogger(f"{PACKAGE_LOGGER}.transitions")
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_levels = Lock()
-_before: list[int] = []
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def log_transition(
     stream_id: str, message: str, *, level: int = logging.INFO, event: EventType | None = None, **facts: object
 ) -> None:
-    """Log one transition.
-
-    Args:
-        stream_id: The stream.
-        message: What happened; secrets in it are hidden.
-        level: Level of the line.
-        event: The event in the catalog that the line reports, if any.
-        facts: Further attributes of the log record, prefixed with `ckpt_`.
-    """
+    """Log one transition without secrets; `facts` become attributes of the record, prefixed with `ckpt_`."""
     if _LOG.isEnabledFor(level):
         named = {f"ckpt_{name}": value for name, value in facts.items()}
         extra = {"stream_id": stream_id, "event": event.value if event is not None else None, **named}
@@ -55,14 +38,14 @@ def log_message(stream_id: str, message: str) -> None:
 
 
 def log_triggered(snapshot: SnapshotRecord) -> None:
-    """Log that an attempt was recorded, which is not an event: its end is."""
+    """Log that an attempt was recorded, whose end is an event."""
     what = f"{snapshot.kind.lower()} {snapshot.number}"
     message = f"Triggering {what} (type={snapshot.trigger.value}) of stream {snapshot.stream_id}"
     log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)
 
 
 def log_renewed(checkpoint: SnapshotRecord) -> None:
-    """Log that the newest checkpoint still has the stream's position, which is not an event: none was taken."""
+    """Log that the newest checkpoint still has the stream's position, so that none was taken."""
     message = (
         f"Renewed checkpoint {checkpoint.number} of stream {checkpoint.stream_id}: no batch since batch "
         f"{checkpoint.batch_id}"
@@ -82,16 +65,6 @@ def describe_event(stream_id: str, event: EventType, payload: Mapping[str, Any])
     if event is EventType.EXECUTION_ENDED and payload.get("status") == "FAILED":
         level = logging.WARNING
     return level, words(stream_id, event, payload)
-
-
-def size(count: int | None) -> str:
-    """A number of bytes with its unit, such as 12.3 MB."""
-    if count is None:
-        return "unknown size"
-    value, unit = float(count), 0
-    while value >= 999.95 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
 def _snapshot(payload: Mapping[str, Any]) -> str:
@@ -121,7 +94,7 @@ def _failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> st
 
 
 def failure_streak(failures: int | None, tolerable: int | None) -> str:
-    """How many failures in a row there are, of how many that are tolerated; empty if the failure does not count."""
+    """Failures in a row, of how many that are tolerated; empty if the failure does not count."""
     if failures is None or tolerable is None:
         return ""
     if failures <= tolerable:
@@ -232,69 +205,3 @@ _WORDS: dict[EventType, tuple[int, _Words]] = {
     EventType.UPGRADE_CHANGED: (logging.INFO, _upgrade_changed),
     EventType.ALERT: (logging.ERROR, _alert),
 }
-
-
-@contextmanager
-def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
-    """Also pass the transitions of a stream to another log while the context is open, from INFO on.
-
-    A thread passes them on, so that a log that hangs delays neither a lease nor a checkpoint. The
-    context closes once all lines are passed on.
-
-    Args:
-        to: Takes the level and the message.
-        stream_id: Leave out lines of other streams; None for all streams.
-    """
-
-    class Forward(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            try:
-                to(record.levelno, record.getMessage())
-            except Exception:  # noqa: BLE001 - a log must not end what it reports
-                self.handleError(record)
-
-    queue: SimpleQueue[Any] = SimpleQueue()
-    handler = QueueHandler(queue)
-    if stream_id is not None:
-        handler.addFilter(lambda record: getattr(record, "stream_id", stream_id) == stream_id)
-    listener = QueueListener(queue, Forward())
-    listener.start()
-    try:
-        with _attached(handler):
-            yield
-    finally:
-        listener.stop()
-
-
-@contextmanager
-def printed_log() -> Iterator[None]:
-    """Print the package's log to stderr while the context is open, unless the program has set up logging itself."""
-    if logging.getLogger().handlers or logging.getLogger(PACKAGE_LOGGER).handlers:
-        yield
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT))
-    with _attached(handler):
-        yield
-
-
-@contextmanager
-def _attached(handler: logging.Handler) -> Iterator[None]:
-    package = logging.getLogger(PACKAGE_LOGGER)
-    handler.setLevel(logging.INFO)
-    with _levels:
-        # Several streams of one process may be logged at the same time.
-        _before.append(package.level)
-        if not package.isEnabledFor(logging.INFO):
-            package.setLevel(logging.INFO)
-        package.addHandler(handler)
-    try:
-        yield
-    finally:
-        with _levels:
-            package.removeHandler(handler)
-            first = _before.pop(0)
-            if _before:
-                _before[0] = first
-            else:
-                package.setLevel(first)

@@ -20,14 +20,7 @@ CONFIG_NAME = "dagster_ckpt.toml"
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where a deployment keeps its records and data.
-
-    Attributes:
-        catalog: SQLAlchemy URL of the catalog.
-        storage: Path or URL of the snapshots of streams that the catalog does not know.
-        live_root: Folder of the live directories of streams that the catalog does not know.
-        module: Python module with Dagster definitions, whose resources describe the deployment.
-    """
+    """The options that name a deployment. Storage and live root are for streams that the catalog does not know."""
 
     catalog: str | None = None
     storage: str | None = None
@@ -35,15 +28,7 @@ class Deployment:
     module: str | None = None
 
     def connect(self, *, may_create: bool = False) -> Client:
-        """Open a client. The values of this object come before those of the definitions or the file.
-
-        Args:
-            may_create: Whether a SQLite catalog may be created, as the first start of a stream does.
-
-        Raises:
-            click.UsageError: No catalog is named anywhere, or the file of the named one does not exist.
-            CatalogError: The catalog cannot be used.
-        """
+        """Open a client. The values of this object come before those of the definitions or the file."""
         from dagster_ckpt.client import Client
 
         if self.catalog is None and self.module is not None:
@@ -55,11 +40,7 @@ class Deployment:
         return Client(url, storage=found.storage, live_root=found.live_root)
 
     def catalog_url(self) -> str:
-        """The catalog's URL, from an option, the environment or the file.
-
-        Raises:
-            click.UsageError: No catalog is named there.
-        """
+        """The catalog's URL, from an option, the environment or the file."""
         found = self.catalog if self.catalog is not None else self._from_file().catalog
         if found is None:
             raise click.UsageError(

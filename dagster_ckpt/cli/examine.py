@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, command
-from dagster_ckpt.cli.output import moment, print_fields, print_json, print_json_line, print_table, span, working
+from dagster_ckpt.cli.command import PROBLEM_FOUND, command
+from dagster_ckpt.cli.output import (
+    moment,
+    print_fields,
+    print_json,
+    print_json_line,
+    print_result,
+    print_table,
+    span,
+    working,
+)
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
@@ -130,7 +139,7 @@ def snapshot(client: Client, *, stream: str, snapshot: str, as_json: bool) -> No
 
     SNAPSHOT is a label, a number such as chk-7, an id, a location, or latest.
     """
-    from dagster_ckpt.catalog.transitions import size
+    from dagster_ckpt.values.durations import size
 
     found = client.describe_snapshot(stream, snapshot)
     if as_json:
@@ -167,11 +176,7 @@ def output_files(client: Client, *, stream: str, as_json: bool) -> None:
     Readers that do not follow Spark's log of the folder would also read batches that a rewind has undone.
     """
     found = client.output_files(stream)
-    if as_json:
-        print_json(found)
-        return
-    for path in found:
-        click.echo(path)
+    print_result(found, found, as_json)
 
 
 @command("health", epilog="\b\nExample:\n  dagster-ckpt health orders || page-someone")
@@ -262,15 +267,11 @@ def _pace(summary: StreamSummary) -> list[str]:
 
 
 def _name(snapshot: SnapshotRecord | None) -> str | None:
-    if snapshot is None:
-        return None
-    if snapshot.kind == "CHECKPOINT":
-        return f"chk-{snapshot.number}"
-    return f"savepoint {snapshot.label or snapshot.snapshot_id}"
+    return snapshot.name if snapshot is not None else None
 
 
 def _print_snapshots(found: Sequence[SnapshotRecord]) -> None:
-    from dagster_ckpt.catalog.transitions import size
+    from dagster_ckpt.values.durations import size
 
     print_table(
         ["snapshot", "batch", "status", "completed (UTC)", "size", "new", "took", "problem"],

@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dagster_ckpt.cli.main import command, confirm, progress, seconds, stream_exists, timeout, yes
-from dagster_ckpt.cli.output import print_json, working
+from dagster_ckpt.cli.command import (
+    command,
+    confirm,
+    dry_run,
+    label,
+    progress,
+    stream_exists,
+    target,
+    timeout,
+    yes,
+)
+from dagster_ckpt.cli.output import print_json, print_result, working
 from dagster_ckpt.cli.snapshots import last_took, note_same_label
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint, start_options
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
     from dagster_ckpt.recovery.fork import Fork
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def with_start_options(command: Command) -> Command:
+    """Add the options of a start; the command receives them by their names in `StartFrom`."""
+    for each in reversed(start_options()):
+        flag = "--from" if each.name == "start_from" else f"--{each.name.replace('_', '-')}"
+        kind: dict[str, Any] = {"type": each.kind, "show_default": bool(each.default)}
+        if each.kind is bool:
+            kind = {"is_flag": True}
+        elif issubclass(each.kind, Enum):
+            kind |= {"type": click.Choice([member.value for member in each.kind], case_sensitive=False)}
+        command = click.option(flag, each.name, default=each.default, help=each.description, **kind)(command)
+    return command
+
+
+def _mapping(_context: click.Context, _option: click.Parameter, pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise click.BadParameter(f"{pair!r} is not OLD=NEW, such as /data/orders=/data/orders-test.")
+        found[old] = new
+    return found
+
 
 outputs = click.option(
     "--output",
     "outputs",
     metavar="OLD=NEW",
     multiple=True,
+    callback=_mapping,
     help="A sink of the original and where the new query writes instead; once for each sink.",
 )
 
@@ -27,77 +66,44 @@ outputs = click.option(
 @command("stop", epilog="\b\nExample:\n  dagster-ckpt stop orders --label before-release-42")
 @click.argument("stream")
 @click.option("--no-savepoint", is_flag=True, help="Stop at once, without a savepoint.")
-@click.option("--label", help="A name for the savepoint.")
-@click.option(
-    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
-)
+@label
+@target
 @timeout
 def stop(
     client: Client,
     *,
     stream: str,
     no_savepoint: bool,
-    label: str | None,
-    target_directory: str | None,
-    timeout_s: float | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
     expected = "" if no_savepoint else last_took(client, stream)
     with working(f"Stopping {stream}{expected}"):
-        done = client.stop(
-            stream,
-            savepoint=not no_savepoint,
-            label=label,
-            target_directory=target_directory,
-            timeout_s=seconds(timeout_s),
-        )
+        done = client.stop(stream, savepoint=not no_savepoint, **options)
     if done.savepoint is not None:
         note_same_label(client, done.savepoint)
-    _report(done, done.messages(), as_json)
+    print_result(done, done.messages(), as_json)
 
 
 @command("cancel", epilog="\b\nExample:\n  dagster-ckpt cancel orders")
 @click.argument("stream")
 @timeout
 @yes
-def cancel(client: Client, *, stream: str, timeout_s: float | None, yes: bool, as_json: bool) -> None:
+def cancel(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json: bool) -> None:
     """Cancel a stream. Its clean-up option decides whether its checkpoints are kept or deleted."""
     options = client.describe_stream(stream, limit=1).settings.options
     keeps = options.cleanup.name if options is not None else "its clean-up option, which the catalog does not know"
     confirm(f"Cancel {stream}? Its checkpoints are treated by {keeps}.", yes=yes)
     with working(f"Canceling {stream}"):
-        done = client.cancel(stream, timeout_s=seconds(timeout_s))
-    _report(done, done.messages(), as_json)
+        done = client.cancel(stream, timeout_s=timeout_s)
+    print_result(done, done.messages(), as_json)
 
 
 @command("restart", epilog="\b\nExample:\n  dagster-ckpt restart orders --from before-release-42 --preview")
 @click.argument("stream")
-@click.option(
-    "--from",
-    "start_from",
-    default="latest",
-    show_default=True,
-    metavar="POINT",
-    help="latest, latest-checkpoint, latest-savepoint, preferred-savepoint, empty, batch-N, or a snapshot.",
-)
+@with_start_options
 @click.option("--preview", is_flag=True, help="Only show what it would undo and what each sink would do.")
-@click.option("--new-query-id", is_flag=True, help="Let sinks that remember query ids write rewound batches again.")
-@click.option("--accept-loss", is_flag=True, help="Start even if a sink would lose rows.")
-@click.option("--accept-plan-change", is_flag=True, help="Start even if the code needs different state.")
-@click.option("--discard-state", is_flag=True, help="Confirms that --from empty discards all state.")
-@click.option(
-    "--no-safety-savepoint", is_flag=True, help="Do not take a savepoint of the current state before a rewind."
-)
-@click.option(
-    "--source-offsets",
-    default="",
-    metavar="JSON",
-    help='Where Kafka sources continue, such as {"orders": {"0": 124}} or {"orders": "2026-11-23T07:00:00Z"}.',
-)
-@click.option(
-    "--state-partitions", type=int, metavar="N", help="Rewrite the state to N partitions before the query starts."
-)
 @click.option(
     "--suspend-first", is_flag=True, help="Suspend the running query before the new run is launched and has checked."
 )
@@ -107,44 +113,29 @@ def restart(
     client: Client,
     *,
     stream: str,
-    start_from: str,
     preview: bool,
-    timeout_s: float | None,
+    timeout_s: float,
     yes: bool,
     as_json: bool,
-    new_query_id: bool,
-    accept_loss: bool,
-    accept_plan_change: bool,
-    discard_state: bool,
-    no_safety_savepoint: bool,
-    source_offsets: str,
-    state_partitions: int | None,
     suspend_first: bool,
+    **options: Any,
 ) -> None:
     """Start a stream, suspending it first if it is running.
 
     The run is launched by the supervisor sensor, which must be turned on. It checks its code before it suspends the
     running query.
     """
-    from dagster_ckpt.stream.start_from import StartFrom
-
-    point = StartFrom.parse(
-        start_from,
-        new_query_id=new_query_id,
-        no_safety_savepoint=no_safety_savepoint,
-        source_offsets=source_offsets,
-        state_partitions=state_partitions,
-    )
-    ahead = client.preview_rewind(stream, start_from=point)
+    start = StartFrom.from_record(options)
+    ahead = client.preview_rewind(stream, start_from=start)
     if preview:
-        _report(ahead, ahead.messages(), as_json)
+        print_result(ahead, ahead.messages(), as_json)
         return
     shown: set[str] = set()
-    if ahead.undoes or ahead.undone_edits or start_from == "empty" or source_offsets:
+    if ahead.undoes or ahead.undone_edits or start.point is StartPoint.EMPTY or start.chosen_offsets:
         for message in ahead.messages():
             progress(message)
             shown.add(message)
-        confirm(f"Restart {stream} from {start_from}?", yes=yes)
+        confirm(f"Restart {stream} from {start}?", yes=yes)
 
     def report(message: str) -> None:
         if message not in shown:
@@ -153,19 +144,12 @@ def restart(
     with working(f"Restarting {stream}"):
         done = client.restart(
             stream,
-            start_from=start_from,
-            timeout_s=seconds(timeout_s),
+            start_from=start,
+            timeout_s=timeout_s,
             report=report,
-            new_query_id=new_query_id,
-            accept_loss=accept_loss,
-            accept_plan_change=accept_plan_change,
-            discard_state=discard_state,
-            no_safety_savepoint=no_safety_savepoint,
-            source_offsets=source_offsets,
-            state_partitions=state_partitions,
             suspend_first=suspend_first,
         )
-    _report(done, [f"{stream} is started: {done.plan.reason}"], as_json)
+    print_result(done, [f"{stream} is started: {done.plan.reason}"], as_json)
 
 
 @command(
@@ -185,26 +169,17 @@ def fork(
     *,
     stream: str,
     into: str,
-    start_from: str,
-    outputs: tuple[str, ...],
     replace_state: bool,
-    accept_loss: bool,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Fork STREAM into INTO, whose next start continues from there. STREAM may be running and is not changed."""
     if replace_state:
         stream_exists(client, stream)
         confirm(f"Discard the state of {into}?", yes=yes)
-    made = client.fork(
-        stream,
-        into=into,
-        start_from=start_from,
-        outputs=_mapping(outputs),
-        replace_state=replace_state,
-        accept_loss=accept_loss,
-    )
-    _report(made, _fork_messages(made), as_json)
+    made = client.fork(stream, into=into, replace_state=replace_state, **options)
+    print_result(made, _fork_messages(made), as_json)
 
 
 @command(
@@ -224,21 +199,17 @@ def import_snapshot(
     *,
     location: str,
     into: str,
-    outputs: tuple[str, ...],
-    with_rows: bool,
     replace_state: bool,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Import a snapshot of another deployment. The original is read and not changed."""
     if replace_state:
         confirm(f"Discard the state of {into}?", yes=yes)
-    mapped = _mapping(outputs)
     with working(f"Importing into {into}") as file_done:
-        made = client.import_snapshot(
-            location, into=into, outputs=mapped, with_rows=with_rows, replace_state=replace_state, progress=file_done
-        )
-    _report(made, _fork_messages(made), as_json)
+        made = client.import_snapshot(location, into=into, replace_state=replace_state, progress=file_done, **options)
+    print_result(made, _fork_messages(made), as_json)
 
 
 @command(
@@ -259,20 +230,16 @@ def import_snapshot(
     "IcebergTable[lake.sales.orders].",
 )
 @click.option("--in-place", is_flag=True, help="Continue in the directory itself, instead of in a copy.")
-@click.option("--label", help="A name for the first snapshot.")
-@click.option("--dry-run", is_flag=True, help="Only examine the directory.")
+@label
+@dry_run
 @click.option("--undo", is_flag=True, help="Drop an adoption that no start has taken over, with its snapshots.")
 def adopt(
     client: Client,
     *,
     stream: str,
-    checkpoint_location: str,
-    sinks: tuple[str, ...],
-    in_place: bool,
-    label: str | None,
-    dry_run: bool,
     undo: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Take the checkpoint directory of a plain Spark query under management; STREAM continues it at its next start.
 
@@ -280,19 +247,12 @@ def adopt(
     """
     if undo:
         done = client.undo_adoption(stream)
-        _report(done, done, as_json)
+        print_result(done, done, as_json)
         return
-    made = client.adopt(
-        stream,
-        checkpoint_location=checkpoint_location,
-        sinks=sinks,
-        in_place=in_place,
-        label=label,
-        dry_run=dry_run,
-    )
+    made = client.adopt(stream, **options)
     if made.snapshot is not None:
         note_same_label(client, made.snapshot)
-    _report(made, made.messages(), as_json)
+    print_result(made, made.messages(), as_json)
 
 
 @command(
@@ -304,12 +264,11 @@ def adopt(
 @click.argument("snapshot", default="latest")
 @click.option("--to", required=True, metavar="PATH", help="The checkpoint directory to create.")
 @outputs
-def export(client: Client, *, stream: str, snapshot: str, to: str, outputs: tuple[str, ...], as_json: bool) -> None:
+def export(client: Client, *, stream: str, snapshot: str, as_json: bool, **options: Any) -> None:
     """Export SNAPSHOT as a checkpoint directory in which plain Spark continues, without this package."""
-    mapped = _mapping(outputs)
     with working(f"Exporting {snapshot} of {stream}") as file_done:
-        made = client.export(stream, snapshot, to=to, outputs=mapped, progress=file_done)
-    _report(made, made.messages(), as_json)
+        made = client.export(stream, snapshot, progress=file_done, **options)
+    print_result(made, made.messages(), as_json)
 
 
 @command(
@@ -345,25 +304,7 @@ def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, 
             click.echo(row.alert)
 
 
-def _mapping(pairs: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise click.BadParameter(f"{pair!r} is not OLD=NEW, such as /data/orders=/data/orders-test.")
-        found[old] = new
-    return found
-
-
 def _fork_messages(made: Fork) -> list[str]:
     start = f"{made.stream_id} continues from {made.source} of {made.of_stream_id}, batch {made.batch_id}"
     outputs = (f"{old} -> {new}" for old, new in made.outputs.items())
     return [f"{start}, as query {made.query_id}, in {made.live_directory}", *outputs]
-
-
-def _report(result: object, messages: Sequence[str], as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-        return
-    for message in messages:
-        click.echo(message)

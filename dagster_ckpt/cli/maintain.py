@@ -1,21 +1,20 @@
-"""Commands that clean up and repair: retention, sweep, clean-sinks, logs of outputs, catalog."""
+"""Commands that clean up and repair: retention, sweep, clean-sinks, logs of outputs, catalog, requests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.main import FAILED, cli, command, confirm, fail, stream_exists, yes
-from dagster_ckpt.cli.output import print_json, print_table, working
-from dagster_ckpt.errors import CkptError
+from dagster_ckpt.cli.command import FAILED, cli, command, confirm, dry_run, fail, progress, stream_exists, yes
+from dagster_ckpt.cli.output import moment, print_json, print_result, print_table, working
+from dagster_ckpt.errors import CatalogError, CkptError
 
 if TYPE_CHECKING:
     from dagster_ckpt.cli.deployment import Deployment
     from dagster_ckpt.client import Client
     from dagster_ckpt.recovery.retention import RetentionReport
 
-dry_run = click.option("--dry-run", is_flag=True, help="Only report what would be deleted.")
 ENDS = click.Choice(["FINISHED", "CANCELED", "FAILED", "SUSPENDED"], case_sensitive=False)
 
 
@@ -97,7 +96,7 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
     if as_json:
         print_json(done)
         return
-    from dagster_ckpt.catalog.transitions import size
+    from dagster_ckpt.values.durations import size
 
     verb = "deleted" if done.deleted else "would be deleted"
     click.echo(f"{len(done.removable)} files, {size(done.bytes)}, {verb}")
@@ -114,20 +113,19 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
     epilog="\b\nExample:\n  dagster-ckpt relocate-output /data/orders --dry-run",
 )
 @click.argument("folder")
-@click.option("--dry-run", is_flag=True, help="Only find the files.")
+@dry_run
 @yes
 def relocate_output(client: Client, *, folder: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Let the log of a file sink list the files that are in FOLDER, after the folder was moved or copied."""
     if not dry_run:
         confirm(f"Rewrite the paths in the log of {folder}?", yes=yes)
     done = client.relocate_output(folder, dry_run=dry_run)
-    if as_json:
-        print_json({"folder": done.folder, "files": done.files, "old_place": done.old_place})
-    elif not done.files:
-        click.echo(f"{done.folder}: its log lists no file of another folder")
-    else:
-        verb = "would be relocated" if dry_run else "relocated"
-        click.echo(f"{done.folder}: {done.files} files {verb} from {done.old_place}")
+    verb = "would be relocated" if dry_run else "relocated"
+    message = (
+        f"{done.files} files {verb} from {done.old_place}" if done.files else "its log lists no file of another folder"
+    )
+    result = {"folder": done.folder, "files": done.files, "old_place": done.old_place}
+    print_result(result, [f"{done.folder}: {message}"], as_json)
 
 
 @command(
@@ -136,7 +134,7 @@ def relocate_output(client: Client, *, folder: str, dry_run: bool, yes: bool, as
     epilog="\b\nExample:\n  dagster-ckpt rebuild-output orders --dry-run",
 )
 @click.argument("stream")
-@click.option("--dry-run", is_flag=True, help="Only report what would be rebuilt.")
+@dry_run
 @yes
 def rebuild_output_log(client: Client, *, stream: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Rebuild the lost or incomplete _spark_metadata of STREAM's file sinks from the snapshots that captured it."""
@@ -144,21 +142,16 @@ def rebuild_output_log(client: Client, *, stream: str, dry_run: bool, yes: bool,
     if not dry_run:
         confirm(f"Rebuild the logs of the file sinks of {stream}?", yes=yes)
     done = client.rebuild_output_logs(stream, dry_run=dry_run)
-    if as_json:
-        print_json(
-            [
-                {
-                    "folder": each.folder,
-                    "batch_id": each.batch_id,
-                    "snapshot_id": each.source.snapshot_id,
-                    "unknown_batches": list(each.unknown),
-                }
-                for each in done
-            ]
-        )
-    else:
-        for message in [text for each in done for text in each.messages()] or ["Each log is complete."]:
-            click.echo(message)
+    rebuilt = [
+        {
+            "folder": each.folder,
+            "batch_id": each.batch_id,
+            "snapshot_id": each.source.snapshot_id,
+            "unknown_batches": list(each.unknown),
+        }
+        for each in done
+    ]
+    print_result(rebuilt, [text for each in done for text in each.messages()] or ["Each log is complete."], as_json)
     return FAILED if any(each.unknown for each in done) else 0
 
 
@@ -207,10 +200,8 @@ def prune_history(
 )
 def upgrade_catalog(client: Client, *, as_json: bool) -> None:
     """Bring the catalog's tables to the version of this package. Every start does it, too."""
-    if as_json:
-        print_json({"catalog": client.catalog.database.shown_url, "deployment": client.catalog.deployment_id})
-    else:
-        click.echo(f"{client.catalog.database.shown_url} is up to date, deployment {client.catalog.deployment_id}")
+    url, deployment = client.catalog.database.shown_url, client.catalog.deployment_id
+    print_result({"catalog": url, "deployment": deployment}, [f"{url} is up to date, deployment {deployment}"], as_json)
 
 
 @cli.command(
@@ -236,10 +227,7 @@ def accept_catalog(deployment: Deployment, *, yes: bool, as_json: bool) -> None:
     except CkptError as error:
         fail(error)
     shown = without_secrets(url)
-    if as_json:
-        print_json({"catalog": shown})
-    else:
-        click.echo(f"{shown} is the catalog from now on")
+    print_result({"catalog": shown}, [f"{shown} is the catalog from now on"], as_json)
 
 
 @command(
@@ -261,9 +249,9 @@ def rebuild(
     *,
     stream: str | None,
     take_over_deployment: str | None,
-    continue_from: str | None,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> int:
     """Rebuild a lost catalog: register the snapshots and live directories of STREAM again.
 
@@ -272,23 +260,63 @@ def rebuild(
     if take_over_deployment is not None:
         confirm(f"Take over deployment {take_over_deployment}? Nothing of it may be running.", yes=yes)
     if stream is not None:
-        rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment, continue_from=continue_from)
-        _print_rebuilt(rebuilt, rebuilt.messages(), as_json)
+        rebuilt = client.rebuild(stream, take_over_deployment=take_over_deployment, **options)
+        print_result(rebuilt, rebuilt.messages(), as_json)
         return FAILED if rebuilt.found_only_damage else 0
     with working("Rebuilding the catalog"):
-        everything = client.rebuild_all(take_over_deployment=take_over_deployment, continue_from=continue_from)
+        everything = client.rebuild_all(take_over_deployment=take_over_deployment, **options)
     nothing = "No stream was found. Check --storage and --live-root."
-    _print_rebuilt(everything, everything.messages() or [nothing], as_json)
+    print_result(everything, everything.messages() or [nothing], as_json)
     is_complete = everything.streams and not any(each.found_only_damage for each in everything.streams)
     return 0 if is_complete and not everything.refused else FAILED
 
 
-def _print_rebuilt(result: object, messages: list[str], as_json: bool) -> None:
+@command(
+    "requests",
+    short_help="List the requests that are not answered yet.",
+    epilog="\b\nExample:\n  dagster-ckpt requests orders",
+)
+@click.argument("stream", required=False)
+def requests(client: Client, *, stream: str | None, as_json: bool) -> None:
+    """List the requests to STREAM, or to every stream, that are not answered yet.
+
+    They are carried out once the stream's process or the supervisor sensor sees them.
+    """
+    found = client.list_requests(stream)
     if as_json:
-        print_json(result)
+        print_json(found)
         return
-    for message in messages:
-        click.echo(message)
+    print_table(
+        ["request", "stream", "kind", "status", "created (UTC)", "from"],
+        [
+            (each.request_id, each.stream_id, each.kind, each.status, moment(each.created_at_ms), each.origin)
+            for each in found
+        ],
+        empty="No request waits for an answer.",
+    )
+
+
+@command(
+    "withdraw",
+    short_help="Withdraw requests, so that nothing carries them out.",
+    epilog="\b\nExample:\n  dagster-ckpt withdraw 3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10",
+)
+@click.argument("request_ids", metavar="REQUEST...", nargs=-1, required=True)
+def withdraw(client: Client, *, request_ids: tuple[str, ...], as_json: bool) -> int:
+    """Withdraw requests, so that nothing carries them out later. Exit status 1: one is unknown or was answered."""
+    found, errors = [], []
+    for each in request_ids:
+        try:
+            found.append(client.withdraw_request(each))
+        except CatalogError as error:
+            errors.append(str(error))
+    if as_json:
+        print_json(found)
+    for request in () if as_json else found:
+        click.echo(f"{request.kind.value} of {request.stream_id} is {request.status.value}")
+    for message in errors:
+        progress(f"Error: {message}")
+    return 0 if not errors and all(request.status == "WITHDRAWN" for request in found) else FAILED
 
 
 def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool) -> int:
@@ -305,8 +333,5 @@ def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool
 
 
 def _report(report: RetentionReport, as_json: bool) -> int:
-    if as_json:
-        print_json(report)
-    for message in () if as_json else report.messages() or ["Nothing to delete."]:
-        click.echo(message)
+    print_result(report, report.messages() or ["Nothing to delete."], as_json)
     return FAILED if report.failed else 0

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 # Red and green say the same as the words, so that nothing depends on color.
 _STYLES = {
@@ -38,6 +37,15 @@ _SHORT = ("snapshot", "batch", "status", "size", "new", "took", "result")
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def print_result(result: object, messages: Iterable[str], as_json: bool) -> None:
+    """Print a result as JSON, or else its messages."""
+    if as_json:
+        print_json(result)
+        return
+    for message in messages:
+        click.echo(message)
 
 
 def print_json_line(value: object) -> None:
@@ -65,13 +73,7 @@ def plain(value: object) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows as a table, or a sentence if there are none.
-
-    Args:
-        columns: The headings.
-        rows: The cells; None is shown as a dash.
-        empty: The sentence.
-    """
+    """Print rows as a table, or the sentence `empty` if there are none. None is shown as a dash."""
     shown = [[_cell(cell) for cell in row] for row in rows]
     if not shown:
         click.echo(empty)
@@ -139,9 +141,6 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show on a terminal that something long is under way; the value reports how much of it is done.
 
     Nothing is shown if the error stream is no terminal, such as in a script.
-
-    Args:
-        what: What is done, such as "Verifying orders".
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -162,7 +161,7 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def moment(ms: int | None) -> str | None:
     """A time in ms since the epoch, in UTC."""
-    return None if not ms else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
+    return None if not ms else utc_time(ms).removesuffix(" UTC")
 
 
 def span(ms: int | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_ckpt.cli.main import command
+from dagster_ckpt.cli.command import command
 from dagster_ckpt.cli.output import print_json
 from dagster_ckpt.errors import OptionError
 

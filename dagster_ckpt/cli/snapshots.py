@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, command, progress, seconds, timeout
+from dagster_ckpt.cli.command import PROBLEM_FOUND, command, label, progress, target, timeout
 from dagster_ckpt.cli.output import print_json, print_table, span, working
 
 if TYPE_CHECKING:
@@ -17,43 +17,29 @@ if TYPE_CHECKING:
 @command("checkpoint", epilog="\b\nExample:\n  dagster-ckpt checkpoint orders")
 @click.argument("stream")
 @timeout
-def checkpoint(client: Client, *, stream: str, timeout_s: float | None, as_json: bool) -> None:
+def checkpoint(client: Client, *, stream: str, timeout_s: float, as_json: bool) -> None:
     """Take a checkpoint of a running stream now."""
     with working(f"Taking a checkpoint of {stream}{last_took(client, stream)}"):
-        taken = client.trigger_checkpoint(stream, timeout_s=seconds(timeout_s))
+        taken = client.trigger_checkpoint(stream, timeout_s=timeout_s)
     _report(client, taken, as_json)
 
 
 @command("savepoint", epilog="\b\nExample:\n  dagster-ckpt savepoint orders --label before-release-42")
 @click.argument("stream")
-@click.option("--label", help="A name to start from later.")
-@click.option("--target", "target_directory", metavar="PATH", help="Folder for it, instead of the configured one.")
+@label
+@target
 @timeout
-def savepoint(
-    client: Client,
-    *,
-    stream: str,
-    label: str | None,
-    target_directory: str | None,
-    timeout_s: float | None,
-    as_json: bool,
-) -> None:
+def savepoint(client: Client, *, stream: str, as_json: bool, **options: Any) -> None:
     """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
     with working(f"Taking a savepoint of {stream}{last_took(client, stream)}") as file_done:
-        taken = client.trigger_savepoint(
-            stream,
-            label=label,
-            target_directory=target_directory,
-            timeout_s=seconds(timeout_s),
-            progress=file_done,
-        )
+        taken = client.trigger_savepoint(stream, progress=file_done, **options)
     _report(client, taken, as_json)
 
 
 @command("tag", epilog="\b\nExample:\n  dagster-ckpt tag orders chk-7 --label end-of-june")
 @click.argument("stream")
 @click.argument("snapshot")
-@click.option("--label", help="A name to start from later.")
+@label
 def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_json: bool) -> None:
     """Keep a checkpoint until it is released."""
     _report(client, client.tag(stream, snapshot, label=label), as_json)
@@ -78,14 +64,12 @@ def release(client: Client, *, stream: str, snapshot: str, as_json: bool) -> Non
 )
 @click.argument("stream")
 @click.argument("snapshot")
-@click.option("--label", help="A name to start from later.")
-@click.option("--target", "target_directory", metavar="PATH", help="Folder for it, instead of the configured one.")
-def promote(
-    client: Client, *, stream: str, snapshot: str, label: str | None, target_directory: str | None, as_json: bool
-) -> None:
+@label
+@target
+def promote(client: Client, *, stream: str, snapshot: str, as_json: bool, **options: Any) -> None:
     """Copy a checkpoint into a savepoint, which the stream never deletes."""
     with working(f"Copying {snapshot}"):
-        made = client.promote(stream, snapshot, label=label, target_directory=target_directory)
+        made = client.promote(stream, snapshot, **options)
     _report(client, made, as_json)
 
 

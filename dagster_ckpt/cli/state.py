@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.main import PROBLEM_FOUND, cli, command, confirm, progress, stream_exists, yes
-from dagster_ckpt.cli.output import print_json, print_table
+from dagster_ckpt.cli.command import PROBLEM_FOUND, cli, command, confirm, label, progress, stream_exists, target, yes
+from dagster_ckpt.cli.output import print_json, print_result, print_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ def state() -> None:
 
 
 operator = click.option("--operator", metavar="NUMBER|NAME", help="Only this operator.")
-of_state = click.option("--state", "of_state", metavar="NAME", help="Only this state; left or right for a join.")
+of_state = click.option("--state", metavar="NAME", help="Only this state; left or right for a join.")
 limit = click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(min=0), help="Rows to show of each state."
 )
@@ -53,12 +53,11 @@ def show(
     *,
     stream: str,
     snapshot: str,
-    operator: str | None,
-    of_state: str | None,
     where: str | None,
     limit: int,
     write_to: str | None,
     as_json: bool,
+    **selected: Any,
 ) -> None:
     """Show the rows of a stream's state.
 
@@ -68,7 +67,7 @@ def show(
     from dagster_ckpt.operations.state_report import show_state, write_rows
 
     progress(f"{stream}: copying {snapshot}")
-    with client.state(stream, snapshot, operator=operator, state=of_state, spark=_spark()) as found:
+    with client.state(stream, snapshot, spark=_spark(), **selected) as found:
         progress(f"{stream}: reading {found}")
         frames = (found.frame(name) for name in found.states)
         tables = ((each.name, each.where(where) if where else each.rows) for each in frames)
@@ -107,11 +106,10 @@ def diff(
     stream: str,
     before: str,
     after: str,
-    operator: str | None,
-    of_state: str | None,
     limit: int,
     write_to: str | None,
     as_json: bool,
+    **selected: Any,
 ) -> None:
     """Show which rows of state were added, removed and changed between two snapshots.
 
@@ -120,7 +118,7 @@ def diff(
     from dagster_ckpt.operations.state_report import show_differences, write_rows
 
     progress(f"{stream}: copying {before} and {after}")
-    with client.state_diff(stream, before, after, operator=operator, state=of_state, spark=_spark()) as found:
+    with client.state_diff(stream, before, after, spark=_spark(), **selected) as found:
         progress(f"{stream}: comparing {found.before} with {found.after}")
         tables = ((each.name, each.rows) for each in found.states)
         written = write_rows(tables, write_to) if write_to is not None else []
@@ -151,10 +149,8 @@ def diff(
 @click.option("--where", metavar="SQL", required=True, help="Which keys: a condition on fields of the key.")
 @click.option("--reason", required=True, help="Why, as the savepoint records it.")
 @operator
-@click.option("--label", help="A name for the savepoint, to start from later.")
-@click.option(
-    "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
-)
+@label
+@target
 @yes
 def forget(
     client: Client,
@@ -162,12 +158,10 @@ def forget(
     stream: str,
     snapshot: str,
     where: str,
-    reason: str,
     operator: str | None,
-    label: str | None,
-    target_directory: str | None,
     yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Make a savepoint of a snapshot without the state of some keys.
 
@@ -178,21 +172,9 @@ def forget(
     stream_exists(client, stream)
     confirm(f"Create a savepoint from {snapshot} of {stream} without the keys that match {where}?", yes=yes)
     edit = StateEdit(operator, forget=where)
-    done = client.edit_state(
-        stream,
-        edit,
-        reason=reason,
-        snapshot=snapshot,
-        label=label,
-        target_directory=target_directory,
-        spark=_spark(),
-        report=progress,
-    )
-    if as_json:
-        print_json({"savepoint": done.savepoint, "rows": done.rows, "messages": done.messages()})
-        return
-    for message in done.messages():
-        click.echo(message)
+    done = client.edit_state(stream, edit, snapshot=snapshot, spark=_spark(), report=progress, **options)
+    messages = done.messages()
+    print_result({"savepoint": done.savepoint, "rows": done.rows, "messages": messages}, messages, as_json)
 
 
 @command(
@@ -208,11 +190,7 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
     SAVEPOINT is the savepoint that `state forget` made. Exits with 3 if anything is left. Spark is not needed.
     """
     found = client.remaining_state(stream, savepoint)
-    if as_json:
-        print_json({"snapshots": found.snapshots, "directories": found.directories})
-    else:
-        for message in found.messages():
-            click.echo(message)
+    print_result({"snapshots": found.snapshots, "directories": found.directories}, found.messages(), as_json)
     return 0 if found.is_nowhere else PROBLEM_FOUND
 
 

@@ -1,24 +1,77 @@
 """`Client`, the programmatic face of this package: every operation on the streams of a catalog.
 
-Each module adds one kind of methods to the client. They call the verbs of `operations/` and hold no
-logic of their own, and each imports what it calls, so that reading a catalog is quick to start.
-Start with `client.py`.
+Each module adds one kind of methods to the client, and imports what they call only then, so that reading a catalog is
+quick to start. Start with `client.py`. The names here are what methods take and return, and texts for people.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.client.client import Client
 
 if TYPE_CHECKING:
+    from dagster_ckpt.catalog.history import Branch, HistoryCursor, HistoryPage, SnapshotFigures
+    from dagster_ckpt.catalog.records import (
+        EventRecord,
+        EventType,
+        ExecutionRecord,
+        ExecutionStatus,
+        SnapshotRecord,
+        SnapshotStatus,
+    )
+    from dagster_ckpt.io.location import lies_in
+    from dagster_ckpt.operations.description import StreamDescription
+    from dagster_ckpt.operations.health import StreamHealth
+    from dagster_ckpt.operations.overview import StreamSummary
+    from dagster_ckpt.recovery.rewind_preview import RewindPreview
+    from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.state.editing import StateEdit
+    from dagster_ckpt.stream.snapshots import describe_snapshot
+    from dagster_ckpt.stream.start_from import StartFrom, is_location, start_options
 
-__all__ = ["Client", "StateEdit"]
+_NAMES = {
+    "catalog.history": "Branch HistoryCursor HistoryPage SnapshotFigures",
+    "catalog.records": "EventRecord EventType ExecutionRecord ExecutionStatus SnapshotRecord SnapshotStatus",
+    "io.location": "lies_in",
+    "operations.description": "StreamDescription",
+    "operations.health": "StreamHealth",
+    "operations.overview": "StreamSummary",
+    "recovery.rewind_preview": "RewindPreview",
+    "snapshot.manifest": "SnapshotHeader",
+    "state.editing": "StateEdit",
+    "stream.snapshots": "describe_snapshot",
+    "stream.start_from": "StartFrom is_location start_options",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [
+    "Branch",
+    "Client",
+    "EventRecord",
+    "EventType",
+    "ExecutionRecord",
+    "ExecutionStatus",
+    "HistoryCursor",
+    "HistoryPage",
+    "RewindPreview",
+    "SnapshotFigures",
+    "SnapshotHeader",
+    "SnapshotRecord",
+    "SnapshotStatus",
+    "StartFrom",
+    "StateEdit",
+    "StreamDescription",
+    "StreamHealth",
+    "StreamSummary",
+    "describe_snapshot",
+    "is_location",
+    "lies_in",
+    "start_options",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `StateEdit` on first use: most clients edit no state."""
-    if name != "StateEdit":
+    """Import a name on first use: most clients need few of them."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dagster_ckpt.state.editing import StateEdit
-
-    return StateEdit
+    return getattr(import_module(f"dagster_ckpt.{_MODULES[name]}"), name)

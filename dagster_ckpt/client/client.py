@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
     from dagster_ckpt.operations.description import SnapshotDescription, StreamDescription
     from dagster_ckpt.operations.overview import StreamSummary
-    from dagster_ckpt.snapshot.manifest import SnapshotKind
+    from dagster_ckpt.values.modes import SnapshotKind
 
 
 class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods):
@@ -94,7 +94,7 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
         return description.describe_snapshot_of(self._open(stream), snapshot)
 
 
-def _kind(kind: SnapshotKind | str) -> str:
-    from dagster_ckpt.snapshot.manifest import SnapshotKind
+def _kind(kind: SnapshotKind | str) -> SnapshotKind:
+    from dagster_ckpt.values.modes import SnapshotKind
 
-    return SnapshotKind(kind).value
+    return SnapshotKind(kind)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, given_folder
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
+from dagster_ckpt.values.modes import DesiredState
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
@@ -24,31 +24,6 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.start_from import StartFrom
 
 _LOG = logging.getLogger(__name__)
-
-
-class StartOptions(TypedDict, total=False):
-    """Options of a start, besides its starting point; see `StartFrom`.
-
-    Attributes:
-        new_query_id: Continue under a new query id: sinks that remember query ids (Delta, Iceberg) write
-            the rewound batches again instead of skipping them.
-        accept_loss: Start even if a sink would lose rows.
-        claim_mode: Who owns the snapshot that the stream starts from.
-        accept_plan_change: Start even if the code needs different state from what is stored.
-        discard_state: Confirms that an empty start may discard all existing state.
-        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
-        source_offsets: Where Kafka sources continue, as JSON; see `StartFrom.parse`.
-        state_partitions: Rewrite the state to this number of partitions before the query starts.
-    """
-
-    new_query_id: bool
-    accept_loss: bool
-    claim_mode: RecoveryClaimMode | str
-    accept_plan_change: bool
-    discard_state: bool
-    no_safety_savepoint: bool
-    source_offsets: str
-    state_partitions: int | None
 
 
 class LifecycleMethods(Connection):
@@ -104,15 +79,12 @@ class LifecycleMethods(Connection):
 
         return lifecycle.cancel(self._open(stream), origin=self._origin, timeout_s=timeout_s)
 
-    def preview_rewind(
-        self, stream: str, *, start_from: str | StartFrom = "latest", **options: Unpack[StartOptions]
-    ) -> RewindPreview:
+    def preview_rewind(self, stream: str, *, start_from: str | StartFrom = "latest") -> RewindPreview:
         """What a start would undo and process again, and the effect on each sink. Changes nothing.
 
         Args:
             stream: The stream; it may be running.
             start_from: As in `restart`.
-            options: See `StartOptions`.
 
         Raises:
             SnapshotNotFoundError: The named snapshot does not exist.
@@ -121,13 +93,13 @@ class LifecycleMethods(Connection):
             UnsupportedSparkError: The installed Spark cannot rewrite state.
         """
         from dagster_ckpt.operations import lifecycle
-        from dagster_ckpt.stream.start_from import StartPoint
+        from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
-        point = _start_from(start_from, options)
-        if point.point is StartPoint.EMPTY:
+        start = StartFrom.of(start_from)
+        if start.point is StartPoint.EMPTY:
             # A preview discards no state, so it needs no confirmation.
-            point = replace(point, discard_state=True)
-        return lifecycle.preview(self._open(stream), point)
+            start = replace(start, discard_state=True)
+        return lifecycle.preview(self._open(stream), start)
 
     def restart(
         self,
@@ -137,7 +109,6 @@ class LifecycleMethods(Connection):
         timeout_s: float = REQUEST_TIMEOUT_S,
         report: Callable[[str], None] = _LOG.info,
         suspend_first: bool = False,
-        **options: Unpack[StartOptions],
     ) -> RewindPreview:
         """Start a stream, suspending it first if it is running. Returns once the query is started.
 
@@ -147,13 +118,10 @@ class LifecycleMethods(Connection):
 
         Args:
             stream: The stream.
-            start_from: `latest` (continue where the query stopped), `latest-checkpoint`,
-                `latest-savepoint`, `preferred-savepoint`, `empty` (discard all state), `batch-<n>` (back
-                to a batch that Spark still retains), or the name of a snapshot.
+            start_from: Where to start; a `StartFrom` if the start has options.
             timeout_s: How long to wait for each step.
             report: Called with a message for every step.
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
-            options: See `StartOptions`.
 
         Returns:
             What the start undid.
@@ -169,31 +137,28 @@ class LifecycleMethods(Connection):
             RequestTimeoutError: No run was launched in time.
         """
         from dagster_ckpt.operations.restart import restart
+        from dagster_ckpt.stream.start_from import StartFrom
 
-        point = _start_from(start_from, options)
         return restart(
             self._open(stream),
-            point,
+            StartFrom.of(start_from),
             origin=self._origin,
             timeout_s=timeout_s,
             report=report,
             suspend_first=suspend_first,
         )
 
-    def request_start(
-        self, stream: str, *, start_from: str | StartFrom = "latest", **options: Unpack[StartOptions]
-    ) -> RequestRecord:
+    def request_start(self, stream: str, *, start_from: str | StartFrom = "latest") -> RequestRecord:
         """Request a start without waiting for it; see `await_request`. The starting point is checked first.
 
         Args:
             stream: The stream.
             start_from: As in `restart`.
-            options: See `StartOptions`.
         """
         from dagster_ckpt.operations import lifecycle
+        from dagster_ckpt.stream.start_from import StartFrom
 
-        point = _start_from(start_from, options)
-        return lifecycle.request_start(self._open(stream), point, origin=self._origin)
+        return lifecycle.request_start(self._open(stream), StartFrom.of(start_from), origin=self._origin)
 
     def accept_plan_change(self, stream: str, fingerprint: str) -> None:
         """Accept, once, that code with a different plan continues from a stream's state.
@@ -211,7 +176,7 @@ class LifecycleMethods(Connection):
         stream: str,
         *,
         into: str,
-        start_from: str | StartFrom = "latest",
+        start_from: str = "latest",
         outputs: Mapping[str, str] | None = None,
         replace_state: bool = False,
         accept_loss: bool = False,
@@ -228,11 +193,12 @@ class LifecycleMethods(Connection):
             accept_loss: Fork even if files that the original has read since no longer exist.
         """
         from dagster_ckpt.recovery.fork import fork
+        from dagster_ckpt.stream.start_from import StartFrom
 
-        point = _start_from(start_from, {"accept_loss": True} if accept_loss else {})
+        start = StartFrom(start_from, accept_loss=accept_loss)
         original = self._open(stream)
         made = self._open(into, new_like=original.stream_id)
-        return fork(original, made, point, origin=self._origin, outputs=outputs, replace_state=replace_state)
+        return fork(original, made, start, origin=self._origin, outputs=outputs, replace_state=replace_state)
 
     def import_snapshot(
         self,
@@ -398,13 +364,3 @@ class LifecycleMethods(Connection):
         from dagster_ckpt.operations.rollback import roll_back
 
         return roll_back(self._open(stream), run_id=run_id or self._origin, report=report)
-
-
-def _start_from(start_from: str | StartFrom, options: StartOptions) -> StartFrom:
-    from dagster_ckpt.stream.start_from import StartFrom
-
-    if isinstance(start_from, str):
-        return StartFrom.parse(start_from, **options)
-    if options:
-        raise OptionError(f"start_from is a StartFrom, which has {', '.join(options)} itself. Set them there.")
-    return start_from

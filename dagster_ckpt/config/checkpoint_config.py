@@ -1,16 +1,14 @@
 """`CheckpointConfig`: the checkpointing options of a stream, as keywords and as PyFlink's setters."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self
 
-from dagster_ckpt.config import checkpoint_options as allowed
-from dagster_ckpt.config.checkpoint_options import CheckpointOptions, describe_options
+from dagster_ckpt.config.checkpoint_options import CLEANUP, MODE, CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
-from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.policies.retention import RetentionPolicy
-from dagster_ckpt.policies.serialization import Written, read_retention, read_trigger
 from dagster_ckpt.policies.trigger import TriggerPolicy
 from dagster_ckpt.values.durations import Duration
 from dagster_ckpt.values.modes import (
@@ -18,54 +16,38 @@ from dagster_ckpt.values.modes import (
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
 )
-from dagster_ckpt.values.storage_path import location_url
-from dagster_ckpt.values.validation import INT_MAX, Choice, OptionDescription, Switch
+from dagster_ckpt.values.validation import INT_MAX, Choice, OptionDescription, Switch, options_of, type_error
 
 __all__ = ["CheckpointConfig", "CheckpointOptions"]
 
 _FAIL_ON_ERRORS = Switch("fail on checkpointing errors")
 _RETENTION = Choice("externalized checkpoint retention", ExternalizedCheckpointRetention)
 
+Keywords = ParamSpec("Keywords")
+
+
+def _keywords_of(
+    kind: Callable[Keywords, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Keywords], None]]:
+    """Give a constructor the keywords of another class, for type checkers and for `help`."""
+
+    def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, Keywords], None]:
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.signature(kind)
+        constructor.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[own, *signature.parameters.values()]
+        )
+        return constructor
+
+    return decorate
+
 
 class CheckpointConfig:
-    """PyFlink's `CheckpointConfig`: getters and setters over one `CheckpointOptions`.
+    """PyFlink's `CheckpointConfig`: keywords, getters and setters over one `CheckpointOptions`.
 
-    Each setter validates its value and returns the object. If validation fails, the object is
-    unchanged. `validate`, which `options` calls, finds options that contradict each other.
-
-    Args:
-        mode: A CheckpointingMode or its name.
-        interval: Time between periodic checkpoints, ms or timedelta, from 10 ms. None turns them
-            off.
-        timeout: Age at which an attempt is aborted, ms or timedelta, from 10 ms.
-        min_pause: Minimum time between the completion of a checkpoint and the next periodic
-            attempt, ms or timedelta.
-        max_concurrent: Maximum number of concurrent attempts, from 1.
-        tolerable_failures: Number of consecutive failures tolerated before the stream fails.
-        cleanup: An ExternalizedCheckpointCleanup or its name.
-        unaligned: Whether a snapshot may be taken within a batch.
-        alignment_timeout: How long to wait for the batch boundary first, ms or timedelta.
-        force_unaligned: Whether to take unaligned snapshots with every kind of sink.
-        num_retained: Number of completed checkpoints to retain, from 1 (Flink's
-            `execution.checkpointing.num-retained`).
-        count_savepoints: Whether savepoints count toward `num_retained` and subsume checkpoints, as
-            in Flink.
-        prefer_checkpoint_for_recovery: Whether recovery skips a newer savepoint and uses the newest
-            checkpoint.
-        recovery_depth: Maximum number of snapshots that an automatic recovery tries after the live
-            directory, from 1. None tries all of them.
-        roll_back_tables: Whether a start that goes back rolls Delta and Iceberg tables back itself.
-            False refuses such a start with the commands for a person to type.
-        max_replayed_batches: Maximum number of batches that a start replays exactly as they were
-            planned after the live directory was lost, so that no sink is rolled back. With 0, sinks
-            are rolled back to the snapshot.
-        storage: A CheckpointStorage, or the absolute path or URL of a directory.
-        retention: Which completed checkpoints to keep, instead of `num_retained`, such as
-            `Latest(3) | NewestPer("day", 7)` or an object of your own with a method `keep`; or the
-            same as data (`dagster_ckpt.policies.serialization`).
-        trigger: When the next periodic checkpoint is due, instead of `interval`, such as
-            `Interval(60_000) | EveryBatches(100)` or an object of your own with `due_at_ms`; or the
-            same as data.
+    The keywords are the options of `CheckpointOptions`; `docs/options.md` has each with default, range and effect.
+    A setter validates its value and returns the object; an invalid value leaves the object unchanged.
+    `options` also refuses options that contradict each other.
 
     Raises:
         OptionError: A value is out of range.
@@ -80,58 +62,17 @@ class CheckpointConfig:
     """
 
     DEFAULT_MODE: ClassVar[CheckpointingMode] = CheckpointOptions.mode
-    DEFAULT_TIMEOUT: ClassVar[int] = CheckpointOptions.timeout_ms
-    DEFAULT_MIN_PAUSE_BETWEEN_CHECKPOINTS: ClassVar[int] = CheckpointOptions.min_pause_ms
+    DEFAULT_TIMEOUT: ClassVar[int] = CheckpointOptions.timeout
+    DEFAULT_MIN_PAUSE_BETWEEN_CHECKPOINTS: ClassVar[int] = CheckpointOptions.min_pause
     DEFAULT_MAX_CONCURRENT_CHECKPOINTS: ClassVar[int] = CheckpointOptions.max_concurrent
 
     # Configurations are mutable and compared by value, so they are not hashable.
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        *,
-        mode: CheckpointingMode | str = CheckpointOptions.mode,
-        interval: int | timedelta | None = None,
-        timeout: int | timedelta = CheckpointOptions.timeout_ms,
-        min_pause: int | timedelta = CheckpointOptions.min_pause_ms,
-        max_concurrent: int = CheckpointOptions.max_concurrent,
-        tolerable_failures: int = CheckpointOptions.tolerable_failures,
-        cleanup: ExternalizedCheckpointCleanup | str = CheckpointOptions.cleanup,
-        unaligned: bool = CheckpointOptions.unaligned,
-        alignment_timeout: int | timedelta = CheckpointOptions.alignment_timeout_ms,
-        force_unaligned: bool = CheckpointOptions.force_unaligned,
-        num_retained: int = CheckpointOptions.num_retained,
-        count_savepoints: bool = CheckpointOptions.count_savepoints,
-        prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
-        recovery_depth: int | None = CheckpointOptions.recovery_depth,
-        roll_back_tables: bool = CheckpointOptions.roll_back_tables,
-        max_replayed_batches: int = CheckpointOptions.max_replayed_batches,
-        storage: CheckpointStorage | str | None = None,
-        retention: RetentionPolicy | Written | None = None,
-        trigger: TriggerPolicy | Written | None = None,
-    ) -> None:
-        self._asked = CheckpointOptions(
-            mode=allowed.MODE.named(mode),
-            interval_ms=None if interval is None else allowed.INTERVAL.checked(interval),
-            timeout_ms=allowed.TIMEOUT.checked(timeout),
-            min_pause_ms=allowed.MIN_PAUSE.checked(min_pause),
-            max_concurrent=max_concurrent,
-            tolerable_failures=tolerable_failures,
-            cleanup=allowed.CLEANUP.named(cleanup),
-            unaligned=unaligned,
-            alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout),
-            force_unaligned=force_unaligned,
-            num_retained=num_retained,
-            count_savepoints=count_savepoints,
-            prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
-            recovery_depth=recovery_depth,
-            roll_back_tables=roll_back_tables,
-            max_replayed_batches=max_replayed_batches,
-            storage=None if storage is None else _storage(storage),
-            retention=read_retention(retention) if isinstance(retention, Mapping) else retention,
-            trigger=read_trigger(trigger) if isinstance(trigger, Mapping) else trigger,
-        )
-        self._is_tolerance_set = tolerable_failures != CheckpointOptions.tolerable_failures
+    @_keywords_of(CheckpointOptions)
+    def __init__(self, **options: Any) -> None:
+        self._asked = CheckpointOptions(**options)
+        self._is_tolerance_set = self._asked.tolerable_failures != CheckpointOptions.tolerable_failures
 
     @property
     def requested(self) -> CheckpointOptions:
@@ -140,24 +81,16 @@ class CheckpointConfig:
 
     @property
     def options(self) -> CheckpointOptions:
-        """The options in effect, frozen.
-
-        Raises:
-            OptionError: Two options contradict each other.
-        """
+        """The options in effect, frozen."""
         return self._asked.in_effect()
 
     def validate(self) -> None:
-        """Validate the options together.
-
-        Raises:
-            OptionError: Two options contradict each other.
-        """
+        """Validate the options together, as `options` does."""
         self._asked.in_effect()
 
     def describe(self) -> list[OptionDescription]:
         """Return each option with its value and its effect on Spark."""
-        return describe_options(self._asked)
+        return self._asked.describe()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CheckpointConfig) and self._asked == other._asked
@@ -175,31 +108,31 @@ class CheckpointConfig:
 
     def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> Self:
         """Set the guarantee after a restore."""
-        return self._with(mode=checkpointing_mode)
+        return self._with(mode=MODE.member(checkpointing_mode))
 
     def get_checkpoint_interval(self) -> int:
-        """Return the time between periodic checkpoints in ms, or -1 if they are off."""
-        return -1 if self._asked.interval_ms is None else self._asked.interval_ms
+        """Return the interval in ms, or -1 if periodic checkpoints are off."""
+        return -1 if self._asked.interval is None else self._asked.interval
 
     def set_checkpoint_interval(self, checkpoint_interval: int | timedelta) -> Self:
         """Set the time between periodic checkpoints, from 10 ms."""
-        return self._with(interval_ms=allowed.INTERVAL.checked(checkpoint_interval))
+        return self._with(interval=checkpoint_interval)
 
     def get_checkpoint_timeout(self) -> int:
         """Return the age in ms at which an attempt is aborted."""
-        return self._asked.timeout_ms
+        return self._asked.timeout
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int | timedelta) -> Self:
         """Set the age at which an attempt is aborted, from 10 ms."""
-        return self._with(timeout_ms=allowed.TIMEOUT.checked(checkpoint_timeout))
+        return self._with(timeout=checkpoint_timeout)
 
     def get_min_pause_between_checkpoints(self) -> int:
         """Return the minimum time in ms from a completion to the next periodic attempt."""
-        return self._asked.min_pause_ms
+        return self._asked.min_pause
 
     def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int | timedelta) -> Self:
         """Set the minimum time from a completion to the next periodic attempt."""
-        return self._with(min_pause_ms=allowed.MIN_PAUSE.checked(min_pause_between_checkpoints))
+        return self._with(min_pause=min_pause_between_checkpoints)
 
     def get_max_concurrent_checkpoints(self) -> int:
         """Return the maximum number of concurrent attempts."""
@@ -214,11 +147,9 @@ class CheckpointConfig:
         return self._asked.tolerable_failures == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
-        """Tolerate no failed checkpoint (True) or any number of them (False).
+        """Tolerate no failed checkpoint (True) or any number (False).
 
-        The older spelling of `set_tolerable_checkpoint_failure_number`. As in Flink since 1.19, the
-        call has no effect once a tolerable number is set, by either method: only
-        `set_tolerable_checkpoint_failure_number` replaces it.
+        As in Flink since 1.19, it has no effect once a tolerable number is set, by either method.
         """
         fails = _FAIL_ON_ERRORS.checked(fail_on_checkpointing_errors)
         if self._is_tolerance_set:
@@ -238,7 +169,7 @@ class CheckpointConfig:
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the stream; the older name of `set_externalized_checkpoint_cleanup`."""
+        """Older name of `set_externalized_checkpoint_cleanup`."""
         return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
     def set_externalized_checkpoint_cleanup(
@@ -247,11 +178,11 @@ class CheckpointConfig:
         """Set which checkpoints outlive the stream, with either of Flink's enums."""
         if isinstance(cleanup_mode, ExternalizedCheckpointRetention):
             cleanup_mode = ExternalizedCheckpointCleanup[cleanup_mode.name]
-        return self._with(cleanup=cleanup_mode)
+        return self._with(cleanup=CLEANUP.member(cleanup_mode))
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
         """Set which checkpoints outlive the stream, with the enum of Flink 1.20."""
-        return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.checked(retention).name])
+        return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.member(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:
         """Return whether any checkpoint can outlive the stream."""
@@ -262,11 +193,11 @@ class CheckpointConfig:
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """Return which checkpoints outlive the stream, as the enum of Flink 1.20."""
+        """Return the same, as the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are turned on. They have no effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on. They have no effect under AT_LEAST_ONCE."""
         return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
@@ -279,21 +210,14 @@ class CheckpointConfig:
 
     def get_alignment_timeout(self) -> Duration:
         """Return how long an attempt waits for the batch boundary before it goes unaligned."""
-        return Duration.of_millis(self._asked.alignment_timeout_ms)
+        return Duration.of_millis(self._asked.alignment_timeout)
 
     def set_alignment_timeout(self, alignment_timeout: timedelta) -> Self:
-        """Set how long an attempt waits for the batch boundary before it goes unaligned; 0 means no wait.
-
-        Args:
-            alignment_timeout: A `Duration` or any timedelta. As in PyFlink, a number is not
-                accepted.
-        """
+        """Set how long an attempt waits for the batch boundary before it goes unaligned; as in PyFlink, no number."""
         if not isinstance(alignment_timeout, timedelta):
-            raise OptionTypeError(
-                f"alignment timeout is {alignment_timeout!r} ({type(alignment_timeout).__name__}), "
-                "but must be a Duration or a timedelta, for example Duration.of_seconds(30)."
-            )
-        return self._with(alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout))
+            allowed = "a Duration or a timedelta, for example Duration.of_seconds(30)"
+            raise type_error("alignment timeout", alignment_timeout, allowed)
+        return self._with(alignment_timeout=alignment_timeout)
 
     def is_force_unaligned_checkpoints(self) -> bool:
         """Return whether unaligned snapshots are taken with every kind of sink."""
@@ -341,23 +265,14 @@ class CheckpointConfig:
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
         """Set where snapshots are stored; a string is the absolute path or URL of a directory."""
-        return self._with(storage=_storage(storage))
+        return self._with(storage=storage)
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
         """Store snapshots in a directory, given by its URL."""
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:
-        self._asked = replace(self._asked, **changes)
+        # A keyword may be None, which leaves the option out; a setter of PyFlink takes no None.
+        rules = {name: option.rule for name, option in options_of(CheckpointOptions).items()}
+        self._asked = replace(self._asked, **{name: rules[name].checked(value) for name, value in changes.items()})
         return self
-
-
-def _storage(value: object) -> CheckpointStorage:
-    if isinstance(value, str):
-        return FileSystemCheckpointStorage(location_url("storage", value))
-    if isinstance(value, CheckpointStorage):
-        return value
-    raise OptionTypeError(
-        f"checkpoint storage is {value!r} ({type(value).__name__}), "
-        "but must be a CheckpointStorage, or the absolute path or URL of a directory."
-    )

@@ -1,145 +1,284 @@
-"""All checkpointing options of one stream as a frozen, validated value."""
+"""All checkpointing options of one stream: each is declared once here, and every face follows.
 
-from collections.abc import Callable
+`CheckpointConfig` takes them as keywords and has PyFlink's setters; `CheckpointSettings`, the overrides of a run,
+the YAML fields of a component and `docs/options.md` are made from the same declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
-from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies.retention import Latest, RetentionPolicy, checked_retention
+from dagster_ckpt.policies.serialization import Written, read_retention, read_trigger
 from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, checked_trigger, known_interval_ms
 from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+from dagster_ckpt.values.storage_path import location_url
 from dagster_ckpt.values.validation import (
     INT_MAX,
     TIMEDELTA_MAX_MS,
     Choice,
+    Converted,
+    Described,
     Effect,
     Milliseconds,
+    Option,
     OptionDescription,
     Switch,
     WholeNumber,
+    options_of,
+    type_error,
 )
 
-NUM_RETAINED = WholeNumber("num_retained", minimum=1)
 MODE = Choice("checkpointing mode", CheckpointingMode)
-INTERVAL = Milliseconds("checkpoint interval", minimum=10)
-TIMEOUT = Milliseconds("checkpoint timeout", minimum=10)
-MIN_PAUSE = Milliseconds("min pause between checkpoints", minimum=0)
-MAX_CONCURRENT = WholeNumber("max concurrent checkpoints", minimum=1)
-TOLERABLE_FAILURES = WholeNumber("tolerable checkpoint failure number", minimum=0)
 CLEANUP = Choice("externalized checkpoint cleanup", ExternalizedCheckpointCleanup)
-UNALIGNED = Switch("unaligned checkpoints")
-ALIGNMENT_TIMEOUT = Milliseconds("alignment timeout", minimum=0, maximum=TIMEDELTA_MAX_MS)
-FORCE_UNALIGNED = Switch("force unaligned checkpoints")
-COUNT_SAVEPOINTS = Switch("count savepoints")
-PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
-ROLL_BACK_TABLES = Switch("roll back tables")
-MAX_REPLAYED_BATCHES = WholeNumber("max replayed batches", minimum=0)
-RECOVERY_DEPTH = WholeNumber("recovery depth", minimum=1)
 # A longer minimum pause has the effect of this one, as in Flink: one year.
 MAX_PAUSE_MS = 365 * 24 * 3_600_000
 
-_Allowed = WholeNumber | Switch | Choice[CheckpointingMode] | Choice[ExternalizedCheckpointCleanup]
 
-_ALLOWED: dict[str, _Allowed] = {
-    "mode": MODE,
-    "timeout_ms": TIMEOUT,
-    "min_pause_ms": MIN_PAUSE,
-    "max_concurrent": MAX_CONCURRENT,
-    "tolerable_failures": TOLERABLE_FAILURES,
-    "cleanup": CLEANUP,
-    "unaligned": UNALIGNED,
-    "alignment_timeout_ms": ALIGNMENT_TIMEOUT,
-    "force_unaligned": FORCE_UNALIGNED,
-    "num_retained": NUM_RETAINED,
-    "count_savepoints": COUNT_SAVEPOINTS,
-    "prefer_checkpoint_for_recovery": PREFER_CHECKPOINT,
-    "roll_back_tables": ROLL_BACK_TABLES,
-    "max_replayed_batches": MAX_REPLAYED_BATCHES,
-}
+def checked_storage(value: object) -> CheckpointStorage:
+    """Return a storage, given the storage or the absolute path or URL of a directory."""
+    if isinstance(value, str):
+        return FileSystemCheckpointStorage(location_url("storage", value))
+    if isinstance(value, CheckpointStorage):
+        return value
+    raise type_error("checkpoint storage", value, "a CheckpointStorage, or the absolute path or URL of a directory")
 
 
-@dataclass(frozen=True)
+def _retention(value: object) -> RetentionPolicy:
+    return read_retention(value) if isinstance(value, Mapping) else checked_retention(value)
+
+
+def _trigger(value: object) -> TriggerPolicy:
+    return read_trigger(value) if isinstance(value, Mapping) else checked_trigger(value)
+
+
+def _of_mode(options: CheckpointOptions) -> Described:
+    if options.mode is CheckpointingMode.EXACTLY_ONCE:
+        return Effect.REAL, "Snapshots are cut at a committed micro-batch."
+    return (
+        Effect.MAPPED,
+        "Snapshots do not wait for a batch boundary; the running batch may be planned again and its rows repeated.",
+    )
+
+
+def _of_interval(options: CheckpointOptions) -> Described:
+    if options.trigger is not None:
+        return Effect.NONE, "A trigger policy decides."
+    if options.interval is None:
+        return Effect.REAL, "No periodic checkpoints; manual checkpoints and savepoints work."
+    return Effect.REAL, "The coordinator's period, independent of the micro-batch trigger."
+
+
+def _of_min_pause(options: CheckpointOptions) -> Described:
+    if not options.is_checkpointing_enabled:
+        return Effect.NONE, "Not applicable: the pause applies to periodic checkpoints, which are off."
+    return Effect.REAL, "Counted from the last completed snapshot to the next periodic attempt."
+
+
+def _of_tolerable_failures(options: CheckpointOptions) -> Described:
+    if options.tolerable_failures == INT_MAX:
+        return Effect.REAL, "Failed checkpoints never fail the query."
+    return Effect.REAL, "More consecutive failures than this fail the query, and the restart strategy takes over."
+
+
+def _of_unaligned(options: CheckpointOptions) -> Described:
+    if not options.unaligned:
+        return Effect.REAL, "A snapshot waits for the running batch to commit."
+    if options.mode is CheckpointingMode.AT_LEAST_ONCE:
+        return Effect.NONE, "Off under AT_LEAST_ONCE, as in Flink: that mode never waits anyway."
+    return (
+        Effect.REAL,
+        "A snapshot carries the running batch's planned offsets, and a restore replays exactly that batch.",
+    )
+
+
+def _if_unaligned(options: CheckpointOptions, explanation: str) -> Described:
+    if options.unaligned and options.mode is CheckpointingMode.EXACTLY_ONCE:
+        return Effect.REAL, explanation
+    return Effect.NONE, "Not applicable while unaligned checkpoints are off."
+
+
+def _of_alignment_timeout(options: CheckpointOptions) -> Described:
+    return _if_unaligned(options, "An attempt waits for the batch boundary this long, then goes unaligned.")
+
+
+def _of_force_unaligned(options: CheckpointOptions) -> Described:
+    if options.force_unaligned:
+        forced = "Unaligned with any sink; one that is not idempotent may see the replayed batch twice."
+        return _if_unaligned(options, forced)
+    return _if_unaligned(options, "Unaligned only if the sink is idempotent for a replayed batch.")
+
+
+def _of_num_retained(options: CheckpointOptions) -> Described:
+    if options.retention is not None:
+        return Effect.NONE, "A retention policy decides."
+    return Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """The options of one stream, with Flink's ranges and defaults.
+    """The options of one stream, with Flink's ranges and defaults. Durations are milliseconds or a timedelta.
 
-    Each value is validated on construction; `in_effect` validates them together.
-
-    Attributes:
-        mode: The guarantee after a restore.
-        interval_ms: Time between periodic checkpoints, from 10; None turns them off. Manual
-            checkpoints and savepoints work either way.
-        timeout_ms: Age at which an attempt is aborted, from 10.
-        min_pause_ms: Minimum time from the last completion to the next periodic attempt.
-        max_concurrent: Maximum number of concurrent attempts, from 1.
-        tolerable_failures: Number of consecutive failures tolerated before the stream fails;
-            2147483647 means unlimited.
-        cleanup: Which checkpoints outlive the stream.
-        unaligned: Do not wait for the running batch: the snapshot carries its planned offsets.
-        alignment_timeout_ms: Wait for the batch boundary this long before going unaligned.
-        force_unaligned: Go unaligned even if the sink does not write a replayed batch idempotently.
-        num_retained: Number of completed checkpoints to retain, from 1.
-        count_savepoints: Savepoints count toward `num_retained`, as in Flink.
-        prefer_checkpoint_for_recovery: Recover from the newest checkpoint even if a savepoint is
-            newer.
-        recovery_depth: Maximum number of snapshots that an automatic recovery tries if the live
-            directory is unusable, from 1; None tries all retained ones.
-        roll_back_tables: A start that goes back rolls Delta and Iceberg tables back itself; False
-            refuses it with the commands for a person to type.
-        max_replayed_batches: After the loss of the live directory, a start replays at most this many
-            batches exactly as they were planned, so that no sink is rolled back; 0 always rolls back.
-        storage: Where snapshots are stored; None means the deployment decides.
-        retention: Which completed checkpoints to keep while the stream runs, instead of
-            `num_retained`: a policy of `dagster_ckpt.policies.retention` or your own.
-        trigger: When the next periodic checkpoint is due, instead of `interval_ms`: a policy of
-            `dagster_ckpt.policies.trigger` or your own. `min_pause_ms` holds as well.
-
-    Raises:
-        OptionError: A value is out of range.
-        OptionTypeError: A value has the wrong type.
+    Each value is validated on construction, `in_effect` validates them together.
     """
 
-    mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
-    interval_ms: int | None = None
-    timeout_ms: int = 600_000
-    min_pause_ms: int = 0
-    max_concurrent: int = 1
-    tolerable_failures: int = 0
-    cleanup: ExternalizedCheckpointCleanup = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
-    unaligned: bool = False
-    alignment_timeout_ms: int = 0
-    force_unaligned: bool = False
-    num_retained: int = 1
-    count_savepoints: bool = False
-    prefer_checkpoint_for_recovery: bool = False
-    recovery_depth: int | None = None
-    roll_back_tables: bool = True
-    max_replayed_batches: int = 100
-    storage: CheckpointStorage | None = None
-    retention: RetentionPolicy | None = None
-    trigger: TriggerPolicy | None = None
-
-    def __post_init__(self) -> None:
-        """Validate each value separately."""
-        for name, allowed in _ALLOWED.items():
-            allowed.checked(getattr(self, name))
-        if self.interval_ms is not None:
-            INTERVAL.checked(self.interval_ms)
-        if self.recovery_depth is not None:
-            RECOVERY_DEPTH.checked(self.recovery_depth)
-        if self.storage is not None and not isinstance(self.storage, CheckpointStorage):
-            raise OptionTypeError(
-                f"checkpoint storage is {self.storage!r} ({type(self.storage).__name__}), "
-                "but must be a CheckpointStorage."
-            )
-        if self.retention is not None:
-            checked_retention(self.retention)
-        if self.trigger is not None:
-            checked_trigger(self.trigger)
+    mode: Option[CheckpointingMode | str, CheckpointingMode] = Option(
+        MODE,
+        default=CheckpointingMode.EXACTLY_ONCE,
+        description="Guarantee after a restore.",
+        effect=_of_mode,
+    )
+    interval: Option[int | timedelta | None, int | None] = Option(
+        Milliseconds("checkpoint interval", minimum=10),
+        default=None,
+        unset="off",
+        description="Time between periodic checkpoints. Manual checkpoints and savepoints work without one.",
+        effect=_of_interval,
+    )
+    timeout: Option[int | timedelta, int] = Option(
+        Milliseconds("checkpoint timeout", minimum=10),
+        default=600_000,
+        description="Time after which a checkpoint attempt is aborted.",
+        effect="An attempt that takes longer is aborted, and its files are deleted.",
+    )
+    min_pause: Option[int | timedelta, int] = Option(
+        Milliseconds("min pause between checkpoints", minimum=0),
+        default=0,
+        description="Minimum pause between the completion of a checkpoint and the next periodic attempt.",
+        effect=_of_min_pause,
+    )
+    max_concurrent: Option[int, int] = Option(
+        WholeNumber("max concurrent checkpoints", minimum=1),
+        default=1,
+        description="Maximum number of concurrent checkpoint attempts.",
+        effect="Maximum number of checkpoints uploaded concurrently.",
+    )
+    tolerable_failures: Option[int, int] = Option(
+        WholeNumber("tolerable checkpoint failure number", minimum=0),
+        default=0,
+        description="Number of consecutive checkpoint failures that do not fail the query; 2147483647: any number.",
+        effect=_of_tolerable_failures,
+    )
+    cleanup: Option[ExternalizedCheckpointCleanup | str, ExternalizedCheckpointCleanup] = Option(
+        CLEANUP,
+        default=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS,
+        description="Which checkpoints outlive the stream.",
+        effect="Decides, by how the stream ended, whether its checkpoints are kept.",
+    )
+    unaligned: Option[bool, bool] = Option(
+        Switch("unaligned checkpoints"),
+        default=False,
+        description="Take checkpoints without waiting for the end of the running batch.",
+        effect=_of_unaligned,
+    )
+    alignment_timeout: Option[int | timedelta, int] = Option(
+        Milliseconds("alignment timeout", minimum=0, maximum=TIMEDELTA_MAX_MS),
+        default=0,
+        description="With unaligned: how long to wait for the end of the batch first.",
+        effect=_of_alignment_timeout,
+    )
+    force_unaligned: Option[bool, bool] = Option(
+        Switch("force unaligned checkpoints"),
+        default=False,
+        description="With unaligned: allow it for sinks that are not idempotent, too.",
+        effect=_of_force_unaligned,
+    )
+    num_retained: Option[int, int] = Option(
+        WholeNumber("num_retained", minimum=1),
+        default=1,
+        description="Number of completed checkpoints to retain (execution.checkpointing.num-retained).",
+        effect=_of_num_retained,
+    )
+    count_savepoints: Option[bool, bool] = Option(
+        Switch("count savepoints"),
+        default=False,
+        description="Count savepoints among the retained checkpoints, so that they subsume checkpoints, as in Flink.",
+        effect=(
+            "A savepoint counts as one of the retained checkpoints, as in Flink; its files are kept.",
+            "Savepoints do not count among the retained checkpoints.",
+        ),
+    )
+    prefer_checkpoint_for_recovery: Option[bool, bool] = Option(
+        Switch("prefer checkpoint for recovery"),
+        default=False,
+        description="Recover from the newest checkpoint even if a savepoint is newer.",
+        effect=(
+            "Recovery takes the newest checkpoint even if a savepoint is newer, and reports how far back it goes.",
+            "Recovery takes the newest snapshot, checkpoint or savepoint.",
+        ),
+    )
+    recovery_depth: Option[int | None, int | None] = Option(
+        WholeNumber("recovery depth", minimum=1),
+        default=None,
+        unset="all",
+        description="Maximum number of restore points that a recovery tries if the live directory is damaged.",
+        effect=(
+            "After the live directory, a recovery that finds damage tries this many points, then fails for good.",
+            "A recovery that finds damage tries every retained snapshot, the newest first.",
+        ),
+    )
+    roll_back_tables: Option[bool, bool] = Option(
+        Switch("roll back tables"),
+        default=True,
+        description="Roll Delta and Iceberg tables back to the batch that a start goes back to. If false, such a "
+        "start is refused, and the message has the commands to run.",
+        effect=(
+            "A start that goes back rolls Delta and Iceberg tables back to the batch that it restores.",
+            "A start that has to roll a Delta or Iceberg table back is refused with the commands to run.",
+        ),
+    )
+    max_replayed_batches: Option[int, int] = Option(
+        WholeNumber("max replayed batches", minimum=0),
+        default=100,
+        description="Maximum number of batches that a start replays exactly as they were planned after the live "
+        "directory was lost, so that no sink is rolled back. 0: sinks are rolled back to the snapshot.",
+        effect=(
+            "After the loss of the live directory, batches that the sinks already have are replayed as they were "
+            "planned, to restore the state; the sinks are not changed.",
+            "After the loss of the live directory, sinks are rolled back to the snapshot that is restored.",
+        ),
+    )
+    storage: Option[CheckpointStorage | str | None, CheckpointStorage | None] = Option(
+        Converted(checked_storage, "a `CheckpointStorage`, or the URL of a directory", str),
+        default=None,
+        unset="the deployment's storage",
+        description="Directory for the snapshots of this stream, as a URL or an absolute path.",
+        effect=(
+            "Snapshots are kept there, apart from Spark's own checkpoint directory.",
+            "Snapshots are kept where the deployment says.",
+        ),
+    )
+    retention: Option[RetentionPolicy | Written | None, RetentionPolicy | None] = Option(
+        Converted(_retention, "a retention policy, or the same as data", dict[str, Any]),
+        default=None,
+        unset="num_retained",
+        replaces="num_retained",
+        description="Which completed checkpoints to keep, instead of num_retained: a policy by its name and arguments, "
+        "such as {any_of: [{latest: 3}, {newest_per: {period: day, count: 7}}]}.",
+        effect=(
+            "Once a checkpoint has completed, those that the policy does not keep are deleted.",
+            "num_retained decides.",
+        ),
+    )
+    trigger: Option[TriggerPolicy | Written | None, TriggerPolicy | None] = Option(
+        Converted(_trigger, "a trigger policy, or the same as data", dict[str, Any]),
+        default=None,
+        unset="interval",
+        replaces="interval",
+        description="When the next periodic checkpoint is due, instead of interval: a policy by its name and "
+        "arguments, such as {any_of: [{interval: 60000}, {every_batches: 100}]}. min_pause holds as well.",
+        effect=("A checkpoint is taken when the policy says that it is due.", "interval decides."),
+    )
 
     @property
     def is_checkpointing_enabled(self) -> bool:
         """Whether periodic checkpoints are taken."""
-        return self.interval_ms is not None or self.trigger is not None
+        return self.interval is not None or self.trigger is not None
 
     @property
     def retention_policy(self) -> RetentionPolicy:
@@ -153,36 +292,53 @@ class CheckpointOptions:
         As in Flink, the period is the longer of interval and minimum pause, and the first checkpoint
         is not due before the pause.
         """
-        if self.trigger is not None or self.interval_ms is None:
+        if self.trigger is not None or self.interval is None:
             return self.trigger
         pause_ms = self.effective_min_pause_ms
-        return Interval(max(self.interval_ms, pause_ms), first_after_ms=pause_ms)
+        return Interval(max(self.interval, pause_ms), first_after_ms=pause_ms)
 
     @property
     def known_interval_ms(self) -> int | None:
         """The time between periodic checkpoints; None if there are none, or if the trigger sets no limit."""
-        return self.interval_ms if self.trigger is None else known_interval_ms(self.trigger)
+        return self.interval if self.trigger is None else known_interval_ms(self.trigger)
 
     @property
     def effective_min_pause_ms(self) -> int:
         """The minimum pause, at most a year."""
-        return min(self.min_pause_ms, MAX_PAUSE_MS)
+        return min(self.min_pause, MAX_PAUSE_MS)
 
-    def in_effect(self) -> "CheckpointOptions":
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect on Spark."""
+        return [option.described(self) for option in options_of(type(self)).values()]
+
+    def overridden(self, given: Mapping[str, Any]) -> CheckpointOptions:
+        """Return the options in effect with some of them replaced, as for one run; None keeps an option.
+
+        A policy and the option that it replaces are never both set, so that either replaces the other.
+        """
+        options = options_of(type(self))
+        changes = {name: value for name, value in given.items() if value is not None}
+        pairs = [(name, option.replaces) for name, option in options.items() if option.replaces is not None]
+        for policy, plain in pairs:
+            for mine, other in ((policy, plain), (plain, policy)):
+                if mine in changes:
+                    changes.setdefault(other, options[other].default)
+        return replace(self, **changes).in_effect()
+
+    def in_effect(self) -> CheckpointOptions:
         """Validate the options together and return them as they take effect.
 
-        Unaligned checkpoints are off under AT_LEAST_ONCE, as in Flink, which turns them off
-        silently; `describe` reports it. A minimum pause with several concurrent attempts is
-        accepted, also as in Flink.
+        Unaligned checkpoints are off under AT_LEAST_ONCE, which Flink does silently and `describe` reports. A minimum
+        pause with several concurrent attempts is accepted, as in Flink.
 
         Raises:
-            OptionError: Unaligned checkpoints are on with several concurrent attempts, or a policy
-                and the option that it replaces are both set.
+            OptionError: Unaligned checkpoints are on with several concurrent attempts, or a policy and the option
+                that it replaces are both set.
         """
-        if self.trigger is not None and self.interval_ms is not None:
+        if self.trigger is not None and self.interval is not None:
             raise OptionError(
-                f"checkpoint interval is {self.interval_ms} ms, but must be left out where a trigger is set: give "
-                f"one policy for both, such as trigger=Interval({self.interval_ms}) | EveryBatches(100)."
+                f"checkpoint interval is {self.interval} ms, but must be left out where a trigger is set: give "
+                f"one policy for both, such as trigger=Interval({self.interval}) | EveryBatches(100)."
             )
         if self.retention is not None and self.num_retained != CheckpointOptions.num_retained:
             raise OptionError(
@@ -197,205 +353,3 @@ class CheckpointOptions:
                 "unaligned checkpoints are on: set it to 1, or call disable_unaligned_checkpoints()."
             )
         return self
-
-
-_Described = tuple[object, Effect, str]
-
-
-def describe_options(requested: CheckpointOptions) -> list[OptionDescription]:
-    """Return each option with its value and its effect on Spark, in the order of the documentation."""
-    return [OptionDescription(option, *describe_option(requested)) for option, describe_option in _DESCRIBERS.items()]
-
-
-def _mode(requested: CheckpointOptions) -> _Described:
-    if requested.mode is CheckpointingMode.EXACTLY_ONCE:
-        return requested.mode, Effect.REAL, "Snapshots are cut at a committed micro-batch."
-    return (
-        requested.mode,
-        Effect.MAPPED,
-        "Snapshots do not wait for a batch boundary; the running batch may be planned again and its rows repeated.",
-    )
-
-
-def _interval(requested: CheckpointOptions) -> _Described:
-    if requested.trigger is not None:
-        return requested.interval_ms, Effect.NONE, "A trigger policy decides."
-    if requested.interval_ms is None:
-        explanation = "No periodic checkpoints; manual checkpoints and savepoints work."
-    else:
-        explanation = "The coordinator's period, independent of the micro-batch trigger."
-    return requested.interval_ms, Effect.REAL, explanation
-
-
-def _timeout(requested: CheckpointOptions) -> _Described:
-    return requested.timeout_ms, Effect.REAL, "An attempt that takes longer is aborted, and its files are deleted."
-
-
-def _min_pause(requested: CheckpointOptions) -> _Described:
-    if not requested.is_checkpointing_enabled:
-        return (
-            requested.min_pause_ms,
-            Effect.NONE,
-            "Not applicable: the pause applies to periodic checkpoints, which are off.",
-        )
-    return (
-        requested.min_pause_ms,
-        Effect.REAL,
-        "Counted from the last completed snapshot to the next periodic attempt.",
-    )
-
-
-def _max_concurrent(requested: CheckpointOptions) -> _Described:
-    return requested.max_concurrent, Effect.REAL, "Maximum number of checkpoints uploaded concurrently."
-
-
-def _tolerable_failures(requested: CheckpointOptions) -> _Described:
-    if requested.tolerable_failures == INT_MAX:
-        explanation = "Failed checkpoints never fail the query."
-    else:
-        explanation = "More consecutive failures than this fail the query, and the restart strategy takes over."
-    return requested.tolerable_failures, Effect.REAL, explanation
-
-
-def _cleanup(requested: CheckpointOptions) -> _Described:
-    return requested.cleanup, Effect.REAL, "Decides, by how the stream ended, whether its checkpoints are kept."
-
-
-def _unaligned(requested: CheckpointOptions) -> _Described:
-    if requested.unaligned and requested.mode is CheckpointingMode.AT_LEAST_ONCE:
-        return (
-            requested.unaligned,
-            Effect.NONE,
-            "Off under AT_LEAST_ONCE, as in Flink: that mode never waits anyway.",
-        )
-    if requested.unaligned:
-        return (
-            requested.unaligned,
-            Effect.REAL,
-            "A snapshot carries the running batch's planned offsets, and a restore replays exactly that batch.",
-        )
-    return requested.unaligned, Effect.REAL, "A snapshot waits for the running batch to commit."
-
-
-def _goes_unaligned(requested: CheckpointOptions) -> bool:
-    return requested.unaligned and requested.mode is CheckpointingMode.EXACTLY_ONCE
-
-
-def _alignment_timeout(requested: CheckpointOptions) -> _Described:
-    if not _goes_unaligned(requested):
-        return requested.alignment_timeout_ms, Effect.NONE, "Not applicable while unaligned checkpoints are off."
-    return (
-        requested.alignment_timeout_ms,
-        Effect.REAL,
-        "An attempt waits for the batch boundary this long, then goes unaligned.",
-    )
-
-
-def _force_unaligned(requested: CheckpointOptions) -> _Described:
-    if not _goes_unaligned(requested):
-        return requested.force_unaligned, Effect.NONE, "Not applicable while unaligned checkpoints are off."
-    if requested.force_unaligned:
-        explanation = "Unaligned with any sink; one that is not idempotent may see the replayed batch twice."
-    else:
-        explanation = "Unaligned only if the sink is idempotent for a replayed batch."
-    return requested.force_unaligned, Effect.REAL, explanation
-
-
-def _num_retained(requested: CheckpointOptions) -> _Described:
-    if requested.retention is not None:
-        return requested.num_retained, Effect.NONE, "A retention policy decides."
-    return requested.num_retained, Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
-
-
-def _count_savepoints(requested: CheckpointOptions) -> _Described:
-    if requested.count_savepoints:
-        explanation = "A savepoint counts as one of the retained checkpoints, as in Flink; its files are kept."
-    else:
-        explanation = "Savepoints do not count among the retained checkpoints."
-    return requested.count_savepoints, Effect.REAL, explanation
-
-
-def _prefer_checkpoint(requested: CheckpointOptions) -> _Described:
-    if requested.prefer_checkpoint_for_recovery:
-        explanation = (
-            "Recovery takes the newest checkpoint even if a savepoint is newer, and reports how far back it goes."
-        )
-    else:
-        explanation = "Recovery takes the newest snapshot, checkpoint or savepoint."
-    return requested.prefer_checkpoint_for_recovery, Effect.REAL, explanation
-
-
-def _recovery_depth(requested: CheckpointOptions) -> _Described:
-    if requested.recovery_depth is None:
-        explanation = "A recovery that finds damage tries every retained snapshot, the newest first."
-    else:
-        explanation = (
-            "After the live directory, a recovery that finds damage tries this many points, then fails for good."
-        )
-    return requested.recovery_depth, Effect.REAL, explanation
-
-
-def _roll_back_tables(requested: CheckpointOptions) -> _Described:
-    if requested.roll_back_tables:
-        explanation = "A start that goes back rolls Delta and Iceberg tables back to the batch that it restores."
-    else:
-        explanation = "A start that has to roll a Delta or Iceberg table back is refused with the commands to run."
-    return requested.roll_back_tables, Effect.REAL, explanation
-
-
-def _max_replayed_batches(requested: CheckpointOptions) -> _Described:
-    if requested.max_replayed_batches:
-        explanation = (
-            "After the loss of the live directory, batches that the sinks already have are replayed as they were "
-            "planned, to restore the state; the sinks are not changed."
-        )
-    else:
-        explanation = "After the loss of the live directory, sinks are rolled back to the snapshot that is restored."
-    return requested.max_replayed_batches, Effect.REAL, explanation
-
-
-def _storage(requested: CheckpointOptions) -> _Described:
-    if requested.storage is None:
-        return requested.storage, Effect.REAL, "Snapshots are kept where the deployment says."
-    return requested.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
-
-
-def _retention(requested: CheckpointOptions) -> _Described:
-    explanation = (
-        "num_retained decides."
-        if requested.retention is None
-        else "Once a checkpoint has completed, those that the policy does not keep are deleted."
-    )
-    return requested.retention, Effect.REAL, explanation
-
-
-def _trigger(requested: CheckpointOptions) -> _Described:
-    explanation = (
-        "interval decides."
-        if requested.trigger is None
-        else "A checkpoint is taken when the policy says that it is due."
-    )
-    return requested.trigger, Effect.REAL, explanation
-
-
-_DESCRIBERS: dict[str, Callable[[CheckpointOptions], _Described]] = {
-    "mode": _mode,
-    "interval": _interval,
-    "timeout": _timeout,
-    "min_pause": _min_pause,
-    "max_concurrent": _max_concurrent,
-    "tolerable_failures": _tolerable_failures,
-    "cleanup": _cleanup,
-    "unaligned": _unaligned,
-    "alignment_timeout": _alignment_timeout,
-    "force_unaligned": _force_unaligned,
-    "num_retained": _num_retained,
-    "count_savepoints": _count_savepoints,
-    "prefer_checkpoint_for_recovery": _prefer_checkpoint,
-    "recovery_depth": _recovery_depth,
-    "roll_back_tables": _roll_back_tables,
-    "max_replayed_batches": _max_replayed_batches,
-    "storage": _storage,
-    "retention": _retention,
-    "trigger": _trigger,
-}

@@ -1,7 +1,6 @@
-"""Where snapshots are stored, as configuration. Nothing here opens a file; every value can be pickled.
+"""Where snapshots are stored, as values that can be pickled. The stores themselves are in `dagster_ckpt.snapshot`.
 
-The stores themselves are in `dagster_ckpt.snapshot`. Names, defaults and limits follow Flink's
-`CheckpointStorage` classes
+Names, defaults and limits follow Flink's `CheckpointStorage` classes
 (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/checkpoints/).
 """
 
@@ -47,12 +46,8 @@ def _settings(option: str, value: Settings) -> dict[str, Any]:
 class DeploymentStorage:
     """The deployment's storage settings, used where the code sets nothing (in Flink, the cluster options).
 
-    Attributes:
-        checkpoint_path: URL for metadata of a JobManagerCheckpointStorage.
-        savepoint_path: Default URL for savepoints.
-        file_state_size_threshold: Bytes; None or -1 leaves the default.
-        write_buffer_size: Bytes; None or -1 leaves the default.
-        storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
+    The paths are URLs, the numbers are bytes, and None or -1 leaves the default. `storage_options` are
+    fsspec's arguments.
     """
 
     checkpoint_path: str | None = field(default=None, repr=False)
@@ -63,13 +58,10 @@ class DeploymentStorage:
 
 
 class CheckpointStorage(ABC):
-    """Where snapshots are stored. Use one of the subclasses; `CustomCheckpointStorage` names a class of yours.
-
-    Values are immutable: threads can share them, and they are cheap to send to another process.
-    """
+    """Where snapshots are stored; immutable, so that threads can share it."""
 
     def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
-        """Refuse to instantiate the abstract class, with a message that helps a PyFlink user."""
+        """Refuse to instantiate the abstract class, as PyFlink does."""
         if cls is CheckpointStorage:
             raise OptionTypeError(
                 "CheckpointStorage() is abstract and cannot be instantiated; it must be one of "
@@ -98,10 +90,6 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         max_state_size: Largest snapshot in bytes; a larger one is declined. None means 5 MiB.
         savepoint_path: URL of a directory for savepoints. None uses the deployment's.
         storage_options: Arguments for the file system behind the paths. Never shown in messages.
-
-    Raises:
-        OptionError: A path has no scheme or is the root, or the size is below 1.
-        OptionTypeError: A value has the wrong type.
     """
 
     DEFAULT_MAX_STATE_SIZE: ClassVar[int] = 5 * 1024 * 1024
@@ -138,7 +126,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         return self.max_state_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and effect; file system options are listed by name only."""
+        """Return each option with its value and effect."""
         return [
             _real(
                 "checkpoint_path",
@@ -174,10 +162,6 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         savepoint_path: URL of a directory for savepoints. None uses the deployment's.
         storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
             Never shown in messages.
-
-    Raises:
-        OptionError: The path is missing, has no scheme or is the root, or a number is out of range.
-        OptionTypeError: A value has the wrong type.
     """
 
     MAX_FILE_STATE_THRESHOLD: ClassVar[int] = _MAX_FILE_STATE_THRESHOLD
@@ -226,7 +210,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         return DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size < 0 else self.write_buffer_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and effect; file system options are listed by name only."""
+        """Return each option with its value and effect."""
         return [
             _real(
                 "checkpoint_path",
@@ -269,10 +253,6 @@ class CustomCheckpointStorage(CheckpointStorage):
         settings: Keyword arguments for the factory. Never shown in messages. If the factory has a
             parameter named like a field of `DeploymentStorage` and `settings` does not contain it,
             the deployment's value is passed.
-
-    Raises:
-        OptionError: The import path is not of that form.
-        OptionTypeError: A value has the wrong type.
     """
 
     factory: str
@@ -290,14 +270,14 @@ class CustomCheckpointStorage(CheckpointStorage):
         _set(self, "deployment", DeploymentStorage())
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and effect; settings are listed by name only."""
+        """Return each option with its value and effect."""
         return [
             _real("factory", self.factory, "Imported and called where the store is opened."),
             _real("settings", sorted(self.settings), "Keyword arguments of the factory."),
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "CustomCheckpointStorage":
-        """Return a copy with the deployment's settings, which are passed to the factory if it takes them."""
+        """Return a copy with the deployment's settings."""
         configured = CustomCheckpointStorage(self.factory, self.settings)
         _set(configured, "deployment", deployment)
         return configured
@@ -308,7 +288,6 @@ def _real(option: str, value: object, explanation: str) -> OptionDescription:
 
 
 def _set(storage: CheckpointStorage, name: str, value: object) -> None:
-    # This is how the dataclasses module itself sets a field of a frozen instance.
     object.__setattr__(storage, name, value)
 
 

@@ -14,7 +14,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.redaction import shown_settings
 from dagster_ckpt.values.storage_path import StoragePath
-from dagster_ckpt.values.validation import Effect, OptionDescription, Switch
+from dagster_ckpt.values.validation import Effect, OptionDescription, Switch, WholeNumber
 
 SettingValue = str | int | float | bool
 
@@ -22,19 +22,8 @@ SettingValue = str | int | float | bool
 def checked_settings(
     source: str, settings: Mapping[str, SettingValue], *, own: Iterable[str] = ()
 ) -> dict[str, SettingValue]:
-    """Validate Spark settings and return a copy.
-
-    Args:
-        source: Where they come from, in messages.
-        settings: The settings.
-        own: Names of settings that the state backend sets itself.
-
-    Raises:
-        OptionTypeError: A name or a value has the wrong type.
-        OptionError: A name is not a Spark setting, or is one that the backend sets.
-    """
-    # Spark reads the RocksDB names case-insensitively, so a second spelling would silently win or
-    # lose.
+    """Validate full names of Spark settings, and that none is in `own`, which the backend sets itself."""
+    # Spark ignores the case of RocksDB names: a second spelling would silently win or lose.
     reserved = {name.lower() for name in own}
     if not isinstance(settings, Mapping):
         raise OptionTypeError(f"{source} is {settings!r}, but must map names to strings, numbers or booleans.")
@@ -67,7 +56,7 @@ class StateBackend(ABC):
     """How working state is kept. Backends are configuration only: they can be pickled and shared."""
 
     def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
-        """Refuse to instantiate the abstract class, with a message that helps a PyFlink user."""
+        """Refuse to instantiate the abstract class, as PyFlink does."""
         if cls is StateBackend:
             raise OptionTypeError(
                 "StateBackend() is abstract and cannot be instantiated; it must be one of HashMapStateBackend, "
@@ -90,7 +79,7 @@ class StateBackend(ABC):
         return DEFAULT_TRANSFER_THREADS
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return where this backend stores snapshots, or None if it does not decide that, like the newer ones."""
+        """Return where this backend stores snapshots; None if it does not decide that, like the newer ones."""
         return None
 
 
@@ -101,13 +90,8 @@ class CustomStateBackend(StateBackend):
     Attributes:
         provider_class: Full name of the Java class; it must extend Spark's `StateStoreProvider`.
         settings: Additional Spark settings, by full name.
-
-    Raises:
-        OptionError: The class name is empty, or a setting is not Spark's.
-        OptionTypeError: A value has the wrong type.
     """
 
-    # The default is rejected with our message instead of Python's.
     provider_class: str = ""
     settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False, repr=False)
 
@@ -140,13 +124,8 @@ def storage_of_stream(
 ) -> CheckpointStorage:
     """Return where a stream's snapshots are stored.
 
-    A backend that names a directory (Memory, Fs, RocksDB) takes precedence, as in Flink's
-    `CheckpointStorageLoader`, then the stream's storage, then the deployment's.
-
-    Args:
-        configured: The storage of the stream's `CheckpointConfig`, if any.
-        backend: The stream's state backend; None if the session decides.
-        deployment: The deployment's storage.
+    As in Flink's `CheckpointStorageLoader`, a backend that names a directory comes first, then the stream's
+    storage, then the deployment's.
     """
     return (backend and backend.checkpoint_storage()) or configured or deployment
 
@@ -162,14 +141,13 @@ class OnStateChange(StrEnum):
     CONVERT = "CONVERT"
 
 
+# Flink's `KeyGroupRangeAssignment.UPPER_BOUND_MAX_PARALLELISM`; its documentation says 32767, its code 32768.
+MAX_PARALLELISM = WholeNumber("max parallelism", minimum=1, maximum=32768)
+
+
 @dataclass(frozen=True)
 class StatePartitions:
-    """A configured number of state partitions.
-
-    Attributes:
-        number: The number.
-        on_change: What a start does with state of another number.
-    """
+    """A configured number of state partitions, and what a start does with state of another number."""
 
     number: int
     on_change: OnStateChange = OnStateChange.REFUSE
@@ -179,10 +157,7 @@ class StatePartitions:
 class PinnedState:
     """Backend and settings that existing state was written with, from Spark's offset log or a snapshot.
 
-    Attributes:
-        provider: Full name of the state store provider; None if the query keeps no state.
-        settings: Settings that Spark pins for the life of the query, by full name, as far as they
-            are known.
+    `provider` is None if the query keeps no state; `settings` are those that Spark pins for the life of the query.
     """
 
     provider: str | None
@@ -194,7 +169,7 @@ class BackendChange:
     """Whether a query can continue with another backend.
 
     Attributes:
-        refused: Why the query cannot continue with it, and what to do; None if it can.
+        refused: Why it cannot, and what to do; None if it can.
         kept: Settings that Spark keeps at their old value, each as a sentence.
     """
 
@@ -205,14 +180,8 @@ class BackendChange:
 def backend_change(pinned: PinnedState, wanted: StateBackend) -> BackendChange:
     """Decide whether a query can continue with a backend.
 
-    Each provider has its own file format, and no Spark provider reads the files of another. Spark
-    itself would not fail: it uses the pinned provider and ignores the wanted one, with a line in
-    the driver's log (`OffsetSeqMetadata.setSessionConf`). It does the same with every other setting
-    that it pins.
-
-    Args:
-        pinned: What the existing state was written with.
-        wanted: The backend to start the query with.
+    No provider of Spark reads the files of another. Spark would not fail: it uses the pinned provider, like every
+    other setting that it pins, with only a line in the driver's log (`OffsetSeqMetadata.setSessionConf`).
     """
     if pinned.provider is None:
         return BackendChange()
@@ -263,10 +232,6 @@ class MemoryStateBackend(HashMapStateBackend):
         max_state_size: Largest snapshot in bytes; a larger one is declined. None means 5 MiB.
         using_asynchronous_snapshots: Accepted without effect, as in Flink since 1.13. Snapshots are
             always asynchronous: they are taken from committed files while the query runs.
-
-    Raises:
-        OptionError: A path has no scheme or is the root, or the size is below 1.
-        OptionTypeError: A value has the wrong type.
     """
 
     DEFAULT_MAX_STATE_SIZE: ClassVar[int] = JobManagerCheckpointStorage.DEFAULT_MAX_STATE_SIZE
@@ -319,10 +284,6 @@ class FsStateBackend(HashMapStateBackend):
             the deployment's value, else 20 KiB. At most 1 MiB.
         write_buffer_size: Bytes written at a time. None or -1 takes the deployment's value, else 4096.
         using_asynchronous_snapshots: As for `MemoryStateBackend`.
-
-    Raises:
-        OptionError: A path is missing, has no scheme or is the root, or a number is out of range.
-        OptionTypeError: A value has the wrong type.
     """
 
     storage: FileSystemCheckpointStorage

@@ -10,9 +10,12 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.execution_config import ExecutionConfig
-from dagster_ckpt.config.rocksdb_options import PredefinedOptions, RocksDBOptionsFactory
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.rocksdb import (
+    EmbeddedRocksDBStateBackend,
+    PredefinedOptions,
+    RocksDBOptionsFactory,
+    RocksDBStateBackend,
+)
 from dagster_ckpt.config.state_backend import (
     CustomStateBackend,
     FsStateBackend,
@@ -21,8 +24,9 @@ from dagster_ckpt.config.state_backend import (
     StateBackend,
 )
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.flink.execution_config import ExecutionConfig
 from dagster_ckpt.flink.program import JobExecutionResult, StreamExecution
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import RestartStrategies, RestartStrategyConfiguration
 from dagster_ckpt.values.durations import Duration
 from dagster_ckpt.values.modes import (
     CheckpointingMode,

@@ -27,8 +27,6 @@ class Deployment:
     """The locations of one program.
 
     Attributes:
-        live_root: Folder of live directories.
-        catalog_url: SQLAlchemy URL of the catalog.
         storage: Where snapshots are stored, unless the stream or its backend specifies it.
         executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this; None: the driver
             copies.
@@ -55,20 +53,8 @@ class Deployment:
     ) -> StreamHandle:
         """Create the handle of a stream.
 
-        Args:
-            stream_id: Its id.
-            catalog: The catalog, opened.
-            query_name: Name of its query in Spark.
-            options: Its checkpointing options.
-            restart: Its restart strategy.
-            backend: Its state backend; None uses the session's settings.
-            savepoint_url: Default folder of savepoints; None: next to the checkpoints.
-            code_version: Version of the code, recorded in snapshots.
-            on_backend_change: What a start does with state of another backend.
-            state_partitions: Its number of state partitions; None keeps that of its state.
-
-        Raises:
-            OptionError: The storage cannot be used.
+        A backend of None uses the session's settings; without a savepoint URL, savepoints are stored beside
+        the checkpoints.
         """
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
@@ -92,22 +78,13 @@ class Deployment:
         )
 
     def open_catalog(self) -> Catalog:
-        """Open the catalog; the folder of a SQLite file is created if it does not exist.
-
-        Raises:
-            CatalogError: It cannot be opened.
-        """
+        """Open the catalog; the folder of a SQLite file is created."""
         return Catalog(self.catalog_url)
 
 
 @dataclass(frozen=True)
 class StreamsOfProgram:
-    """The queries of a program as a client opens them: with the settings of the program.
-
-    Attributes:
-        catalog: The catalog.
-        open_query: Opens the stream of a query, by the query's name.
-    """
+    """The queries of a program as a client opens them: by name, with the settings of the program."""
 
     catalog: Catalog
     open_query: Callable[[str], StreamHandle]
@@ -129,18 +106,7 @@ class StreamsOfProgram:
 def deployment_below(
     folder: Path, *, live_root: str | None, catalog_url: str | None, storage_path: str | None
 ) -> Deployment:
-    """Return the locations of a program; nothing is created yet.
-
-    Args:
-        folder: Default folder of everything below.
-        live_root: Folder of live directories, or None for `live` in the folder.
-        catalog_url: URL of the catalog, or None for a SQLite file `catalog.db` in the folder.
-        storage_path: URL of the folder of snapshots, or None for `snapshots` in the folder.
-
-    Raises:
-        OptionError: A path is relative, or the storage path is the root of a file system.
-        OptionTypeError: It is not a string.
-    """
+    """Return the locations of a program, by default `live`, `catalog.db` and `snapshots` in a folder."""
     home = folder.absolute()
     return Deployment(
         live_root=live_root or f"file://{home / 'live'}",

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client import Client
-from dagster_ckpt.config import execution_config as allowed
-from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
 from dagster_ckpt.config.state_backend import StatePartitions
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.flink.configured_program import ConfiguredProgram
+from dagster_ckpt.flink import execution_config as allowed
 from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployment_below
+from dagster_ckpt.flink.execution_config import ConfiguredProgram, ExecutionConfig, KryoRegistrations
 from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
 from dagster_ckpt.operations.launching import cause_unasked
-from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
+from dagster_ckpt.policies.restart import effective_restart_strategy
 from dagster_ckpt.spark.query.description import (
     brings_a_trigger,
     execution_plan,
@@ -35,7 +34,7 @@ from dagster_ckpt.spark.query.session import (
     start_application,
 )
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN, OptionDescription
+from dagster_ckpt.values.validation import OptionDescription, checked_stream_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,12 +102,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     ) -> StreamExecutionEnvironment:
         """Create an environment, by default below `./checkpoints`. The arguments are those of the class.
 
-        `<folder>/live` contains live directories, `<folder>/snapshots` checkpoints and savepoints,
+        `<folder>/live` has live directories, `<folder>/snapshots` checkpoints and savepoints,
         and `<folder>/catalog.db` is a SQLite catalog.
-
-        Raises:
-            OptionError: A path or URL cannot be used.
-            OptionTypeError: `spark` is not a session, or one of Spark Connect.
         """
         return StreamExecutionEnvironment(
             spark=spark, folder=folder, live_root=live_root, catalog_url=catalog_url, storage_path=storage_path
@@ -149,11 +144,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return int(self._spark.conf.get(allowed.SHUFFLE_PARTITIONS) or self._local_parallelism)
 
     def set_default_local_parallelism(self, parallelism: int) -> None:
-        """Set how many threads run tasks if this environment starts Spark on this machine; default: its cores.
-
-        Raises:
-            OptionError: It is below 1, or Spark is already running.
-        """
+        """Set how many threads run tasks if this environment starts Spark on this machine; default: its cores."""
         allowed.LOCAL_PARALLELISM.checked(parallelism)
         if self._spark is not None:
             raise OptionError(
@@ -183,26 +174,17 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self.register_type_with_kryo_serializer(type_class_name, serializer_class_name)
 
     def register_type_with_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
-        """Register a type with Spark's Kryo serializer, and the class that provides its serializer.
+        """Register a type with Spark's Kryo serializer, and what provides its serializer, before Spark starts.
 
         Args:
             type_class_name: Full name of the Java class.
             serializer_class_name: Full name of a class that implements
                 `org.apache.spark.serializer.KryoRegistrator`, Spark's only way to register serializers.
-
-        Raises:
-            OptionError: A name is not a class name, or Spark is already running without this registration.
-            OptionTypeError: A name is not a string.
         """
         self._set_kryo(self._config.kryo.with_registrator(type_class_name, serializer_class_name))
 
     def register_type(self, type_class_name: str) -> None:
-        """Register a type with Spark's Kryo serializer.
-
-        Raises:
-            OptionError: It is not a class name, or Spark is already running without this registration.
-            OptionTypeError: It is not a string.
-        """
+        """Register a type with Spark's Kryo serializer, by the full name of its class, before Spark starts."""
         self._set_kryo(self._config.kryo.with_type(type_class_name))
 
     def add_writer(self, name: str, writer: DataStreamWriter) -> Self:
@@ -213,16 +195,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
                 continues where it stopped.
             writer: The result of `DataFrame.writeStream`, not started. A trigger that it already has is
                 kept; a query name or checkpoint location is replaced.
-
-        Raises:
-            OptionError: The name is taken or cannot name a folder, or the query belongs to another session.
-            OptionTypeError: It is not a writer of a classic session.
         """
-        if not isinstance(name, str) or not STREAM_ID_PATTERN.fullmatch(name):
-            raise OptionError(
-                f"name is {name!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or digit, "
-                "128 at most: it names a folder."
-            )
+        checked_stream_id(name)
         if name in self._writers:
             raise OptionError(f"name is {name!r}, but another writer has that name already. Choose another one.")
         if not is_described_query(writer):
@@ -239,11 +213,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return self
 
     def get_execution_plan(self) -> str:
-        """Return the plan of the writers as JSON, in the form of Flink's: nodes with their predecessors.
-
-        Raises:
-            OptionError: There is no writer.
-        """
+        """Return the plan of the writers as JSON, in the form of Flink's: nodes with their predecessors."""
         self._check_writers()
         writers = {name: registered.writer for name, registered in self._writers.items()}
         return execution_plan(writers, self.get_parallelism())
@@ -282,10 +252,6 @@ class StreamExecutionEnvironment(ConfiguredProgram):
 
         Args:
             origin: Who operates, as the catalog shows it; default: this program.
-
-        Raises:
-            CatalogError: The catalog cannot be opened.
-            OptionError: Options contradict each other.
         """
         catalog = self._deployment.open_catalog()
         queries = StreamsOfProgram(catalog, lambda name: self._stream(catalog, name, DEFAULT_JOB_NAME))

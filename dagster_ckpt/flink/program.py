@@ -15,8 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
-from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.errors import LeaseLostError, StreamFailedError
+from dagster_ckpt.flink.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
@@ -26,9 +26,10 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
 from dagster_ckpt.spark.query.session import active_in_thread, application_of
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import monotonic_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,13 +41,7 @@ _LOG = logging.getLogger("dagster_ckpt.flink")
 
 @dataclass(frozen=True)
 class RegisteredWriter:
-    """A query of a program.
-
-    Attributes:
-        name: Its stable name.
-        writer: Its writer.
-        has_own_trigger: Whether the writer already has a trigger.
-    """
+    """A query of a program under its stable name."""
 
     name: str
     writer: DataStreamWriter
@@ -54,13 +49,7 @@ class RegisteredWriter:
 
 
 def start_registered(stream: StreamHandle, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
-    """Create the function that starts a writer's query, at first and after each failure.
-
-    Args:
-        stream: Its stream.
-        registered: The writer.
-        config: Its execution configuration; the session must have its settings while the query starts.
-    """
+    """Return what starts a writer's query; the session must have the config's settings while it does."""
 
     def start(live: LiveDirectory) -> SupervisedQuery:
         warn_of_partitions(stream.stream_id, live, config)
@@ -85,11 +74,6 @@ class StreamToRun:
     """One stream of a program.
 
     Attributes:
-        stream: Its stream.
-        start_query: Starts its query on a live directory.
-        describe: Returns the writer that will be started next.
-        start_from: Where to start.
-        cause: Whether a user or a restart started it.
         start_request_id: The catalog request that this start answers, if any.
         has_supervisor: Whether a supervisor restarts it after an interrupt, in which case its execution
             is left to that supervisor.
@@ -158,20 +142,7 @@ def run_program(
 
     Each stream has a thread, so that an interrupt of the main thread never lands inside a call into
     the JVM. A signal stops every stream and keeps its state; the next run continues from there. If
-    one stream fails, the others are stopped in the same way.
-
-    Args:
-        job_name: Name of the program, for the log.
-        streams: Its streams.
-        spark: The session they run on.
-        run_id: Id of the run, recorded in their executions in the catalog; default: a new one.
-        signals: The signals that interrupt the program.
-
-    Raises:
-        StreamFailedError: A stream failed, and its restart strategy allows no further restart.
-        LeaseLostError: Another process is the writer of a stream now.
-        CkptError: A stream could not be started as requested.
-        KeyboardInterrupt: The program was interrupted, and its streams have been stopped.
+    one stream fails, the others are stopped in the same way, and its error is raised.
     """
     began_ms = monotonic_ms()
     run_id = run_id or uuid.uuid4().hex
@@ -188,8 +159,8 @@ def run_program(
             application=application_of(spark),
             is_launched=to_run.has_supervisor,
             interrupted=stop.is_set,
-            # Stopped by something that the catalog does not know, such as a machine that shuts down: with a supervisor
-            # it is restarted, otherwise it continues when the program is started again, and everything is kept.
+            # An external stop, e.g. machine shutdown: a supervisor restarts it, or the next start of the program
+            # continues. Everything is kept.
             interrupted_as=partial(_interrupted_as, to_run.has_supervisor),
         )
         for to_run in streams

@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from dagster_ckpt.io.errors import Guarded, accessing
-from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, Hook, accessing, no_op
 from dagster_ckpt.io.memory import entries_below
 
-# A file up to this size is buffered in memory before it is put; a larger one is spooled to a file.
+# Larger files are spooled to disk before they are put.
 SPOOLED_BYTES = 16 * 1024 * 1024
 
 
@@ -23,10 +22,10 @@ class StoredObject:
     """One object of your storage.
 
     Attributes:
-        name: Its name.
-        size: Its length in bytes.
-        changed_at_ms: When it was put, ms since the epoch. A sweep never deletes objects younger
-            than its minimum age.
+        name: POSIX path without a leading slash.
+        size: Bytes.
+        changed_at_ms: When it was put, ms since the epoch. A sweep keeps objects younger than its
+            minimum age.
     """
 
     name: str
@@ -38,15 +37,13 @@ class CustomFileIO(FileIO):
     """A flat storage of named objects, such as a table of blobs or a service of yours.
 
     Implement `put`, `get`, `remove` and `objects`, and name the class in a
-    `CustomCheckpointStorage`. The class is called with `stream_id` and the settings, once for each
-    stream that is opened. All streams share the storage; directories, sharing between snapshots,
-    and garbage collection are built on these methods. They are called from several threads
+    `CustomCheckpointStorage`. It is called with `stream_id` and the settings once for each stream
+    that is opened. All streams share the storage. Methods are called from several threads
     concurrently.
 
-    Any exception is reported to users as a StorageAccessError that names the object. Names are
-    POSIX paths without a leading slash. Data objects are up to 64 MB, or as large as the largest
-    file of a state store if that is larger; override `create` and `open` to stream them, and
-    `adopt` if your storage can copy an object on its side.
+    Users see any exception as a StorageAccessError that names the object. Data objects have up to
+    64 MB, or the size of the largest file of a state store; override `create` and `open` to stream
+    them, and `adopt` if your storage can copy an object itself.
 
     Attributes:
         url: A URL with a scheme and a host that you choose, such as "blobs://orders"; locations of
@@ -55,7 +52,7 @@ class CustomFileIO(FileIO):
 
     @abstractmethod
     def put(self, name: str, data: BinaryIO) -> None:
-        """Store an object under a name, atomically and durably. It may replace an existing object."""
+        """Store an object atomically and durably. It may replace an existing one."""
 
     @abstractmethod
     def get(self, name: str) -> bytes:
@@ -71,10 +68,9 @@ class CustomFileIO(FileIO):
 
     @abstractmethod
     def objects(self, prefix: str) -> Iterable[StoredObject]:
-        """All objects whose names begin with a prefix, in any order. Must include objects that were just put."""
+        """All objects whose names begin with a prefix, in any order, including those that were just put."""
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
-        """Names in a directory."""
         with accessing("list", f"{self.url}/{path}"):
             statuses = {kept.name: _status(kept) for kept in self.objects(f"{path}/" if path else "")}
         return entries_below(path, statuses, hidden=hidden)
@@ -85,7 +81,6 @@ class CustomFileIO(FileIO):
             return io.BytesIO(self.get(path))
 
     def status(self, path: str) -> FileStatus:
-        """What is known of a file."""
         with accessing("look at", f"{self.url}/{path}"):
             found = [kept for kept in self.objects(path) if kept.name == path]
         if not found:
@@ -94,7 +89,6 @@ class CustomFileIO(FileIO):
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file for writing; it is put when the context exits without an error."""
         where = f"{self.url}/{path}"
         with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as spool:
             yield cast("BinaryIO", Guarded(cast("BinaryIO", spool), where))
@@ -102,14 +96,7 @@ class CustomFileIO(FileIO):
             with accessing("write", where):
                 self.put(path, cast("BinaryIO", spool))
 
-    def write(
-        self,
-        path: str,
-        chunks: Iterable[bytes],
-        *,
-        replace: bool = True,
-        before_visible: Callable[[], None] = no_op,
-    ) -> None:
+    def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
         """Put an object. Override this if your storage can refuse to replace one at the moment of the put."""
         data = b"".join(chunks)
         before_visible()
@@ -119,7 +106,6 @@ class CustomFileIO(FileIO):
             self.put(path, io.BytesIO(data))
 
     def delete(self, path: str) -> None:
-        """Remove an object."""
         with accessing("delete", f"{self.url}/{path}"):
             self.remove(path)
 
@@ -138,47 +124,31 @@ class FolderFileIO(FileIO):
         self._folder = folder
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
-        """Names in a directory."""
         return self._whole.list(f"{self._folder}/{path}" if path else self._folder, hidden=hidden)
 
     def open(self, path: str, part: range | None = None) -> BinaryIO:
-        """Open a file for reading."""
         return self._whole.open(f"{self._folder}/{path}", part)
 
     def status(self, path: str) -> FileStatus:
-        """What is known of a file."""
         return self._whole.status(f"{self._folder}/{path}")
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Lengths of the files that exist."""
         found = self._whole.sizes([f"{self._folder}/{path}" for path in paths])
         return {path.removeprefix(f"{self._folder}/"): size for path, size in found.items()}
 
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file for writing."""
         return self._whole.create(f"{self._folder}/{path}")
 
-    def write(
-        self,
-        path: str,
-        chunks: Iterable[bytes],
-        *,
-        replace: bool = True,
-        before_visible: Callable[[], None] = no_op,
-    ) -> None:
-        """Write a file."""
+    def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
         self._whole.write(f"{self._folder}/{path}", chunks, replace=replace, before_visible=before_visible)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file unless one of that name exists."""
         self._whole.create_if_absent(f"{self._folder}/{path}", data)
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
-        """Create a file from one of another tree."""
         if isinstance(source, FolderFileIO):
             return self.adopt(path, source._whole, f"{source._folder}/{source_path}")
         return self._whole.adopt(f"{self._folder}/{path}", source, source_path)
 
     def delete(self, path: str) -> None:
-        """Delete a file."""
         self._whole.delete(f"{self._folder}/{path}")

@@ -1,33 +1,29 @@
-"""Get bytes onto this machine's disks: flush them, so that they survive a power failure."""
+"""Flush bytes to this machine's disks, so that they survive a power failure."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import FileIO as RawFile
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 
-# Each flush of a file makes the disk empty its cache, whether or not the file changed. Above this
-# number of files one call flushes the whole file system: 2,000 linked files take 10 ms instead of
-# 140 ms.
+# Each flush of a file empties the disk's cache. Above this number of files one call flushes the
+# whole file system: 2,000 linked files take 10 ms instead of 140 ms.
 _ONE_BY_ONE = 128
-# The disk handles this many concurrent flushes in the time of one.
+# The disk handles this many flushes in the time of one.
 _THREADS = 8
-# File systems where syncing the whole file system also flushes every file in it. FUSE does not
-# guarantee this.
+# Here syncing the file system also flushes every file in it; FUSE does not guarantee this.
 _FLUSHED_AS_A_WHOLE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"}
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create a folder.
-
-    Returns the directories with a new entry, which a power failure can undo until they are flushed.
-    """
+    """Create a folder; returns the directories with a new entry, which are to be flushed."""
     changed: list[Path] = []
     missing = folder
     while not missing.is_dir():
@@ -48,11 +44,7 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(root: Path) -> None:
-    """Make all files and names below a folder durable; the name of the folder itself belongs to its parent.
-
-    Raises:
-        OSError: The disk reports an error.
-    """
+    """Make all files and names below a folder durable, without the name of the folder itself."""
     some = list(islice(_tree(root), _ONE_BY_ONE + 1))
     if len(some) > _ONE_BY_ONE:
         if sync_file_system(root):
@@ -66,17 +58,13 @@ def flush_tree(root: Path) -> None:
 
     files = [path for path, is_folder in some if not is_folder]
     in_threads(_THREADS, [part for first in range(_THREADS) if (part := files[first::_THREADS])], flush_part)
-    # The target of a name is made durable before the name.
+    # Targets before the names that lead to them.
     for path in reversed([path for path, is_folder in some if is_folder]):
         flush(path)
 
 
 def sync_file_system(folder: Path) -> bool:
-    """Make the whole file system of a folder durable; returns False if this is not supported.
-
-    Raises:
-        OSError: The disk reports an error.
-    """
+    """Make the whole file system of a folder durable; False if this is not supported."""
     if _SYNCFS is None or _file_system_type(folder) not in _FLUSHED_AS_A_WHOLE:
         return False
     descriptor = os.open(folder, os.O_RDONLY)
@@ -90,7 +78,7 @@ def sync_file_system(folder: Path) -> bool:
 
 
 def _tree(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """The folder and everything below it, parents first, with whether each is a folder; symbolic links are skipped."""
+    """The folder and all files and folders below it, parents first; symbolic links are skipped."""
     yield folder, True
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -111,26 +99,28 @@ def _file_system_type(folder: Path) -> str | None:
     return next((words[words.index("-") + 1] for words in found if words[2] == number), None)
 
 
-def _syncfs() -> Callable[[int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    return getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+def _libc(name: str) -> Any:
+    """A function of Linux's C library; None elsewhere, and if it has none."""
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None) if sys.platform.startswith("linux") else None
 
 
-_SYNCFS = _syncfs()
+_SYNCFS = _libc("syncfs")
+_SYNC_FILE_RANGE = _libc("sync_file_range")
+if _SYNC_FILE_RANGE is not None:
+    _SYNC_FILE_RANGE.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 # linux/fs.h: start writing dirty pages without waiting.
 _SYNC_FILE_RANGE_WRITE = 2
-# Start write-back each time this many bytes are written. A smaller file is flushed as fast without
-# it: the hint to the kernel may block.
+# Start write-back each time this many bytes are written. For smaller files the hint gains nothing
+# and may block.
 _BEGIN_BYTES = 8 * 1024 * 1024
-# Maximum number of pieces that Linux, macOS and the BSDs accept in one call.
+# Maximum number of pieces per call on Linux, macOS and the BSDs.
 _PIECES_OF_A_CALL = 1024
 
 
 class PieceWriter:
-    """A new file that is written in pieces. The disk begins with a large one while it still grows.
+    """A new file that is written in pieces, and that the disk starts to write while it grows.
 
     Leaving the context writes what is buffered.
 
@@ -155,12 +145,10 @@ class PieceWriter:
             self._pass_on()
 
     def write(self, data: bytes) -> int:
-        """Write some data; the caller must not change it afterwards."""
         self.writelines([data])
         return len(data)
 
     def writelines(self, pieces: Sequence[bytes]) -> None:
-        """Write several pieces; the caller must not change them afterwards."""
         self._held += pieces
         self._held_bytes += sum(map(len, pieces))
         if self._held_bytes >= self._buffer_bytes:
@@ -172,38 +160,15 @@ class PieceWriter:
         for first in range(0, len(pieces), _PIECES_OF_A_CALL):
             some = pieces[first : first + _PIECES_OF_A_CALL]
             size = sum(map(len, some))
-            # Written as separate pieces: concatenating them would take a third as long as hashing
-            # them.
+            # Concatenating the pieces would take a third as long as hashing them.
             done = os.writev(self._stream.fileno(), some)
             # A disk may accept only part of the data; the next call reports why.
             while done < size:
                 done += self._stream.write(b"".join(some)[done:])
             self._written += size
         if self._written - self._begun >= _BEGIN_BYTES:
-            begin_writing(self._stream.fileno(), self._begun, self._written - self._begun)
+            if _SYNC_FILE_RANGE is not None:
+                # Only a hint: if it fails, writing starts later.
+                size = self._written - self._begun
+                _SYNC_FILE_RANGE(self._stream.fileno(), self._begun, size, _SYNC_FILE_RANGE_WRITE)
             self._begun = self._written
-
-
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
-    if function is None:
-        return None
-    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return function  # type: ignore[no-any-return]
-
-
-_BEGIN = _sync_file_range()
-
-
-def begin_writing(descriptor: int, offset: int, size: int) -> None:
-    """Ask the kernel to start writing a range of a file. This is a hint: if it fails, writing only starts later.
-
-    Args:
-        descriptor: The open file.
-        offset: Start of the range.
-        size: Its length in bytes.
-    """
-    if _BEGIN is not None:
-        _BEGIN(descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)

@@ -1,4 +1,4 @@
-"""`FileIO`: a tree of files on any storage, with the operations that this package needs.
+"""`FileIO`: a tree of files on any storage, and how its failures are reported.
 
 Everything that reads or writes snapshots, live directories or the folders of sinks uses it.
 `open_file_io` in `location.py` opens one by its URL.
@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, NamedTuple
+from types import TracebackType
+from typing import IO, Any, BinaryIO, NamedTuple, Self
 
-from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
+from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 
 class FileVersion(NamedTuple):
-    """Identifies the version of a file: it changes when the file is replaced by another one of the same name.
+    """The version of a file, which changes when another file replaces it.
 
     Attributes:
         size: Bytes.
         token: Device, inode and modification time, or an object store's entity tag or generation.
-            None if the storage offers nothing that reliably identifies the content.
+            None if the storage offers nothing reliable.
     """
 
     size: int
@@ -32,13 +34,11 @@ class FileVersion(NamedTuple):
 
 
 class FileStatus(NamedTuple):
-    """The status of a file, as storage reports it.
+    """The status of a file, with times in ms since the epoch by the storage's clock; None if it has none.
 
     Attributes:
-        version: Its version.
-        modified_at_ms: When its content was written, ms since the epoch, by the storage's clock;
-            None if the storage does not tell.
-        changed_at_ms: The same, or when this name was given to an older file (by a hard link).
+        changed_at_ms: When its content was written, or when an older file got this name (by a hard
+            link).
     """
 
     version: FileVersion
@@ -46,7 +46,6 @@ class FileStatus(NamedTuple):
     changed_at_ms: int | None
 
 
-# Version of a file, and its content or None.
 Look = tuple[FileVersion, bytes | None]
 
 
@@ -55,10 +54,8 @@ class Entry:
     """A name in a listing.
 
     Attributes:
-        name: The name.
-        is_directory: Whether it is a directory.
-        status: What is known of the file; looked up on first use where that takes a call. Raises
-            FileNotFoundError if it no longer exists.
+        status: Looks up the file on first use if that takes a call. Raises FileNotFoundError if it
+            no longer exists.
     """
 
     name: str
@@ -66,16 +63,11 @@ class Entry:
     status: Callable[[], FileStatus]
 
     def version(self) -> FileVersion:
-        """Version of the file."""
         return self.status().version
 
 
 class Listing:
-    """The files of one directory, as of the first access.
-
-    Args:
-        entries: Lists them.
-    """
+    """The files of one directory, as of the first access."""
 
     def __init__(self, entries: Callable[[], dict[str, Entry]]) -> None:
         self._list = entries
@@ -90,31 +82,31 @@ class Listing:
         return self._entries.keys()
 
     def version(self, name: str) -> FileVersion:
-        """Version of one of them. Raises FileNotFoundError if it does not exist or no longer exists."""
+        """Version of one of them, or FileNotFoundError."""
         entry = self._entries.get(name)
         if entry is None:
             raise FileNotFoundError(name)
         return entry.version()
 
 
+Hook = Callable[[], None]
+
+
 def no_op() -> None:
-    """Do nothing: the default for a callback."""
+    """The default for a callback."""
 
 
 class FileIO(ABC):
     """A tree of files. Paths are POSIX paths relative to its root, without a leading slash or `..`.
 
     A missing file raises FileNotFoundError; every other failure is a StorageAccessError. A write
-    that raises may have succeeded all the same: the answer of a server can get lost.
-
-    Implementations define the abstract methods; the others have a default that is built on them.
-    Each is called from several threads concurrently.
+    that raises may still have succeeded: a server's response can be lost. Methods are called from
+    several threads concurrently.
 
     Attributes:
-        url: URL of the root, for messages and locations; without user name and password.
-        can_rename: Whether the whole tree can be renamed at once. An object store would copy it
-            file by file.
-        width: How many files to read or look at concurrently; more than 1 where each is a request.
+        url: URL of the root, without user name and password.
+        can_rename: Whether the whole tree can be renamed at once.
+        width: How many files to read concurrently; more than 1 where each is a request.
     """
 
     url: str
@@ -129,23 +121,18 @@ class FileIO(ABC):
 
         Args:
             path: The directory.
-            hidden: Also list names that begin with a dot. Spark's are unfinished files
-                (`.<name>.<uuid>.tmp`) and Hadoop's `.crc` files, and neither belongs in a copy: a
-                stale `.crc` makes Hadoop reject a good file.
+            hidden: Also list names that begin with a dot: Spark's unfinished files
+                (`.<name>.<uuid>.tmp`) and Hadoop's `.crc` files. Neither belongs in a copy, because
+                a stale `.crc` makes Hadoop reject a good file.
         """
 
     @abstractmethod
     def open(self, path: str, part: range | None = None) -> BinaryIO:
-        """Open a file for reading, as a seekable stream and context manager.
-
-        Args:
-            path: The file.
-            part: The range that will be read, so that nothing else needs to be fetched.
-        """
+        """Open a file for reading, as a seekable stream; `part` is the range that will be read."""
 
     @abstractmethod
     def status(self, path: str) -> FileStatus:
-        """What is known of a file."""
+        """The status of a file."""
 
     def version(self, path: str) -> FileVersion:
         """Current version of a file."""
@@ -172,10 +159,7 @@ class FileIO(ABC):
             return stream.read(at_most)
 
     def read_version(self, path: str) -> tuple[bytes, FileVersion]:
-        """Content of a file and its version.
-
-        If the file is replaced in between, the version is that of the older file.
-        """
+        """Content of a file and its version, which may be older than the content."""
         version = self.version(path)
         return self.read(path), version
 
@@ -184,7 +168,7 @@ class FileIO(ABC):
         paths: Sequence[str],
         at_most: int,  # noqa: ARG002 - content would cost a request
     ) -> Sequence[Look]:
-        """Version of each file, and its content if it is at most `at_most` bytes and costs no extra request."""
+        """Version of each file, and its content if it has at most `at_most` bytes and costs no extra request."""
 
         def look(path: str, check_canceled: CancelCheck) -> Look:
             check_canceled()
@@ -212,14 +196,7 @@ class FileIO(ABC):
         """Open a new file for writing; it is durable when the context exits without an error."""
 
     @abstractmethod
-    def write(
-        self,
-        path: str,
-        chunks: Iterable[bytes],
-        *,
-        replace: bool = True,
-        before_visible: Callable[[], None] = no_op,
-    ) -> None:
+    def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
         """Write a file atomically; it is durable on return.
 
         Args:
@@ -235,29 +212,23 @@ class FileIO(ABC):
         """
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree that has no readers yet: after a failure, part of it may exist.
-
-        It is durable after `flush_all`.
-        """
+        """Write a new file in a tree without readers: a failure may leave a part. It is durable after `flush_all`."""
         self.write(path, chunks)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
         """Write a small file atomically unless one of that name exists.
 
-        With concurrent writers one of them wins wherever the storage can tell; read the file again
-        to learn which one.
+        One of several concurrent writers wins wherever the storage can tell; read the file to learn
+        which.
         """
         if self.size(path) is None:
             self.write(path, [data])
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:  # noqa: ARG002
-        """Create a file from one of another tree, without moving its bytes through this process.
+        """Link or copy a file of another tree within the storage; returns whether that was possible.
 
-        The name is durable after a `flush` of its directory.
-
-        Returns:
-            Whether it succeeded, which requires both trees to be on one disk or in one object
-            store.
+        It requires one disk or one object store. The name is durable after a `flush` of its
+        directory.
         """
         return False
 
@@ -271,8 +242,7 @@ class FileIO(ABC):
     def delete_if_empty(self, path: str = "") -> None:  # noqa: ARG002
         """Delete a directory of a disk if it is empty.
 
-        Does nothing elsewhere: an object store has no directories, and some file systems of fsspec
-        delete a directory with what is in it.
+        Does nothing elsewhere: some file systems of fsspec delete a directory with its content.
         """
         return
 
@@ -286,7 +256,7 @@ class FileIO(ABC):
         raise StorageAccessError(f"{self.url} cannot be moved to {url}: this storage has no directories to rename.")
 
     def make(self) -> None:
-        """Create the root; on a disk its name is then durable. An object store has no directories."""
+        """Create the root; on a disk its name is then durable."""
         return
 
     def flush(self, path: str) -> None:  # noqa: ARG002
@@ -294,17 +264,13 @@ class FileIO(ABC):
         return
 
     def flush_all(self) -> None:
-        """Make the whole tree durable; `make` and `rename` make the root's own name durable."""
+        """Make the whole tree durable, except the root's own name; see `make` and `rename`."""
         return
 
     def clock_ms(self, probe: str) -> int | None:
-        """The current time by the clock that dates the files, ms since the epoch; None if it dates none.
+        """The time by the clock that dates the files, ms since the epoch; None if it dates none.
 
-        A file is written and looked at, because the clock of this machine may differ from the
-        storage's by hours.
-
-        Args:
-            probe: Name of that file, which is then deleted.
+        It is read from a file `probe`, which is then deleted: the storage's clock may be hours off.
         """
         self.write(probe, [b"dagster_ckpt"])
         try:
@@ -319,12 +285,93 @@ class FileIO(ABC):
 
     @cached_property
     def seen(self) -> dict[str, tuple[str, object]]:
-        """What was parsed from unchanged files: path to token and value.
-
-        A running query is inspected repeatedly, and nearly all of its files stay unchanged.
-        """
+        """What was parsed from files of a running query, most of which stay unchanged: path to token and value."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
         # The cache is large and only useful in this process.
         return {name: value for name, value in self.__dict__.items() if name != "seen"}
+
+
+# Callers handle a missing path of these.
+_MAY_BE_MISSING = frozenset({"read", "list", "flush"})
+
+
+class accessing:  # noqa: N801 - used as a statement: `with accessing("read", url):`
+    """Raise failures as StorageAccessError, or FileNotFoundError for a missing path to read, list or flush.
+
+    Args:
+        verb: What is done, such as "write".
+        where: URL of what is accessed.
+        only: The exceptions to translate. Drivers raise types without a common base class
+            (botocore, gcsfs, ...). A local disk raises only OSError, so errors of callers pass
+            through.
+    """
+
+    __slots__ = ("_only", "_verb", "_where")
+
+    def __init__(self, verb: str, where: str, *, only: type[Exception] = Exception) -> None:
+        self._verb = verb
+        self._where = where
+        self._only = only
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, self._only) and not isinstance(error, CkptError):
+            translated = explained(self._verb, self._where, error)
+            raise translated from (None if isinstance(translated, FileNotFoundError) else cause_to_show(error))
+
+
+def explained(verb: str, where: str, error: Exception) -> Exception:
+    """FileNotFoundError where a path to read is missing, else StorageAccessError."""
+    if verb in _MAY_BE_MISSING and isinstance(error, FileNotFoundError | NotADirectoryError):
+        return FileNotFoundError(without_secrets(where))
+    return StorageAccessError(
+        f"Cannot {verb} {without_secrets(where)}: {type(error).__name__}: {without_secrets(str(error))}. Check that "
+        f"the path is correct, that this process is allowed to {verb} there, and that credentials and endpoint are "
+        "set."
+    )
+
+
+class Guarded:
+    """A byte stream whose failures name its location."""
+
+    def __init__(self, stream: IO[bytes], where: str) -> None:
+        self._stream = stream
+        self._where = where
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def write(self, data: bytes) -> int:
+        """Write all of the data; an unbuffered file may take it in parts."""
+        with accessing("write", self._where):
+            done = 0
+            while done < len(data):
+                done += self._stream.write(memoryview(data)[done:] if done else data)
+            return done
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        with accessing("write", self._where):
+            self._stream.writelines(pieces)
+
+    def read(self, size: int = -1) -> bytes:
+        with accessing("read", self._where):
+            return self._stream.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        with accessing("read", self._where):
+            return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()

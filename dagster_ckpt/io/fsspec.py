@@ -6,7 +6,7 @@ import io
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -16,18 +16,16 @@ import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.errors import Guarded, accessing
-from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, Hook, accessing, no_op
 from dagster_ckpt.values.storage_path import fsspec_arguments, has_folders
 
-# Object stores accept parts of at least 5 MiB; fsspec's files are written in blocks of this size.
+# Object stores accept parts of at least 5 MiB.
 BLOCK_BYTES = 8 * 1024 * 1024
-# Files up to this size are buffered in memory and put in one request, which costs as much time as a
-# megabyte.
+# Smaller files are put in one request, which costs as much time as a megabyte.
 SINGLE_PUT_BYTES = 12 * 1024 * 1024
 SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 _COPIED_BYTES = 1024 * 1024
-# The names that fsspec file systems use for an entity tag, a generation or a modification time.
+# Names of an entity tag, a generation or a modification time in fsspec's file systems.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -39,10 +37,6 @@ class FsspecFileIO(FileIO):
         url: URL as shown and stored.
         options: Arguments for the file system.
         url_to_open: The same URL with user name and password, if it needs them.
-
-    Raises:
-        StorageAccessError: The file system is unknown, its driver is not installed, or it does not
-            let this process in.
     """
 
     width = 16
@@ -55,7 +49,6 @@ class FsspecFileIO(FileIO):
     # Reading
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
-        """Names in a directory, from one call."""
         where = self._at(path)
         try:
             with self._accessing("list", path):
@@ -71,7 +64,6 @@ class FsspecFileIO(FileIO):
         return entries
 
     def find(self, path: str = "", *, hidden: bool = False) -> Iterator[tuple[str, Entry]]:
-        """Every file below a directory, with its path from the root; of an object store from one listing."""
         if self._has_folders:
             yield from super().find(path, hidden=hidden)
             return
@@ -79,7 +71,7 @@ class FsspecFileIO(FileIO):
             infos: dict[str, dict[str, Any]] = self._fs.find(self._at(path), detail=True)
         start = f"{self._root.strip('/')}/"
         for where, info in sorted(infos.items()):
-            # S3A keeps an empty object for a directory, whose name ends like this.
+            # S3A keeps an empty object for a directory.
             if where.endswith("/"):
                 continue
             below = where.strip("/").removeprefix(start)
@@ -87,7 +79,6 @@ class FsspecFileIO(FileIO):
                 yield below, Entry(below.rsplit("/", 1)[-1], is_directory=False, status=partial(_status, info))
 
     def open(self, path: str, part: range | None = None) -> BinaryIO:
-        """Open a file for reading; a part of moderate size is fetched in one request."""
         where = self._at(path)
         with self._accessing("read", path):
             if type(self._fs) is MemoryFileSystem:
@@ -102,19 +93,16 @@ class FsspecFileIO(FileIO):
         return cast("BinaryIO", Guarded(stream, f"{self.url}/{path}"))
 
     def read(self, path: str, at_most: int = -1) -> bytes:
-        """Content of a file, or its first `at_most` bytes."""
         if at_most >= 0:
             return super().read(path, at_most)
         with self._accessing("read", path):
             return self._whole(self._at(path))
 
     def status(self, path: str) -> FileStatus:
-        """What is known of a file."""
         with self._accessing("read", path):
             return _status(self._fs.info(self._at(path)))
 
     def size(self, path: str) -> int | None:
-        """Length of a file, or None."""
         with self._accessing("look at", path), suppress(FileNotFoundError):
             return int(self._fs.info(self._at(path))["size"])
         return None
@@ -129,7 +117,6 @@ class FsspecFileIO(FileIO):
         return {path: sizes[path] for path in paths if path in sizes}
 
     def exists(self) -> bool:
-        """Whether the root exists."""
         with self._accessing("list"):
             return self._is_there(self._root)
 
@@ -137,21 +124,12 @@ class FsspecFileIO(FileIO):
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file for writing."""
         with self._accessing("write", path):
             self._make_folder(self._at(path))
             with _Upload(self._fs, self._at(path)) as upload:
                 yield cast("BinaryIO", Guarded(cast("BinaryIO", upload), f"{self.url}/{path}"))
 
-    def write(
-        self,
-        path: str,
-        chunks: Iterable[bytes],
-        *,
-        replace: bool = True,
-        before_visible: Callable[[], None] = no_op,
-    ) -> None:
-        """Write a file atomically: object stores show it once it is complete; with real directories it is renamed."""
+    def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
         target = self._at(path)
         folder, _, name = target.rpartition("/")
         unfinished = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp" if self._has_folders else target
@@ -184,13 +162,11 @@ class FsspecFileIO(FileIO):
             raise FileExistsError(f"{self.url}/{path}")
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree that has no readers yet."""
         with self._spooled(chunks) as spool, self._accessing("write", path):
             self._make_folder(self._at(path))
             self._put(self._at(path), spool)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file atomically unless one of that name exists."""
         where = self._at(path)
         with self._accessing("write", path):
             if self._is_there(where):
@@ -199,7 +175,6 @@ class FsspecFileIO(FileIO):
             self._put_new(where, data)
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
-        """Copy an object within the store."""
         if not isinstance(source, FsspecFileIO) or source._fs is not self._fs or self._has_folders:
             return False
         with self._accessing("write", path), suppress(FileNotFoundError):
@@ -208,17 +183,14 @@ class FsspecFileIO(FileIO):
         return False
 
     def delete(self, path: str) -> None:
-        """Delete a file; a missing file is not an error."""
         with self._accessing("delete", path), suppress(FileNotFoundError):
             self._fs.rm_file(self._at(path))
 
     def delete_all(self) -> None:
-        """Delete the whole tree; a missing tree is not an error."""
         with self._accessing("delete"), suppress(FileNotFoundError):
             self._fs.rm(self._root, recursive=True)
 
     def rename(self, url: str) -> None:
-        """Move the whole tree to a location that does not exist yet."""
         with self._accessing("move"):
             self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
 
@@ -236,7 +208,7 @@ class FsspecFileIO(FileIO):
         try:
             self._fs.pipe_file(where, data, mode="create")
         except FileExistsError:
-            # The driver repeats a request whose answer was lost, and then finds its own object.
+            # The driver repeats a request whose response was lost, and then finds its own object.
             return self._whole(where) == data
         except (TypeError, NotImplementedError):
             # The store has no conditional put.
@@ -254,16 +226,15 @@ class FsspecFileIO(FileIO):
 
     def _whole(self, where: str) -> bytes:
         if type(self._fs) is MemoryFileSystem:
-            # All readers of an in-memory object share one position, so threads would disturb each
-            # other.
+            # All readers of an in-memory object share one position.
             if where not in self._fs.store:
                 raise FileNotFoundError(where)
             return cast("bytes", self._fs.store[where].getvalue())
         return cast("bytes", self._fs.cat_file(where))
 
     def _is_there(self, where: str) -> bool:
-        # Not fsspec's `exists`: it answers no to every error, so a store that is unavailable for a moment
-        # would look as if its data were lost.
+        # fsspec's `exists` answers no to every error, so data of an unavailable store would look
+        # lost.
         try:
             self._fs.info(where)
         except (FileNotFoundError, NotADirectoryError):
@@ -301,7 +272,7 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
 
 
 class _Upload:
-    """Bytes of a new object: a small one is put in one request, a large one in parts as they arrive."""
+    """A new object: a small one is put in one request, a large one in parts as they arrive."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs = fs
@@ -320,7 +291,6 @@ class _Upload:
             self._fs.pipe_file(self._path, b"".join(self._held))
 
     def write(self, data: bytes) -> int:
-        """Write some bytes."""
         if self._stream is None and self._held_bytes + len(data) <= SINGLE_PUT_BYTES:
             self._held.append(bytes(data))
             self._held_bytes += len(data)
@@ -332,7 +302,6 @@ class _Upload:
         return cast("int", self._stream.write(data))
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
-        """Write several pieces."""
         for piece in pieces:
             self.write(piece)
 
@@ -345,13 +314,12 @@ class _Part(io.BytesIO):
         self._start = start
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset of the whole object."""
         return super().seek(offset - self._start, whence) + self._start
 
 
 def _status(info: Mapping[str, Any]) -> FileStatus:
     marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
-    # Some file systems return the same time as a number in a listing and as a date elsewhere.
+    # Some file systems return a time as a number in a listing and as a date elsewhere.
     texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
     time_ms = next((ms for name in _TIMES if (ms := _ms(info.get(name))) is not None), None)
     return FileStatus(FileVersion(int(info["size"] or 0), ":".join(texts) or None), time_ms, time_ms)

@@ -1,8 +1,7 @@
-"""Create hard links from other directory trees on this machine in a new tree.
+"""Hard-link files of other trees on this machine into a new tree.
 
-Resolving two long paths takes a third of the time of a link, so the roots are opened once and paths
-are resolved from there. A single thread links and compares small files: with calls this short, two
-threads would wait for each other.
+Resolving two long paths takes a third of the time of a link, so the roots are opened once. One
+thread links and compares small files: the calls are so short that two would wait for each other.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Protocol, TypeVar
 
 from blake3 import blake3
 
-from dagster_ckpt.io.errors import accessing
-from dagster_ckpt.io.file_io import FileVersion, no_op
+from dagster_ckpt.io.file_io import FileVersion, accessing, no_op
 from dagster_ckpt.io.local import token_of, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 
@@ -28,67 +26,39 @@ _UNWATCHED_FILES = 64
 
 
 class KnownFile(Protocol):
-    """A file whose content is known.
-
-    Attributes:
-        path: Its path.
-        size: Its length in bytes.
-        token: See `FileVersion.token`.
-        digest: BLAKE3 digest of its content.
-    """
+    """A file whose content is known."""
 
     @property
     def path(self) -> str:
-        """Its path."""
-        ...
+        """Path in its tree."""
 
     @property
     def size(self) -> int:
-        """Its length in bytes."""
-        ...
+        """Bytes."""
 
     @property
     def token(self) -> str | None:
         """See `FileVersion.token`."""
-        ...
 
     @property
     def digest(self) -> str:
         """BLAKE3 digest of its content."""
-        ...
 
 
 Known = TypeVar("Known", bound=KnownFile)
 
 
 class Linker:
-    """Links files into a new tree. Not thread-safe.
-
-    Args:
-        root: The new tree; created if it does not exist.
-    """
+    """Links files into a new tree, which is created if needed. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # The root exists; the path of a file without a directory begins with it.
+        # Directories of the new tree that exist.
         self._directories = {""}
         self._descriptors: dict[str, int] = {}
 
     def link(self, tree: str, source: str, path: str) -> bool:
-        """Link a file of another tree into the new one.
-
-        Args:
-            tree: Path of the other tree.
-            source: Path of the file in it.
-            path: Its path in the new tree.
-
-        Returns:
-            False if these file systems do not support it.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-            StorageAccessError: Its directory cannot be created.
-        """
+        """Link `source` in `tree` to `path` in the new tree; False if the file systems do not support it."""
         self._make([_directory(path)])
         try:
             os.link(source, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=self._target)
@@ -106,22 +76,15 @@ class Linker:
         by_version: Callable[[Known], bool],
         watch: Callable[[], None] = no_op,
     ) -> list[Known]:
-        """Link those files into the new tree whose content is the known one.
+        """Link those files whose content is the known one; returns the others.
 
         Each is compared under its new name, where no other process can replace it.
 
         Args:
-            tree: Path of the tree that may contain them, under the same paths.
+            tree: The tree that may contain them, under the same paths.
             files: The files.
-            by_version: Whether length and token are enough to recognize a file; the digest of its
-                content is compared otherwise.
-            watch: Called while files are compared; an exception aborts it.
-
-        Returns:
-            The files that were not linked.
-
-        Raises:
-            StorageAccessError: Their directories cannot be created, or a link cannot be removed.
+            by_version: Whether length and token are enough; the digest is compared otherwise.
+            watch: Called while files are compared; an exception aborts.
         """
         self._make({_directory(file.path) for file in files})
         try:
@@ -226,7 +189,7 @@ def _has_content(root: int, file: KnownFile) -> bool:
     try:
         descriptor = os.open(file.path, os.O_RDONLY, dir_fd=root)
         try:
-            # One byte more than expected, to detect a file that has grown.
+            # One more byte than expected detects a file that has grown.
             data = os.read(descriptor, min(file.size + 1, _READ_BYTES))
             if len(data) == file.size:
                 return blake3(data).hexdigest() == file.digest
@@ -238,5 +201,5 @@ def _has_content(root: int, file: KnownFile) -> bool:
         finally:
             os.close(descriptor)
     except OSError:
-        # An unreadable file is read from the snapshot instead.
+        # It is read from the snapshot instead.
         return False

@@ -8,7 +8,7 @@ import os
 import shutil
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from io import FileIO as RawFile
@@ -17,8 +17,19 @@ from typing import BinaryIO, cast
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.durability import PieceWriter, flush, flush_tree, make_folder
-from dagster_ckpt.io.errors import Guarded, accessing, explained
-from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Listing, Look, no_op
+from dagster_ckpt.io.file_io import (
+    Entry,
+    FileIO,
+    FileStatus,
+    FileVersion,
+    Guarded,
+    Hook,
+    Listing,
+    Look,
+    accessing,
+    explained,
+    no_op,
+)
 from dagster_ckpt.values.storage_path import local_path
 
 _DELETE_ATTEMPTS = 10
@@ -26,7 +37,7 @@ _READ_BYTES = 1024 * 1024
 # Many small files are adjacent in one data object.
 _BUFFERED_BYTES = 256 * 1024
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# A file system without hard links, such as exFAT or some mounts of object stores, fails with these.
+# Errors of file systems without hard links, such as exFAT or some mounts of object stores.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -39,7 +50,6 @@ class LocalListing(Listing):
 
     @cached_property
     def names(self) -> Set[str]:
-        """Their names, without hidden ones."""
         try:
             with _accessing("list", self._url):
                 names = os.listdir(self._directory)  # noqa: PTH208 - no object for each name
@@ -48,13 +58,11 @@ class LocalListing(Listing):
         return {name for name in names if name[0] != "."}
 
     def version(self, name: str) -> FileVersion:
-        """Version of a file."""
         if not name or name[0] == "." or "/" in name:
             # The names in a damaged snapshot are looked up here and nowhere else.
             raise FileNotFoundError(f"{self._url}/{name}")
         try:
-            # Called ten thousand times per snapshot, so it creates no object or context manager per
-            # call.
+            # Called ten thousand times per snapshot.
             return version_of(os.stat(f"{self._directory}/{name}"))  # noqa: PTH116
         except OSError as error:
             raise explained("read", f"{self._url}/{name}", error) from error
@@ -65,11 +73,10 @@ class LocalFileIO(FileIO):
 
     Args:
         root: The directory.
-        buffer_bytes: What `create` writes is passed to the disk in pieces of this size; -1 passes
-            on each piece as it comes.
-        follow_links: Whether to list what is behind symbolic links. It can always be read by name,
-            but who deletes what a listing shows must not follow them: what is behind a link
-            belongs to its creator.
+        buffer_bytes: `create` passes pieces of this size to the disk; -1 passes on each piece as it
+            comes.
+        follow_links: Whether to list what is behind symbolic links. Set False to delete what is
+            listed: the target of a link belongs to its creator.
     """
 
     can_rename = True
@@ -84,7 +91,6 @@ class LocalFileIO(FileIO):
     # Reading
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
-        """Names in a directory; empty if the directory does not exist."""
         entries: dict[str, Entry] = {}
         directory = self.root / path
         with suppress(FileNotFoundError), self._accessing("list", path):
@@ -97,45 +103,38 @@ class LocalFileIO(FileIO):
         return entries
 
     def listing(self, path: str) -> Listing:
-        """Files of a directory."""
         return LocalListing(f"{self.url}/{path}", self._prefix + path)
 
     def open(self, path: str, part: range | None = None) -> BinaryIO:
-        """Open a file for reading."""
         with self._accessing("read", path):
             stream = (self.root / path).open("rb", buffering=-1 if part is None else _BUFFERED_BYTES)
         return cast("BinaryIO", Guarded(stream, f"{self.url}/{path}"))
 
     def read(self, path: str, at_most: int = -1) -> bytes:
-        """Content of a file, or its first `at_most` bytes."""
         with self._opened(path) as descriptor:
             return os.read(descriptor, at_most) if at_most >= 0 else _whole(descriptor, os.fstat(descriptor).st_size)
 
     def status(self, path: str) -> FileStatus:
-        """What is known of a file."""
         with self._accessing("read", path):
             found = os.stat(self._prefix + path)  # noqa: PTH116 - as `version`
         return _status(found, found)
 
     def version(self, path: str) -> FileVersion:
-        """Current version of a file."""
         try:
             return version_of(os.stat(self._prefix + path))  # noqa: PTH116 - no object for each file
         except OSError as error:
             raise explained("read", f"{self.url}/{path}", error) from error
 
     def read_version(self, path: str) -> tuple[bytes, FileVersion]:
-        """Content and version of a file, of the same file even if it is replaced concurrently."""
         with self._opened(path) as descriptor:
             version = version_of(os.fstat(descriptor))
             return _whole(descriptor, version.size), version
 
     def look_at(self, paths: Sequence[str], at_most: int) -> Sequence[Look]:
-        """Version of each file, and its content if it is at most `at_most` bytes, both of the same file."""
         looks: deque[Look] = deque()
         path = ""
-        # Each snapshot of a larger query reads two hundred files: the path to the root is resolved
-        # once, and no file gets a context manager.
+        # Each snapshot of a larger query reads two hundred files: resolve the path to the root
+        # once.
         try:
             root = os.open(self._prefix, os.O_RDONLY)
             try:
@@ -153,11 +152,9 @@ class LocalFileIO(FileIO):
         return looks
 
     def size(self, path: str) -> int | None:
-        """Length of a file, or None."""
         return self.sizes([path]).get(path)
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Lengths of the files that exist."""
         found: dict[str, int] = {}
         # The error itself names the file.
         with _accessing("look at", self.url):
@@ -167,7 +164,6 @@ class LocalFileIO(FileIO):
         return found
 
     def exists(self) -> bool:
-        """Whether the root exists."""
         with self._accessing("list"):
             return self.root.is_dir()
 
@@ -175,7 +171,6 @@ class LocalFileIO(FileIO):
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file for writing."""
         target = self.root / path
         where = f"{self.url}/{path}"
         with accessing("write", where):
@@ -187,47 +182,20 @@ class LocalFileIO(FileIO):
             for folder in (target.parent, *changed):
                 flush(folder)
 
-    def write(
-        self,
-        path: str,
-        chunks: Iterable[bytes],
-        *,
-        replace: bool = True,
-        before_visible: Callable[[], None] = no_op,
-    ) -> None:
-        """Write a file atomically: to a temporary file, flushed, then renamed, and the directory is flushed too.
-
-        Where no file may be replaced, it gets its name by a hard link: unlike a rename, that fails
-        if the name exists.
-        """
+    def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
         target = self.root / path
-        unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
-        with self._accessing("write", path):
-            changed = make_folder(target.parent)
-            try:
-                with unfinished.open("wb") as stream:
-                    stream.writelines(chunks)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                for folder in changed:
-                    flush(folder)
-                # The work that it waits for, mostly also flushing to disk, ran concurrently.
-                before_visible()
-                is_new = replace or _link_new(unfinished, target)
-                if replace:
-                    unfinished.replace(target)
-                else:
-                    unfinished.unlink(missing_ok=True)
-            except BaseException:
-                with suppress(OSError):
-                    unfinished.unlink(missing_ok=True)
-                raise
-            flush(target.parent)
+        is_new = True
+        with self._accessing("write", path), self._unfinished(target, chunks) as unfinished:
+            # Meanwhile, the work that it waits for was flushing to disk as well.
+            before_visible()
+            if replace:
+                unfinished.replace(target)
+            else:
+                is_new = _link_new(unfinished, target)
         if not is_new:
             raise FileExistsError(f"{self.url}/{path}")
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree that has no readers yet."""
         target = self._prefix + path
         with self._accessing("write", path):
             try:
@@ -244,30 +212,12 @@ class LocalFileIO(FileIO):
                 os.close(descriptor)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file atomically unless one of that name exists."""
         target = self.root / path
-        unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
-        with self._accessing("write", path):
-            # The next writer finds the directory and takes its name for durable.
-            changed = make_folder(target.parent)
-            try:
-                with unfinished.open("xb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                # Unlike a rename, a link never replaces an existing file.
-                with suppress(FileExistsError):
-                    os.link(unfinished, target)
-            finally:
-                unfinished.unlink(missing_ok=True)
-            for folder in (target.parent, *changed):
-                flush(folder)
+        # Unlike a rename, a link never replaces an existing file.
+        with self._accessing("write", path), self._unfinished(target, [data]) as unfinished, suppress(FileExistsError):
+            os.link(unfinished, target)
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
-        """Hard-link a file of another tree on the same disk.
-
-        This costs no bytes, and they live as long as either link.
-        """
         if not isinstance(source, LocalFileIO):
             return False
         target = self.root / path
@@ -277,23 +227,20 @@ class LocalFileIO(FileIO):
             try:
                 target.hardlink_to(source.root / source_path)
             except OSError:
-                # Another device, a disk without hard links, or a link limit: then the bytes are
-                # written again.
+                # Another device, a disk without hard links, or a link limit: the bytes are written
+                # again.
                 return False
         return True
 
     def delete(self, path: str) -> None:
-        """Delete a file; a missing file is not an error."""
         with self._accessing("delete", path):
             (self.root / path).unlink(missing_ok=True)
 
     def delete_if_empty(self, path: str = "") -> None:
-        """Delete a directory if it is empty."""
         with suppress(OSError):
             (self.root / path).rmdir()
 
     def delete_all(self) -> None:
-        """Delete the whole tree; a missing tree is not an error. Of a symbolic link only the link is deleted."""
         with self._accessing("delete"), suppress(FileNotFoundError, NotADirectoryError):
             if self.root.is_symlink():
                 # The target of the link belongs to its creator.
@@ -311,7 +258,6 @@ class LocalFileIO(FileIO):
             shutil.rmtree(self.root)
 
     def rename(self, url: str) -> None:
-        """Move the whole tree to a location that does not exist yet; its new name is durable on return."""
         target = local_path(url)
         if target is None:
             raise StorageAccessError(f"{self.url} is local and cannot be moved to {url}. Give a local path.")
@@ -322,23 +268,38 @@ class LocalFileIO(FileIO):
                 flush(folder)
 
     def make(self) -> None:
-        """Create the root; its name is then durable."""
         with self._accessing("write"):
             for folder in make_folder(self.root):
                 flush(folder)
 
     def flush(self, path: str) -> None:
-        """Make a file, or the names in a directory, durable."""
         with self._accessing("flush", path):
             flush(self.root / path)
 
     def flush_all(self) -> None:
-        """Make the whole tree durable."""
         with self._accessing("write"):
             flush_tree(self.root)
 
     def _accessing(self, verb: str, path: str = "") -> contextlib.AbstractContextManager[None]:
         return _accessing(verb, f"{self.url}/{path}" if path else self.url)
+
+    @contextmanager
+    def _unfinished(self, target: Path, chunks: Iterable[bytes]) -> Iterator[Path]:
+        """A whole file, flushed, in the directory of its target, whose names are flushed on exit."""
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
+        changed = make_folder(target.parent)
+        try:
+            with unfinished.open("xb") as stream:
+                stream.writelines(chunks)
+                stream.flush()
+                os.fsync(stream.fileno())
+            for folder in changed:
+                flush(folder)
+            yield unfinished
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+        flush(target.parent)
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[int]:
@@ -353,18 +314,18 @@ class LocalFileIO(FileIO):
         try:
             return path.open("xb", buffering=0)
         except FileNotFoundError:
-            # The directory was removed concurrently, along with the last other file in it.
+            # It was removed concurrently, with the last other file in it.
             for folder in make_folder(path.parent):
                 flush(folder)
             return path.open("xb", buffering=0)
 
 
-# Errors of callers, whose iterators the writing methods consume, pass through.
+# Errors of the iterators that callers pass in stay as they are.
 _accessing = partial(accessing, only=OSError)
 
 
 def version_of(stat: os.stat_result) -> FileVersion:
-    """Version of a local file. Spark replaces files by renaming, so a replaced file has another inode."""
+    """Spark replaces files by renaming, so a replaced file has another inode."""
     return FileVersion(stat.st_size, token_of(stat))
 
 
@@ -378,7 +339,7 @@ def _link_new(unfinished: Path, target: Path) -> bool:
     try:
         target.hardlink_to(unfinished)
     except FileExistsError:
-        # NFS repeats a call whose answer was lost, and then finds its own link.
+        # NFS repeats a call whose response was lost, and then finds its own link.
         return target.samefile(unfinished)
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -399,8 +360,7 @@ def _whole(descriptor: int, size: int) -> bytes:
 
 
 def _status_of_entry(entry: os.DirEntry[str]) -> FileStatus:
-    # The time of the inode, not of the content, says when a name was made: a new link to an old
-    # file counts as new.
+    # The inode's time says when a name was made: a new link to an old file counts as new.
     with _accessing("read", f"file://{entry.path}"):
         return _status(entry.stat(), entry.stat(follow_symlinks=False))
 

@@ -18,15 +18,12 @@ _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, follow_links: bool = True) -> FileIO:
-    """Open a tree of files by URL; nothing is created.
+    """Open a tree of files by URL; a path without a scheme is local. Nothing is created.
 
     Args:
-        url: A URL of any fsspec file system; a path without a scheme is local.
+        url: A path, or a URL of any fsspec file system.
         storage_options: Arguments for the fsspec file system.
         follow_links: See `LocalFileIO`.
-
-    Raises:
-        StorageAccessError: The file system is unknown or its driver is not installed.
     """
     if "\0" in url:
         raise StorageAccessError(
@@ -39,11 +36,7 @@ def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, 
 
 
 def normalised(location: str) -> str:
-    """Normalise a location to a URL with `//` and without doubled or trailing slashes; a local path gets `file://`.
-
-    Raises:
-        StorageAccessError: It is not a URL, is a relative path, or contains user info.
-    """
+    """The URL with `//` and without doubled or trailing slashes; a local path gets `file://`."""
     try:
         path = StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location)
     except OptionError as error:
@@ -68,7 +61,7 @@ def folders_overlap(one: str, other: str) -> bool:
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Whether a folder is another one or lies in it, in any spelling; neither needs to exist. Links are followed."""
+    """Whether a folder is another one or lies in it. Neither needs to exist; links are followed."""
     path = local_path(inner)
     if path is None:
         return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")
@@ -82,18 +75,18 @@ def _plain(url: str) -> str:
         return _known_by_its_inode(path)
     scheme, _, rest = with_authority(url).partition("://")
     authority, _, below = rest.partition("/")
-    # Normalised like Hadoop's `Path`.
+    # As Hadoop's `Path` does.
     return f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"
 
 
 def _known_by_its_inode(path: Path) -> str:
-    """A local folder, independent of the path used: symbolic links, disks mounted twice, case-insensitive names."""
+    """A local folder in one spelling, whatever links, mounts or letter case the path uses."""
     path = path.resolve()
     for there in (path, *path.parents):
         try:
             stat = there.stat()
         except (FileNotFoundError, NotADirectoryError):
-            # It does not exist yet: resolve relative to its nearest existing parent.
+            # Resolve relative to its nearest existing parent.
             continue
         except OSError:
             break

@@ -5,20 +5,16 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import BinaryIO
 
-from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Hook, no_op
 
 
 class MemoryFileIO(FileIO):
-    """Files that are lost when the process ends.
-
-    Args:
-        url: A name for messages; nothing else can open it.
-    """
+    """Files that are lost when the process ends. The URL is a name for messages."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -28,35 +24,23 @@ class MemoryFileIO(FileIO):
         self._lock = threading.Lock()
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
-        """Names in a directory."""
         with self._lock:
             statuses = {name: _status(*kept) for name, kept in self._objects.items()}
         return entries_below(path, statuses, hidden=hidden)
 
     def open(self, path: str, part: range | None = None) -> BinaryIO:  # noqa: ARG002
-        """Open a file for reading."""
         return io.BytesIO(self._kept(path)[2])
 
     def status(self, path: str) -> FileStatus:
-        """What is known of a file."""
         return _status(*self._kept(path))
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file for writing."""
         stream = io.BytesIO()
         yield stream
         self.write(path, [stream.getvalue()])
 
-    def write(
-        self,
-        path: str,
-        chunks: Iterable[bytes],
-        *,
-        replace: bool = True,
-        before_visible: Callable[[], None] = no_op,
-    ) -> None:
-        """Write a file."""
+    def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
         data = b"".join(chunks)
         before_visible()
         with self._lock:
@@ -66,20 +50,17 @@ class MemoryFileIO(FileIO):
             self._objects[path] = (time.time_ns() // 1_000_000, self._writes, data)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a file unless one of that name exists."""
         with self._lock:
             self._writes += 1
             self._objects.setdefault(path, (time.time_ns() // 1_000_000, self._writes, data))
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
-        """Share a file of another stream's memory."""
         if not isinstance(source, MemoryFileIO) or source.size(source_path) is None:
             return False
         self.write(path, [source.read(source_path)])
         return True
 
     def delete(self, path: str) -> None:
-        """Delete a file."""
         with self._lock:
             self._objects.pop(path, None)
 

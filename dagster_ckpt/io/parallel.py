@@ -11,23 +11,14 @@ from dagster_ckpt.errors import SnapshotAbortedError
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-# Called regularly by each task; raises SnapshotAbortedError once another task has failed.
+# Each task calls it regularly; raises SnapshotAbortedError once another task has failed.
 CancelCheck = Callable[[], None]
 
 
 def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCheck], Result]) -> list[Result]:
-    """Run tasks in threads. A single task, or `count` 1, runs in the caller's thread.
+    """Run tasks in up to `count` threads, with the results in the order of the inputs.
 
-    Args:
-        count: Maximum number of threads.
-        parts: The inputs.
-        work: Processes one input.
-
-    Returns:
-        The results, in the order of the inputs.
-
-    Raises:
-        Exception: The error of the task that failed first; the others were canceled because of it.
+    Raises the error of the task that failed first; a single task runs in the caller's thread.
     """
     failed = False
 
@@ -48,18 +39,14 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCh
     with ThreadPoolExecutor(count, thread_name_prefix="snapshot") as pool:
         futures = [pool.submit(do, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]
-    # Errors of canceled tasks are sorted last.
+    # Errors of canceled tasks come last.
     for error in sorted(errors, key=lambda error: isinstance(error, SnapshotAbortedError)):
         raise error
     return [future.result() for future in futures]
 
 
 def start_in_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Run a function concurrently with the caller; its exception is raised by the future.
-
-    Raises:
-        RuntimeError: The system cannot start another thread.
-    """
+    """Run a function concurrently with the caller."""
     future: Future[Result] = Future()
 
     def do() -> None:

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import holding
+from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.modes import SnapshotKind
 
 # Properties that belong to the original only.
 _OF_THE_ORIGINAL = frozenset({"label", "schedule"})

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
-from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.operations.health_facts import (
     HealthFacts,
@@ -20,7 +19,7 @@ from dagster_ckpt.operations.health_facts import (
 )
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 
 MINUTE_MS = 60_000
 
@@ -170,7 +169,7 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     if facts.newest is None and not facts.failures and facts.inactivity is not None and facts.inactivity.is_idle:
         return finding(Verdict.PASS, "the query is idle and has committed no batch that a snapshot could contain")
     if limit_ms is None:
-        limit_ms = max(options.known_interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
+        limit_ms = max(options.known_interval_ms or 0, options.timeout) * (options.tolerable_failures + 2)
     usual_ms = _usual_age_ms(facts, options, settings, limit_ms)
     # A stream that was just started could not take a snapshot yet.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
@@ -191,7 +190,7 @@ def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: Heal
     """The age that the newest snapshot reaches while all is well; above it the check warns."""
     if settings.max_checkpoint_age_ms is not None or options.known_interval_ms is None or facts.slowest_ms is None:
         return limit_ms // 2
-    between_ms = max(options.known_interval_ms, options.min_pause_ms)
+    between_ms = max(options.known_interval_ms, options.min_pause)
     return min(between_ms * (options.tolerable_failures + 2) + facts.slowest_ms, limit_ms)
 
 

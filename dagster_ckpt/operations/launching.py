@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
@@ -23,7 +22,6 @@ from dagster_ckpt.errors import OptionError, RequestFailedError
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import RecoveryClaimMode
 from dagster_ckpt.values.redaction import shown_command, without_secrets
 
 # Environment variable with the START request that a driver answers, like `{start_request}` in a
@@ -235,7 +233,7 @@ def start_order(
     for request in catalog.requests.pending(stream_id):
         if request.kind is RequestKind.START and "run_id" not in request.arguments:
             return StartOrder(
-                start_from=_start_from(request.arguments),
+                start_from=StartFrom.from_record(request.arguments),
                 cause=_cause_of(catalog, request),
                 request_id=request.request_id,
             )
@@ -267,23 +265,9 @@ def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> St
             f"{request.status.value}: {request.error or 'no process waits for it any more'}. Start the stream again."
         )
     return StartOrder(
-        start_from=_start_from(request.arguments),
+        start_from=StartFrom.from_record(request.arguments),
         cause=_cause_of(catalog, request),
         request_id=request.request_id,
         run_id=run_id,
         has_supervisor=True,
-    )
-
-
-def _start_from(arguments: Mapping[str, Any]) -> StartFrom:
-    return StartFrom.parse(
-        str(arguments.get("start_from", "latest")),
-        new_query_id=bool(arguments.get("new_query_id", False)),
-        accept_loss=bool(arguments.get("accept_loss", False)),
-        claim_mode=RecoveryClaimMode(arguments.get("claim_mode", RecoveryClaimMode.NO_CLAIM.value)),
-        accept_plan_change=bool(arguments.get("accept_plan_change", False)),
-        discard_state=bool(arguments.get("discard_state", False)),
-        no_safety_savepoint=bool(arguments.get("no_safety_savepoint", False)),
-        source_offsets=str(arguments.get("source_offsets", "")),
-        state_partitions=arguments.get("state_partitions"),
     )

@@ -29,8 +29,7 @@ from dagster_ckpt.operations.requests import (
     require_running,
     snapshot_of,
 )
-from dagster_ckpt.recovery.damage import is_suspicious
-from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
@@ -238,7 +237,7 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
                 lost = lost_batches(stream, facts, plan)
-                running, replayed = is_running(stream), plan if lost is None else lost.in_plan(plan)
+                running, replayed = is_running(stream), plan if lost is None else lost.plan()
                 ahead = preview_rewind(stream, facts, replayed, is_running=running)
                 if lost is not None and ahead.gone:
                     # As the start does: it replays nothing that the sources no longer have.
@@ -291,27 +290,11 @@ def request_start(
     return stream.catalog.requests.submit(
         stream.stream_id,
         RequestKind.START,
-        arguments={**start_arguments(start_from), **({HANDS_OVER: True} if hands_over else {})},
+        arguments={**start_from.as_record(), **({HANDS_OVER: True} if hands_over else {})},
         origin=origin,
         request_id=request_id,
         holding=listed.snapshot_id if listed is not None else None,
     )
-
-
-def start_arguments(start_from: StartFrom) -> dict[str, str | bool | int]:
-    """The arguments of a START request for a starting point."""
-    partitions = start_from.state_partitions
-    return {
-        "start_from": str(start_from),
-        "new_query_id": start_from.new_query_id,
-        "accept_loss": start_from.accept_loss,
-        "claim_mode": start_from.claim_mode.value,
-        "accept_plan_change": start_from.accept_plan_change,
-        "discard_state": start_from.discard_state,
-        "no_safety_savepoint": start_from.no_safety_savepoint,
-        **({"source_offsets": start_from.source_offsets} if start_from.source_offsets else {}),
-        **({} if partitions is None else {"state_partitions": partitions}),
-    }
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:

@@ -10,7 +10,8 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import LogTrouble, log_entries, log_trouble, needed_entries
+from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
+from dagster_ckpt.sinks.file_sink_log import log_entries, needed_entries
 from dagster_ckpt.sinks.file_sink_repair import (
     RebuiltLog,
     Relocation,
@@ -25,7 +26,8 @@ from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import is_held, this_holder
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding

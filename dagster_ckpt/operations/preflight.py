@@ -11,10 +11,9 @@ from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
 from dagster_ckpt.operations.start_check import check_start
 from dagster_ckpt.operations.trial_comparison import compare_trial
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
+from dagster_ckpt.recovery.plan import RecoveryPlan, StartEmpty
 from dagster_ckpt.recovery.plan_check import PlanChange, describe_differences
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
-from dagster_ckpt.recovery.scratch import scratch_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
@@ -114,7 +113,7 @@ def _try(
                 return trial, []
             return trial, compare_trial(stream, lambda: session_of(describe()), live, tried, trial.batch_id)
 
-    if plan.kind is RecoveryKind.START_EMPTY or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
+    if isinstance(plan, StartEmpty) or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
         return Trial(None), "there is no state yet, so every version can start"
     live = LiveDirectory(plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory or "")
     if plan.snapshot is None:

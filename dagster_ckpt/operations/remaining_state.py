@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.operations.description import find_snapshot
-from dagster_ckpt.recovery.scratch import scratch_copies
+from dagster_ckpt.recovery.live_directories import scratch_copies
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS
 from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits

@@ -16,10 +16,9 @@ from dagster_ckpt.recovery.retention import (
     newest_proven,
 )
 from dagster_ckpt.runtime.settlement import settle_execution
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, retained
-from dagster_ckpt.values.modes import TerminalState
+from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 from dagster_ckpt.values.validation import policy_name
 
 
@@ -81,7 +80,7 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Retent
     taken = {
         snapshot.snapshot_id: snapshot
         for snapshot in stream.catalog.snapshots.of_stream(
-            stream.stream_id, kind=SnapshotKind.SAVEPOINT.value, status=SnapshotStatus.COMPLETED
+            stream.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.COMPLETED
         )
         if snapshot.schedule == schedule and not snapshot.claimed
     }

@@ -22,12 +22,13 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.sinks.registry import output_of
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_of_snapshot
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import StartFrom
 
 # A retry does not help: a user must decide where the stream continues.
 _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkError)
@@ -82,7 +83,7 @@ def roll_back(
 
 
 def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
-    facts = recovery_facts(stream, StartFrom(StartPoint.NAMED, snapshot_id), predecessor_ended=True)
+    facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
     # The previous code, which wrote the snapshot, is about to start: what the new code wrote
     # elsewhere is left.
@@ -97,7 +98,7 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
         )
     refuse_loss(stream, preview, accept_loss=False)
     try:
-        prepared = prepare(stream, plan, lease, output)
+        prepared = prepare(stream, plan, lease, output, survey=preview.survey)
     except SinkRollbackError as error:
         # Refusals were raised earlier: a file could not be read or written, and the next try
         # continues there.

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.recovery.sink_survey import refuse_to_clean
-from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink import FileSink, Leftovers, PartFile
 from dagster_ckpt.sinks.file_sink_log import committed_files
-from dagster_ckpt.sinks.part_files import Leftovers, PartFile
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import part_files_in_snapshot
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
@@ -101,7 +101,7 @@ def clean_sinks(
     refuse_to_clean(stream)
     sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
     # Of each sink, files are listed first, then its log is read.
-    found = [(sink, leftovers) for sink in sinks if (leftovers := sink.leftovers()) is not None]
+    found = [(sink, sink.leftovers()) for sink in sinks if isinstance(sink, FileSink)]
     in_snapshots = _named_in_snapshots(stream)
     rewinds = _rewinds(stream)
     may_write = _may_be_writing(stream)

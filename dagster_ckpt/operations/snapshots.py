@@ -18,14 +18,16 @@ from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_
 from dagster_ckpt.operations.description import find_snapshot
 from dagster_ckpt.operations.lifecycle import listed_snapshot, preview_start
 from dagster_ckpt.operations.requests import await_process, is_running, require_running, snapshot_of
-from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.recovery.live_directories import snapshot_location
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.snapshot.writer import Progress
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
+from dagster_ckpt.stream.start_from import StartFrom, checked_label
 from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
+from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import refuse_user_info
 
 
@@ -134,9 +136,9 @@ def prefer_savepoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
     Raises:
         SnapshotNotFoundError: The stream has no savepoint of this name.
     """
-    plan = preview_start(stream, StartFrom(StartPoint.NAMED, reference))
+    plan = preview_start(stream, StartFrom(reference))
     snapshot = plan.snapshot
-    if snapshot is None or snapshot.kind != SnapshotKind.SAVEPOINT.value:
+    if snapshot is None or snapshot.kind is not SnapshotKind.SAVEPOINT:
         raise SnapshotNotFoundError(
             f"{reference!r} of stream {stream.stream_id!r} is not a savepoint: checkpoints belong to the system and "
             "may be subsumed at any time. Take a savepoint and prefer that."

@@ -17,9 +17,10 @@ from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
-from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
-from dagster_ckpt.spark.query.source_identity import source_identities
+from dagster_ckpt.spark.query.sources import source_identities
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.adopted import refuse_unclaimed
 from dagster_ckpt.stream.handle import StreamHandle
@@ -118,7 +119,7 @@ def _weigh_sinks(
     session: SparkSession | None,
 ) -> None:
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
-    replayed = plan if lost is None else lost.in_plan(plan)
+    replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
     if lost is not None and ahead.gone:
         # As the start does: it replays nothing that the sources no longer have.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from dagster_ckpt.errors import NothingCommittedError, OptionError, SparkNotFoundError
 from dagster_ckpt.operations.description import find_snapshot
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
-from dagster_ckpt.recovery.scratch import scratch_directory
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.session import active_session

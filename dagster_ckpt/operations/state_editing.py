@@ -16,8 +16,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.operations.derived_savepoint import SavepointIdentity, derive_savepoint
 from dagster_ckpt.operations.state_browsing import LIVE, StreamState, session_of_process
-from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.recovery.scratch import scratch_directory
+from dagster_ckpt.recovery.live_directories import scratch_directory, snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
@@ -26,15 +25,16 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
-from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
+from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.diff import Change, differences, paired
 from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
 from dagster_ckpt.state.reading import StateName, StateReader
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.spark_rewriter import require_rewriter
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.values.durations import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

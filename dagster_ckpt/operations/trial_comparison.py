@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.recovery.scratch import scratch_directory
+from dagster_ckpt.recovery.live_directories import scratch_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.state.diff import StateDifference, differences, paired

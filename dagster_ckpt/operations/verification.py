@@ -13,9 +13,8 @@ from dagster_ckpt.errors import (
     StorageAccessError,
     UnsupportedSparkError,
 )
-from dagster_ckpt.recovery.prepare import restore_into
-from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.recovery.snapshot_examination import snapshot_problems
+from dagster_ckpt.recovery.examination import snapshot_problems
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.state.reading import StateReader, StateRows
 from dagster_ckpt.stream.handle import StreamHandle

@@ -10,10 +10,10 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.operations.health import Finding, HealthCheck, Verdict, judge, worst
 from dagster_ckpt.operations.health_facts import HealthFacts, HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import latest_check_evaluations
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
-from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
-from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
+from dagster_ckpt.values.durations import wall_clock_ms
 
 VERDICT_KEY = "dagster_ckpt/verdict"
 # The one check on each further asset of a stream; it summarizes the checks on the first asset.
@@ -53,8 +53,7 @@ def build_health_checks(
     Args:
         streams: The streams.
         settings: Thresholds, for all of them or by stream id.
-        checks: The checks to define. Leave out those that cannot be evaluated, such as the lag of a
-            source that reports none.
+        checks: Leave out those that cannot be evaluated, such as the lag of a source that reports none.
         facts_besides: Adds facts to those from the catalog.
     """
     return [_checks_of(stream, _settings_of(stream, settings), checks, facts_besides) for stream in streams]
@@ -73,10 +72,7 @@ def build_health_sensor(
 ) -> dg.SensorDefinition:
     """Define a sensor that evaluates the health checks of streams and reports results when they change.
 
-    Dagster keeps only the last of several evaluations of a check in one run, but all of those from
-    a sensor. The sensor reads only the catalog, 25 streams per tick, and changes nothing: with
-    1,000 streams, each is checked every 200 seconds. An unchanged result is reported again once a
-    day.
+    It reads only the catalog, 25 streams per tick: with 1,000 streams, each is checked every 200 seconds.
 
     Args:
         streams: The streams.
@@ -122,6 +118,7 @@ def build_health_sensor(
             or known[each.asset_check_key].at_s + repeat_after_seconds <= wall_clock_ms() / 1000
         ]
         after = begin + len(evaluated)
+        # Dagster keeps every evaluation of a sensor, but only the last one of a run.
         return dg.SensorResult(
             asset_events=news,
             cursor=json.dumps(after if after < len(ordered) else 0),

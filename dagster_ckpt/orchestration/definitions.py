@@ -8,7 +8,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, translator_of
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs, build_overview_job
 from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_desired_state_jobs, build_operator_jobs
@@ -24,7 +24,6 @@ from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.reports import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.orchestration.translator import translator_of
 
 
 def stream_definitions(
@@ -97,7 +96,7 @@ def stream_definitions(
         if stream_id not in by_stream_id:
             raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
-        schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, **vars(periodic)))
+        schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, periodic))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
     return dg.Definitions(
         assets=[_linked(stream, checkpoint_page) for stream in writers],

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
-
-if TYPE_CHECKING:
-    from dagster_ckpt.orchestration.assets.stream import Stream
 
 SPARK = "pyspark"
 CHECKPOINT_STORAGE = "checkpoint_storage"
@@ -129,19 +125,3 @@ class StreamTranslator:
 
     def _prefixed(self, name: str) -> str:
         return name if self.name_prefix is None else f"{self.name_prefix}_{name}"
-
-
-def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
-    """The translator of streams that share jobs and sensors.
-
-    Raises:
-        OptionError: They have different ones.
-    """
-    first = streams[0].translator if streams else StreamTranslator()
-    for stream in streams:
-        if stream.translator != first:
-            raise OptionError(
-                f"Streams {streams[0].stream_id!r} and {stream.stream_id!r} have different translators, so they cannot "
-                "share jobs and sensors. Give both the same translator, or call stream_definitions once for each."
-            )
-    return first

@@ -14,8 +14,13 @@ from enum import Enum
 from itertools import islice
 from random import Random
 
-from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, RestartPolicy
-from dagster_ckpt.policies.restart_strategies import ExponentialDelayRestartStrategyConfiguration
+from dagster_ckpt.policies.restart import (
+    ExponentialDelayRestartStrategyConfiguration,
+    FailureHistory,
+    NoRestart,
+    RestartAt,
+    RestartPolicy,
+)
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, RetentionPolicy
 from dagster_ckpt.policies.trigger import Interval, TriggerPolicy, TriggerProgress
 from dagster_ckpt.values.validation import policy_name

@@ -1,18 +1,34 @@
 """Restart: whether and when a failed query starts again.
 
-A policy is a pure function of the failures. Flink's strategies (`restart_strategies.py`) are policies;
-a policy of your own is used in the same places.
+A policy is a pure function of the failures. Flink's strategies are policies, with the defaults and limits of Flink 1.20
+(https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/task_failure_recovery/); a policy of your
+own is used in the same places. The same policy decides on a restart within a run and on one in a new run, from one
+durable history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.values.validation import policy_name
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.policies.combine import Combinable, Combination
+from dagster_ckpt.values.durations import iso_duration, rounded_duration
+from dagster_ckpt.values.validation import (
+    INT_MAX,
+    LONG_MAX,
+    TIMEDELTA_MAX_MS,
+    Milliseconds,
+    WholeNumber,
+    policy_name,
+    type_error,
+)
 
 
 @dataclass(frozen=True)
@@ -103,64 +119,6 @@ class RestartPolicy(Protocol):
         """
 
 
-class Combinable:
-    """Adds `|` and `&` to a policy; the other side may be a policy of your own."""
-
-    def __or__(self: RestartPolicy, other: RestartPolicy) -> AnyOf:
-        return AnyOf(self, other)
-
-    def __ror__(self: RestartPolicy, other: RestartPolicy) -> AnyOf:
-        return AnyOf(other, self)
-
-    def __and__(self: RestartPolicy, other: RestartPolicy) -> AllOf:
-        return AllOf(self, other)
-
-    def __rand__(self: RestartPolicy, other: RestartPolicy) -> AllOf:
-        return AllOf(other, self)
-
-
-@dataclass(frozen=True, init=False)
-class AnyOf(Combinable):
-    """Restart as soon as one policy says so: `first | second`."""
-
-    policies: tuple[RestartPolicy, ...]
-
-    def __init__(self, *policies: RestartPolicy) -> None:
-        object.__setattr__(self, "policies", _checked_members(policies))
-
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """The earliest restart; none if no policy restarts."""
-        decisions = [policy.decide(failures, now_ms, random) for policy in self.policies]
-        restarts = [each for each in decisions if isinstance(each, RestartAt)]
-        return min(restarts, key=lambda each: each.at_ms) if restarts else decisions[0]
-
-    def __repr__(self) -> str:
-        return " | ".join(map(restart_description, self.policies)).join("()")
-
-
-@dataclass(frozen=True, init=False)
-class AllOf(Combinable):
-    """Restart once every policy says so: `first & second`."""
-
-    policies: tuple[RestartPolicy, ...]
-
-    def __init__(self, *policies: RestartPolicy) -> None:
-        object.__setattr__(self, "policies", _checked_members(policies))
-
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """The latest restart; none if one policy does not restart."""
-        restarts: list[RestartAt] = []
-        for policy in self.policies:
-            decision = policy.decide(failures, now_ms, random)
-            if not isinstance(decision, RestartAt):
-                return decision
-            restarts.append(decision)
-        return max(restarts, key=lambda each: each.at_ms)
-
-    def __repr__(self) -> str:
-        return " & ".join(map(restart_description, self.policies)).join("()")
-
-
 def restart_description(policy: object) -> str:
     """Describe a policy to a person: in Flink's words if it is one of Flink's, otherwise by its name."""
     describe = getattr(policy, "described", None) or getattr(policy, "get_description", None)
@@ -178,14 +136,478 @@ def checked_restart(option: str, policy: object) -> RestartPolicy:
         OptionTypeError: It has no method `decide`.
     """
     if not isinstance(policy, RestartPolicy) or isinstance(policy, type):
-        raise OptionTypeError(
-            f"{option} is {policy!r} ({type(policy).__name__}), but must be a value made by RestartStrategies, or an "
-            "object of your own with a method decide(failures, now_ms, random)."
+        allowed = (
+            "a value made by RestartStrategies, or an object of your own with a method decide(failures, now_ms, random)"
         )
+        raise type_error(option, policy, allowed)
     return policy
 
 
-def _checked_members(policies: Sequence[object]) -> tuple[RestartPolicy, ...]:
-    if not policies:
-        raise OptionError("policies is (), but must hold one policy or more.")
-    return tuple(checked_restart("restart_strategy", policy) for policy in policies)
+class _Rule(Combinable[RestartPolicy]):
+    """A restart policy of this package."""
+
+
+class AnyOf(Combination[RestartPolicy], _Rule):
+    """Restart as soon as one policy says so: `first | second`."""
+
+    sign = "|"
+    checked = partial(checked_restart, "restart_strategy")
+    shown = restart_description
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """The earliest restart; none if no policy restarts."""
+        decisions = [policy.decide(failures, now_ms, random) for policy in self.policies]
+        restarts = [each for each in decisions if isinstance(each, RestartAt)]
+        return min(restarts, key=lambda each: each.at_ms) if restarts else decisions[0]
+
+
+class AllOf(Combination[RestartPolicy], _Rule):
+    """Restart once every policy says so: `first & second`."""
+
+    sign = "&"
+    checked = partial(checked_restart, "restart_strategy")
+    shown = restart_description
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """The latest restart; none if one policy does not restart."""
+        restarts: list[RestartAt] = []
+        for policy in self.policies:
+            decision = policy.decide(failures, now_ms, random)
+            if not isinstance(decision, RestartAt):
+                return decision
+            restarts.append(decision)
+        return max(restarts, key=lambda each: each.at_ms)
+
+
+_Rule.any_of, _Rule.all_of = AnyOf, AllOf
+
+
+class RestartStrategyConfiguration(ABC):
+    """What a stream does after a failure."""
+
+    @abstractmethod
+    def get_description(self) -> str:
+        """Return a description of the strategy in Flink's words."""
+
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self.get_description()
+
+
+class DecidingRestartStrategy(_Rule, RestartStrategyConfiguration):
+    """A strategy that can decide: every one except the fallback."""
+
+    @abstractmethod
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Decide what to do after the last failure, see `RestartPolicy`.
+
+        Raises:
+            OptionError: A value of the strategy is invalid, see `validate`.
+        """
+
+    def validate(self) -> None:
+        """Validate the values that PyFlink accepts on construction but rejects when the stream starts.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+
+
+ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
+DELAY = Milliseconds("delay_between_attempts", minimum=0, maximum=TIMEDELTA_MAX_MS)
+DELAY_INTERVAL = Milliseconds("delay_interval", minimum=0, maximum=TIMEDELTA_MAX_MS)
+FAILURE_RATE = WholeNumber("failure_rate", minimum=1, unit="of failures")
+FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA_MAX_MS)
+
+
+@dataclass(frozen=True)
+class NoRestartStrategyConfiguration(DecidingRestartStrategy):
+    """The first failure ends the stream."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return "Restart deactivated."
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Never restart."""
+        del failures, now_ms, random  # no input changes the decision
+        return NoRestart("No restart strategy is set, so the first failure ends the stream.")
+
+
+@dataclass(frozen=True, init=False)
+class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+    """A limited number of restarts, each after the same delay.
+
+    Args:
+        restart_attempts: Number of restarts; one more failure ends the stream.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
+            PyFlink refuses it when the stream starts.
+    """
+
+    restart_attempts: int
+    delay_ms: int
+
+    def __init__(
+        self, restart_attempts: int | None = None, delay_between_attempts_interval: int | timedelta | None = None
+    ) -> None:
+        object.__setattr__(self, "restart_attempts", _as_pyflink(ATTEMPTS, restart_attempts))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY, delay_between_attempts_interval))
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return self._described(iso_duration)
+
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration)
+
+    def _described(self, duration: Callable[[int], str]) -> str:
+        return f"Restart with fixed delay ({duration(self.delay_ms)}). #{self.restart_attempts} restart attempts."
+
+    def get_restart_attempts(self) -> int:
+        """Return the number of restarts."""
+        return self.restart_attempts
+
+    def get_delay_between_attempts_interval(self) -> timedelta:
+        """Return the time between a failure and its restart."""
+        return timedelta(milliseconds=self.delay_ms)
+
+    def validate(self) -> None:
+        """Validate both values."""
+        ATTEMPTS.checked(self.restart_attempts)
+        DELAY.checked(self.delay_ms)
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Restart until the attempts are used up."""
+        del random  # a fixed delay has no jitter
+        self.validate()
+        if failures.count > self.restart_attempts:
+            return NoRestart(f"All {self.restart_attempts} restart attempts are used up.")
+        reason = f"Restart attempt {failures.count} of {self.restart_attempts}."
+        return failures.restart_after(self.delay_ms, now_ms, reason)
+
+
+@dataclass(frozen=True, init=False)
+class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
+    """Restarts until the failure rate exceeds a limit.
+
+    Args:
+        max_failure_rate: Maximum number of failures per interval; one more ends the stream.
+        failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as
+            PyFlink refuses it when the stream starts.
+    """
+
+    failure_rate: int
+    failure_interval_ms: int
+    delay_ms: int
+
+    def __init__(
+        self,
+        max_failure_rate: int | None = None,
+        failure_interval: int | timedelta | None = None,
+        delay_between_attempts_interval: int | timedelta | None = None,
+    ) -> None:
+        object.__setattr__(self, "failure_rate", _as_pyflink(FAILURE_RATE, max_failure_rate))
+        object.__setattr__(self, "failure_interval_ms", _as_pyflink(FAILURE_INTERVAL, failure_interval))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY_INTERVAL, delay_between_attempts_interval))
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return self._described(iso_duration)
+
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration)
+
+    def _described(self, duration: Callable[[int], str]) -> str:
+        return (
+            f"Failure rate restart with maximum of {self.failure_rate} failures "
+            f"within interval {duration(self.failure_interval_ms)} and fixed delay {duration(self.delay_ms)}."
+        )
+
+    def get_max_failure_rate(self) -> int:
+        """Return the maximum number of failures per interval."""
+        return self.failure_rate
+
+    def get_failure_interval(self) -> timedelta:
+        """Return the length of the interval."""
+        return timedelta(milliseconds=self.failure_interval_ms)
+
+    def get_delay_between_attempts_interval(self) -> timedelta:
+        """Return the time between a failure and its restart."""
+        return timedelta(milliseconds=self.delay_ms)
+
+    def validate(self) -> None:
+        """Validate the three values."""
+        FAILURE_RATE.checked(self.failure_rate)
+        FAILURE_INTERVAL.checked(self.failure_interval_ms)
+        DELAY_INTERVAL.checked(self.delay_ms)
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Restart unless the interval before the last failure contains too many failures.
+
+        As in Flink, a failure exactly one interval ago still counts.
+        """
+        del random  # a fixed delay has no jitter
+        self.validate()
+        window_start_ms = failures.last_ms - self.failure_interval_ms
+        recent = sum(at_ms >= window_start_ms for at_ms in failures.failed_at_ms)
+        within = f"within {rounded_duration(self.failure_interval_ms)}, {self.failure_rate} allowed."
+        if recent > self.failure_rate:
+            return NoRestart(f"{recent} failures {within}")
+        return failures.restart_after(self.delay_ms, now_ms, f"{recent} failures {within}")
+
+
+@dataclass(frozen=True)
+class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
+    """The deployment decides; see `effective_restart_strategy`."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return "Cluster level default restart strategy"
+
+
+def _as_pyflink(allowed: WholeNumber, value: object) -> int:
+    """Accept a value below the range: PyFlink creates such an object and rejects it when the stream starts."""
+    number = allowed.typed(value)
+    return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
+
+
+INITIAL_BACKOFF = Milliseconds("initial_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+MAX_BACKOFF = Milliseconds("max_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+RESET_THRESHOLD = Milliseconds("reset_backoff_threshold", minimum=1, maximum=TIMEDELTA_MAX_MS)
+_ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
+
+
+@dataclass(frozen=True)
+class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+    """Restarts with exponential back-off, which is reset after the stream has been healthy for long enough.
+
+    Flink's default while checkpointing is on (since 1.19, FLIP-364).
+
+    Attributes:
+        initial_backoff_ms: First and shortest delay.
+        max_backoff_ms: Longest delay, jitter included.
+        backoff_multiplier: Growth from one delay to the next, above 1.
+        reset_backoff_threshold_ms: Healthy time after which delays and attempts are reset.
+        jitter_factor: Largest random part of a delay, 0 to 1, so that many streams do not restart
+            at once.
+        attempts_before_reset_backoff: Number of restarts without such a healthy time; one more
+            failure ends the stream.
+
+    Raises:
+        OptionError: A value is out of range.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    initial_backoff_ms: int = 1_000
+    max_backoff_ms: int = 60_000
+    backoff_multiplier: float = 1.5
+    reset_backoff_threshold_ms: int = 3_600_000
+    jitter_factor: float = 0.1
+    attempts_before_reset_backoff: int = INT_MAX
+
+    def __post_init__(self) -> None:
+        """Validate the values."""
+        self.validate()
+
+    def validate(self) -> None:
+        """Validate the values, with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
+        INITIAL_BACKOFF.checked(self.initial_backoff_ms)
+        MAX_BACKOFF.checked(self.max_backoff_ms)
+        RESET_THRESHOLD.checked(self.reset_backoff_threshold_ms)
+        _ATTEMPTS_BEFORE_RESET.checked(self.attempts_before_reset_backoff)
+        _check_number("backoff_multiplier", self.backoff_multiplier, "a number above 1")
+        _check_number("jitter_factor", self.jitter_factor, "a number from 0 to 1")
+        if self.initial_backoff_ms > self.max_backoff_ms:
+            raise OptionError(
+                f"initial_backoff is {self.initial_backoff_ms} ms, "
+                f"but must be at most max_backoff, which is {self.max_backoff_ms} ms."
+            )
+        if not 1 < self.backoff_multiplier < float("inf"):
+            raise OptionError(f"backoff_multiplier is {self.backoff_multiplier}, but must be a number above 1.")
+        if not 0 <= self.jitter_factor <= 1:
+            raise OptionError(f"jitter_factor is {self.jitter_factor}, but must be a number from 0 to 1.")
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return self._described(iso_duration, "f")
+
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration, "g")
+
+    def _described(self, duration: Callable[[int], str], number: str) -> str:
+        return (
+            f"Restart with exponential delay: starting at {duration(self.initial_backoff_ms)}, "
+            f"increasing by {self.backoff_multiplier:{number}}, with maximum {duration(self.max_backoff_ms)}. "
+            f"Delay resets after {duration(self.reset_backoff_threshold_ms)} "
+            f"with jitter {self.jitter_factor:{number}}"
+        )
+
+    def get_initial_backoff(self) -> timedelta:
+        """Return the first delay."""
+        return timedelta(milliseconds=self.initial_backoff_ms)
+
+    def get_max_backoff(self) -> timedelta:
+        """Return the longest delay."""
+        return timedelta(milliseconds=self.max_backoff_ms)
+
+    def get_backoff_multiplier(self) -> float:
+        """Return the growth from one delay to the next."""
+        return self.backoff_multiplier
+
+    def get_reset_backoff_threshold(self) -> timedelta:
+        """Return the healthy time after which delays are reset."""
+        return timedelta(milliseconds=self.reset_backoff_threshold_ms)
+
+    def get_jitter_factor(self) -> float:
+        """Return the largest random part of a delay."""
+        return self.jitter_factor
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
+        """Restart after the next delay, until the attempts are used up."""
+        attempt = self._attempts_since_reset(failures)
+        if attempt > self.attempts_before_reset_backoff:
+            return NoRestart(
+                f"All {self.attempts_before_reset_backoff} restart attempts are used up without "
+                f"{rounded_duration(self.reset_backoff_threshold_ms)} of healthy running between them."
+            )
+        delay_ms = self._with_jitter(self._grown(attempt), random)
+        reason = f"Restart attempt {attempt}, delayed by {rounded_duration(delay_ms)}."
+        return failures.restart_after(delay_ms, now_ms, reason)
+
+    def _attempts_since_reset(self, failures: FailureHistory) -> int:
+        attempt = 1
+        times = failures.failed_at_ms
+        for index, (before_ms, failed_ms) in enumerate(pairwise(times), start=2):
+            healthy_from_ms = before_ms + min(self._grown(attempt), self.max_backoff_ms)
+            if index == failures.count and failures.healthy_since_ms is not None:
+                healthy_from_ms = failures.healthy_since_ms
+            lasted = failed_ms - healthy_from_ms >= self.reset_backoff_threshold_ms
+            attempt = 1 if lasted else attempt + 1
+        return attempt
+
+    def _grown(self, attempt: int) -> int:
+        """Return the n-th delay before the maximum and the jitter, rounded down as in Flink."""
+        try:
+            return int(self.initial_backoff_ms * self.backoff_multiplier ** (attempt - 1))
+        except OverflowError:
+            return LONG_MAX
+
+    def _with_jitter(self, delay_ms: int, random: Random) -> int:
+        spread_ms = int(delay_ms * self.jitter_factor)
+        jittered_ms = delay_ms + random.randint(-spread_ms, spread_ms)
+        return max(self.initial_backoff_ms, min(jittered_ms, self.max_backoff_ms))
+
+
+def _check_number(option: str, value: object, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise type_error(option, value, allowed)
+
+
+class RestartStrategies:
+    """Creates restart strategies under PyFlink's names. Durations are ms or timedeltas.
+
+    Example:
+        >>> RestartStrategies.fixed_delay_restart(3, 1000).get_description()
+        'Restart with fixed delay (PT1S). #3 restart attempts.'
+    """
+
+    NoRestartStrategyConfiguration = NoRestartStrategyConfiguration
+    FixedDelayRestartStrategyConfiguration = FixedDelayRestartStrategyConfiguration
+    FailureRateRestartStrategyConfiguration = FailureRateRestartStrategyConfiguration
+    FallbackRestartStrategyConfiguration = FallbackRestartStrategyConfiguration
+
+    @staticmethod
+    def no_restart() -> DecidingRestartStrategy:
+        """Never restart."""
+        return NoRestartStrategyConfiguration()
+
+    @staticmethod
+    def fall_back_restart() -> RestartStrategyConfiguration:
+        """Let the deployment decide."""
+        return FallbackRestartStrategyConfiguration()
+
+    @staticmethod
+    def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | timedelta) -> DecidingRestartStrategy:
+        """Restart a limited number of times, each after the same delay.
+
+        Raises:
+            OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
+                PyFlink refuses it when the stream starts.
+        """
+        return FixedDelayRestartStrategyConfiguration(restart_attempts, delay_between_attempts)
+
+    @staticmethod
+    def failure_rate_restart(
+        failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
+    ) -> DecidingRestartStrategy:
+        """Restart unless an interval contains more failures than the rate allows.
+
+        Raises:
+            OptionTypeError: A value has the wrong type. One out of range is refused by `validate`,
+                as PyFlink refuses it when the stream starts.
+        """
+        return FailureRateRestartStrategyConfiguration(failure_rate, failure_interval, delay_interval)
+
+    @staticmethod
+    def exponential_delay_restart(
+        initial_backoff: int | timedelta = 1_000,
+        max_backoff: int | timedelta = 60_000,
+        backoff_multiplier: float = 1.5,
+        reset_backoff_threshold: int | timedelta = 3_600_000,
+        jitter_factor: float = 0.1,
+        *,
+        attempts_before_reset_backoff: int = INT_MAX,
+    ) -> DecidingRestartStrategy:
+        """Restart with exponential back-off; the defaults are those of Flink since 1.19.
+
+        Raises:
+            OptionError: A value is out of range.
+            OptionTypeError: A value has the wrong type.
+        """
+        return ExponentialDelayRestartStrategyConfiguration(
+            INITIAL_BACKOFF.checked(initial_backoff),
+            MAX_BACKOFF.checked(max_backoff),
+            backoff_multiplier,
+            RESET_THRESHOLD.checked(reset_backoff_threshold),
+            jitter_factor,
+            attempts_before_reset_backoff,
+        )
+
+
+def effective_restart_strategy(
+    configured: RestartStrategyConfiguration | RestartPolicy | None,
+    *,
+    deployment: RestartStrategyConfiguration | RestartPolicy | None = None,
+    checkpointing_enabled: bool,
+) -> RestartPolicy:
+    """Return the effective strategy: the stream's, else the deployment's, else Flink's default.
+
+    The default is exponential delay if periodic checkpointing is on. If it is off, the default is
+    no restart, because there may be nothing to restart from.
+
+    Args:
+        configured: The stream's; None or a fallback means the deployment's.
+        deployment: The deployment's; None or a fallback means the default.
+        checkpointing_enabled: Whether the stream takes periodic checkpoints.
+
+    Raises:
+        OptionError: A value of the strategy is out of range.
+        OptionTypeError: It is not a restart strategy.
+    """
+    for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):
+        if strategy is None or isinstance(strategy, FallbackRestartStrategyConfiguration):
+            continue
+        if isinstance(strategy, DecidingRestartStrategy):
+            strategy.validate()
+        return checked_restart(option, strategy)
+    return ExponentialDelayRestartStrategyConfiguration() if checkpointing_enabled else NoRestartStrategyConfiguration()

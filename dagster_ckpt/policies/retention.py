@@ -12,10 +12,11 @@ from datetime import timedelta
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.calendar import checked_timezone, local_time
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.policies.combine import Combinable, Combination
+from dagster_ckpt.values.durations import checked_timezone, local_time
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.values.validation import Milliseconds, WholeNumber, policy_name
+from dagster_ckpt.values.validation import Milliseconds, WholeNumber, type_error
 
 if TYPE_CHECKING:
     import pendulum
@@ -97,20 +98,23 @@ class RetentionPolicy(Protocol):
         """
 
 
-class _Combinable:
-    """Adds `|` and `&` to a policy; the other side may be a policy of your own."""
+def checked_retention(policy: object) -> RetentionPolicy:
+    """Return a value if it is a retention policy.
 
-    def __or__(self: RetentionPolicy, other: RetentionPolicy) -> AnyOf:
-        return AnyOf(self, other)
+    Raises:
+        OptionTypeError: It has no method `keep`.
+    """
+    if not isinstance(policy, RetentionPolicy) or isinstance(policy, type):
+        allowed = (
+            "a policy such as Latest(3) | NewestPer('day', 7), or an object of your own with a method keep(snapshots, "
+            "context)"
+        )
+        raise type_error("retention", policy, allowed)
+    return policy
 
-    def __ror__(self: RetentionPolicy, other: RetentionPolicy) -> AnyOf:
-        return AnyOf(other, self)
 
-    def __and__(self: RetentionPolicy, other: RetentionPolicy) -> AllOf:
-        return AllOf(self, other)
-
-    def __rand__(self: RetentionPolicy, other: RetentionPolicy) -> AllOf:
-        return AllOf(other, self)
+class _Rule(Combinable[RetentionPolicy]):
+    """A retention policy of this package."""
 
 
 COUNT = WholeNumber("count", minimum=1)
@@ -120,7 +124,7 @@ DISTANCE = Milliseconds("distance", minimum=1)
 
 
 @dataclass(frozen=True)
-class Latest(_Combinable):
+class Latest(_Rule):
     """Keep the newest snapshots: Flink's `num-retained`.
 
     Attributes:
@@ -142,7 +146,7 @@ class Latest(_Combinable):
 
 
 @dataclass(frozen=True)
-class YoungerThan(_Combinable):
+class YoungerThan(_Rule):
     """Keep snapshots up to an age. Combine it with `Latest`, or an idle stream keeps only its newest one.
 
     Attributes:
@@ -164,7 +168,7 @@ class YoungerThan(_Combinable):
 
 
 @dataclass(frozen=True)
-class Every(_Combinable):
+class Every(_Rule):
     """Keep snapshots that are at least a time apart, beginning with the oldest one.
 
     Nothing leaves by age. To thin out a limited past, combine it:
@@ -203,7 +207,7 @@ class Period(StrEnum):
 
 
 @dataclass(frozen=True)
-class NewestPer(_Combinable):
+class NewestPer(_Rule):
     """Keep the newest snapshot of each of the last periods, like `keep-daily` of restic.
 
     Periods without a snapshot do not count.
@@ -243,44 +247,35 @@ class NewestPer(_Combinable):
         return taken.start_of(Period(self.period).value)
 
 
-@dataclass(frozen=True, init=False)
-class AnyOf(_Combinable):
+class AnyOf(Combination[RetentionPolicy], _Rule):
     """Keep what at least one policy keeps: `first | second`."""
 
-    policies: tuple[RetentionPolicy, ...]
-
-    def __init__(self, *policies: RetentionPolicy) -> None:
-        object.__setattr__(self, "policies", _checked_members(policies))
+    sign = "|"
+    checked = checked_retention
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
         """Keep the union."""
         answers = [set(policy.keep(snapshots, context)) for policy in self.policies]
         return [snapshot for snapshot in snapshots if any(snapshot in answer for answer in answers)]
 
-    def __repr__(self) -> str:
-        return " | ".join(map(policy_name, self.policies)).join("()")
 
-
-@dataclass(frozen=True, init=False)
-class AllOf(_Combinable):
+class AllOf(Combination[RetentionPolicy], _Rule):
     """Keep what every policy keeps: `first & second`."""
 
-    policies: tuple[RetentionPolicy, ...]
-
-    def __init__(self, *policies: RetentionPolicy) -> None:
-        object.__setattr__(self, "policies", _checked_members(policies))
+    sign = "&"
+    checked = checked_retention
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
         """Keep the intersection."""
         answers = [set(policy.keep(snapshots, context)) for policy in self.policies]
         return [snapshot for snapshot in snapshots if all(snapshot in answer for answer in answers)]
 
-    def __repr__(self) -> str:
-        return " & ".join(map(policy_name, self.policies)).join("()")
+
+_Rule.any_of, _Rule.all_of = AnyOf, AllOf
 
 
 @dataclass(frozen=True)
-class SavepointHistory(_Combinable):
+class SavepointHistory(_Rule):
     """How many savepoints of one schedule are kept, and for how long.
 
     The same as `Latest(max_count) & YoungerThan(max_age)`, with the names of the Flink operator. Its
@@ -329,7 +324,7 @@ _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
 
 
 @dataclass(frozen=True)
-class KeepAtEnd(_Combinable):
+class KeepAtEnd(_Rule):
     """Keep all or none when a stream ends: the table of Flink's `CheckpointProperties`.
 
     A stream that stopped with a savepoint is FINISHED: its checkpoints are deleted under every
@@ -354,23 +349,3 @@ def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpoint
     stream.
     """
     return state is TerminalState.CANCELED and cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
-
-
-def checked_retention(policy: object) -> RetentionPolicy:
-    """Return a value if it is a retention policy.
-
-    Raises:
-        OptionTypeError: It has no method `keep`.
-    """
-    if not isinstance(policy, RetentionPolicy) or isinstance(policy, type):
-        raise OptionTypeError(
-            f"retention is {policy!r} ({type(policy).__name__}), but must be a policy such as Latest(3) | "
-            "NewestPer('day', 7), or an object of your own with a method keep(snapshots, context)."
-        )
-    return policy
-
-
-def _checked_members(policies: Sequence[object]) -> tuple[RetentionPolicy, ...]:
-    if not policies:
-        raise OptionError("policies is (), but must hold one policy or more.")
-    return tuple(map(checked_retention, policies))

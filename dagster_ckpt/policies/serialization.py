@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from importlib import import_module
 from typing import Generic, TypeVar
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies import retention, trigger
 from dagster_ckpt.policies.retention import RetentionPolicy, checked_retention
 from dagster_ckpt.policies.trigger import Blackout, OutsideBlackouts, TriggerPolicy, checked_trigger
-from dagster_ckpt.values.validation import policy_name
+from dagster_ckpt.values.validation import imported, policy_name
 
 Policy = TypeVar("Policy")
 
@@ -52,7 +51,7 @@ class _Vocabulary(Generic[Policy]):
             )
         [(name, arguments)] = written.items()
         if name == OWN:
-            return self.checked(_own(self.option, arguments))
+            return self.checked(own_policy(self.option, arguments))
         if name in self.combinators:
             members = arguments if isinstance(arguments, Sequence) and not isinstance(arguments, str) else [arguments]
             return self.combinators[name](*(self.read(member) for member in members))
@@ -152,28 +151,12 @@ def own_policy(option: str, written: object) -> object:
         option: The option that holds the path, for messages.
         written: An import path such as company.policies:NewestVerified, or a mapping of `path` and
             `arguments`.
-
-    Raises:
-        OptionError: It cannot be imported or created.
     """
-    return _own(option, written)
-
-
-def _own(option: str, written: object) -> object:
     path, arguments = written, None
     if isinstance(written, Mapping):
         path, arguments = written.get("path"), written.get("arguments")
-    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(
-            f"{option} is {path!r}, which cannot be imported: {error}. Give module:name of a policy in a module that "
-            "the code location can import."
-        ) from error
-    if isinstance(found, type):
-        return _made(f"{option} {path}", found, arguments)
-    return found
+    found = imported(option, path, "the import path of a policy, such as company.policies:NewestVerified")
+    return _made(f"{option} {path}", found, arguments) if isinstance(found, type) else found
 
 
 def _made(option: str, kind: Callable[..., Policy], arguments: object) -> Policy:
@@ -209,7 +192,7 @@ def _path_of(option: str, policy: object) -> Written:
     path, arguments = f"{kind.__module__}:{kind.__qualname__}", _arguments(policy)
     written: Written = {"path": path, "arguments": arguments} if arguments else {"path": path}
     try:
-        again = _own(option, written)
+        again = own_policy(option, written)
     except OptionError as error:
         again = error
     if type(again) is not kind or _arguments(again) != arguments:

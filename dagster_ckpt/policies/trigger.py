@@ -8,14 +8,15 @@ is due, or with None while that is not known. The earliest answer of several is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.calendar import checked_timezone, local_time
-from dagster_ckpt.values.validation import Milliseconds, WholeNumber, policy_name
+from dagster_ckpt.policies.combine import Combinable, Combination
+from dagster_ckpt.values.durations import checked_timezone, local_time
+from dagster_ckpt.values.validation import Milliseconds, WholeNumber, type_error
 
 if TYPE_CHECKING:
     import pendulum
@@ -73,20 +74,23 @@ class TriggerPolicy(Protocol):
         """
 
 
-class _Combinable:
-    """Adds `|` and `&` to a policy; the other side may be a policy of your own."""
+def checked_trigger(policy: object) -> TriggerPolicy:
+    """Return a value if it is a trigger policy.
 
-    def __or__(self: TriggerPolicy, other: TriggerPolicy) -> AnyOf:
-        return AnyOf(self, other)
+    Raises:
+        OptionTypeError: It has no method `due_at_ms`.
+    """
+    if not isinstance(policy, TriggerPolicy) or isinstance(policy, type):
+        allowed = (
+            "a policy such as Interval(60_000) | EveryBatches(100), or an object of your own with a method "
+            "due_at_ms(progress)"
+        )
+        raise type_error("trigger", policy, allowed)
+    return policy
 
-    def __ror__(self: TriggerPolicy, other: TriggerPolicy) -> AnyOf:
-        return AnyOf(other, self)
 
-    def __and__(self: TriggerPolicy, other: TriggerPolicy) -> AllOf:
-        return AllOf(self, other)
-
-    def __rand__(self: TriggerPolicy, other: TriggerPolicy) -> AllOf:
-        return AllOf(other, self)
+class _Rule(Combinable[TriggerPolicy]):
+    """A trigger policy of this package."""
 
 
 INTERVAL = Milliseconds("checkpoint interval", minimum=10)
@@ -97,7 +101,7 @@ ROWS = WholeNumber("rows", minimum=1)
 
 
 @dataclass(frozen=True)
-class Interval(_Combinable):
+class Interval(_Rule):
     """At a fixed rate, with a random first delay, like the periodic trigger of Flink's coordinator.
 
     Missed times are skipped: catching up would take the same snapshot again.
@@ -131,7 +135,7 @@ class Interval(_Combinable):
 
 
 @dataclass(frozen=True)
-class MinPause(_Combinable):
+class MinPause(_Rule):
     """Not before a pause after the last completed snapshot is over. Combine it with `&`.
 
     Attributes:
@@ -154,7 +158,7 @@ class MinPause(_Combinable):
 
 
 @dataclass(frozen=True)
-class EveryBatches(_Combinable):
+class EveryBatches(_Rule):
     """After a number of committed batches.
 
     Attributes:
@@ -175,7 +179,7 @@ class EveryBatches(_Combinable):
 
 
 @dataclass(frozen=True)
-class EveryRows(_Combinable):
+class EveryRows(_Rule):
     """After a number of input rows. Spark reports rows, not bytes.
 
     Attributes:
@@ -259,7 +263,7 @@ def _at(day: pendulum.DateTime, time: str) -> pendulum.DateTime:
 
 
 @dataclass(frozen=True, init=False)
-class OutsideBlackouts(_Combinable):
+class OutsideBlackouts(_Rule):
     """Not during a blackout. Combine it with `&`.
 
     The wall clock decides, so a checkpoint that falls into a window is taken at its end.
@@ -285,32 +289,23 @@ class OutsideBlackouts(_Combinable):
         return f"OutsideBlackouts({', '.join(map(repr, self.blackouts))})"
 
 
-@dataclass(frozen=True, init=False)
-class AnyOf(_Combinable):
+class AnyOf(Combination[TriggerPolicy], _Rule):
     """As soon as one policy says so: `first | second`."""
 
-    policies: tuple[TriggerPolicy, ...]
-
-    def __init__(self, *policies: TriggerPolicy) -> None:
-        object.__setattr__(self, "policies", _checked_members(policies))
+    sign = "|"
+    checked = checked_trigger
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
         """The earliest time that is known."""
         times = [policy.due_at_ms(progress) for policy in self.policies]
         return min((time for time in times if time is not None), default=None)
 
-    def __repr__(self) -> str:
-        return " | ".join(map(policy_name, self.policies)).join("()")
 
-
-@dataclass(frozen=True, init=False)
-class AllOf(_Combinable):
+class AllOf(Combination[TriggerPolicy], _Rule):
     """Once every policy says so: `first & second`."""
 
-    policies: tuple[TriggerPolicy, ...]
-
-    def __init__(self, *policies: TriggerPolicy) -> None:
-        object.__setattr__(self, "policies", _checked_members(policies))
+    sign = "&"
+    checked = checked_trigger
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
         """The latest time, if all are known."""
@@ -318,8 +313,8 @@ class AllOf(_Combinable):
         known = [time for time in times if time is not None]
         return max(known) if len(known) == len(times) else None
 
-    def __repr__(self) -> str:
-        return " & ".join(map(policy_name, self.policies)).join("()")
+
+_Rule.any_of, _Rule.all_of = AnyOf, AllOf
 
 
 def known_interval_ms(policy: TriggerPolicy) -> int | None:
@@ -346,23 +341,3 @@ def known_interval_ms(policy: TriggerPolicy) -> int | None:
             return max(known) if len(known) == len(members) else None
         case _:
             return None
-
-
-def checked_trigger(policy: object) -> TriggerPolicy:
-    """Return a value if it is a trigger policy.
-
-    Raises:
-        OptionTypeError: It has no method `due_at_ms`.
-    """
-    if not isinstance(policy, TriggerPolicy) or isinstance(policy, type):
-        raise OptionTypeError(
-            f"trigger is {policy!r} ({type(policy).__name__}), but must be a policy such as Interval(60_000) | "
-            "EveryBatches(100), or an object of your own with a method due_at_ms(progress)."
-        )
-    return policy
-
-
-def _checked_members(policies: Sequence[object]) -> tuple[TriggerPolicy, ...]:
-    if not policies:
-        raise OptionError("policies is (), but must hold one policy or more.")
-    return tuple(map(checked_trigger, policies))

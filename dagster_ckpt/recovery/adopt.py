@@ -7,13 +7,15 @@ the stream takes the directory over (`take_over`).
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.pending_restore import Adopting, ToTakeOver
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, SnapshotStatus, StateOrigin, StreamRecord
+from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import (
     CkptError,
     LiveDirectoryError,
@@ -28,22 +30,27 @@ from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import unknown_state
 from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.registry import sink_of
+from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
-from dagster_ckpt.sinks.tables import NamedTable
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus, inspect_live_directory, state_edits
-from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
-from dagster_ckpt.spark.doctor.description import CheckpointDescription, describe_checkpoint
+from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence, lift_fence, open_fence
+from dagster_ckpt.spark.checkpoint_dir.inspect import (
+    CheckpointDescription,
+    LiveState,
+    LiveStatus,
+    describe_checkpoint,
+    inspect_live_directory,
+    state_edits,
+)
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.adopted import (
     ADOPTED_FROM,
     CLAIM,
-    Adopted,
-    before_adoption,
-    begun_adoption,
+    adopted_directory,
+    claim,
     claim_of,
-    pending_adoption,
 )
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
@@ -53,6 +60,7 @@ from dagster_ckpt.stream.ownership import OWNER, check_places
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import is_location
 from dagster_ckpt.stream.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
+from dagster_ckpt.values.durations import wall_clock_ms
 
 _DELTA_LOG = "_delta_log"
 
@@ -188,8 +196,7 @@ def _register(
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         fence_predecessor(stream, acquired, still_mine=lease.check)
         _drop_unfinished(stream, lease)
-        catalog = stream.catalog
-        catalog.streams.note_pending(lease.record, begun_adoption(catalog.streams.get(stream.stream_id), live.url))
+        _begin(stream, lease, stream.catalog.streams.get(stream.stream_id), live.url)
         try:
             snapshot = savepoint_of_stopped_stream(
                 stream, label=label, lease=lease.record, adopting=DirectoryToAdopt(live.url, sinks)
@@ -227,8 +234,8 @@ def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
     with LeaseKeeper(catalog, acquire(catalog, stream.stream_id, holder).record) as lease:
         record = catalog.streams.get(stream.stream_id)
         directory = _adopting(record)
-        if "adopting" not in (record.pending_restore or {}):
-            catalog.streams.note_pending(lease.record, begun_adoption(record, directory))
+        if not isinstance(record.pending_restore, Adopting):
+            _begin(stream, lease, record, directory)
         settle_dead_attempts(stream, lease.record)
         taken = [each for each in catalog.snapshots.of_stream(stream.stream_id) if ADOPTED_FROM in each.properties]
         deleted = _delete(stream, lease, taken)
@@ -236,32 +243,41 @@ def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
     return [*deleted, f"{stream.stream_id} no longer adopts {directory}, whose query was not touched"]
 
 
+def _begin(stream: StreamHandle, lease: LeaseKeeper, record: StreamRecord, directory: str) -> None:
+    begun = Adopting(directory=directory, first_number=record.next_number, before=record.pending_restore)
+    stream.catalog.streams.note_pending(lease.record, begun)
+
+
+def _adopted_by(record: StreamRecord) -> str | None:
+    """The directory that the stream adopts, or has adopted and not taken over."""
+    pending = record.pending_restore
+    return pending.directory if isinstance(pending, Adopting | ToTakeOver) else None
+
+
 def _adopting(record: StreamRecord) -> str:
-    pending = record.pending_restore or {}
-    directory = pending.get("adopting") or pending.get("adopts")
+    directory = _adopted_by(record)
     if directory is None:
         raise RequestFailedError(
             f"Stream {record.stream_id!r} has no adoption to drop: none was begun, or a start has taken the directory "
             "over. Nothing was changed."
         )
-    return str(directory)
+    return directory
 
 
 def _drop_unfinished(stream: StreamHandle, lease: LeaseKeeper) -> None:
     """Remove what an attempt to adopt has left; an earlier adoption stays as it was."""
     catalog = stream.catalog
-    pending = catalog.streams.get(stream.stream_id).pending_restore or {}
-    if "adopting" not in pending:
+    pending = catalog.streams.get(stream.stream_id).pending_restore
+    if not isinstance(pending, Adopting):
         return
     settle_dead_attempts(stream, lease.record)
-    first = int(pending["first_number"])
     taken = [
         each
         for each in catalog.snapshots.of_stream(stream.stream_id)
-        if ADOPTED_FROM in each.properties and (each.number or 0) >= first
+        if ADOPTED_FROM in each.properties and (each.number or 0) >= pending.first_number
     ]
     _delete(stream, lease, taken)
-    catalog.streams.note_pending(lease.record, before_adoption(pending))
+    catalog.streams.note_pending(lease.record, pending.before)
 
 
 def _delete(stream: StreamHandle, lease: LeaseKeeper, taken: Sequence[SnapshotRecord]) -> list[str]:
@@ -301,17 +317,16 @@ def _switch(
             sinks=sinks,
         ),
         restored_snapshot_id=snapshot.snapshot_id,
-        pending_restore=pending_adoption(Adopted(live.url, in_place, is_pending=True), snapshot.batch_id or 0),
+        pending_restore=ToTakeOver(directory=live.url, in_place=in_place),
         plan={},
         state_edits=state_edits(live),
     )
 
 
 def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> None:
-    pending = record.pending_restore or {}
-    adopting = pending.get("adopting") or pending.get("adopts")
+    adopting = _adopted_by(record)
     if adopting is not None:
-        if not same_folder(str(adopting), live.url):
+        if not same_folder(adopting, live.url):
             raise RequestFailedError(
                 f"{live.url} is not adopted, nothing was changed: stream {stream.stream_id!r} has adopted {adopting}, "
                 f"and one stream continues one query. Choose another stream id, or first drop that adoption: "
@@ -377,8 +392,9 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
 
 
 def _directories(record: StreamRecord) -> list[str]:
-    adopting = (record.pending_restore or {}).get("adopting")
-    return [str(each) for each in (record.live_directory, adopting) if each is not None]
+    pending = record.pending_restore
+    adopting = pending.directory if isinstance(pending, Adopting) else None
+    return [each for each in (record.live_directory, adopting) if each is not None]
 
 
 def _owner(folder: str) -> str | None:
@@ -427,3 +443,76 @@ def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
             f"batch {planned}, but the log of {sink.place} ends at batch {last}. Another query writes there. Name the "
             "folder of this one."
         )
+
+
+# How long a batch in flight may take until it is committed. Nothing says how long it takes.
+WAIT_S = 30.0
+
+
+def take_over(
+    stream: StreamHandle,
+    lease: LeaseKeeper,
+    *,
+    resumes: bool,
+    still_mine: Callable[[], None],
+    wait_s: float = WAIT_S,
+) -> bool:
+    """Take over the adopted directory of a stream, if no start has done so yet. May be repeated.
+
+    Args:
+        stream: The stream.
+        lease: Its lease.
+        resumes: The start continues in the adopted directory itself, if it was adopted in place.
+        still_mine: Called before each step; raises if the start has to stop.
+        wait_s: How long to wait for a batch in flight.
+
+    Returns:
+        Whether the directory may have changed, so that a plan made before has to be made again.
+
+    Raises:
+        LiveDirectoryError: Another stream has taken the directory over, or it cannot be continued in place.
+        LeaseLostError: The lease is no longer held.
+        StorageAccessError: The directory cannot be read or written.
+    """
+    adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
+    if adopted is None or not adopted.is_pending:
+        return False
+    live = LiveDirectory(adopted.directory)
+    if not live.exists():
+        # Its query fails at its next write to a log.
+        return False
+    still_mine()
+    with lease.step():
+        claim(stream, live)
+    by = f"stream {stream.stream_id} of deployment {stream.catalog.deployment_id}, lease {lease.record.token}"
+    done = fence(live.folder, by=by, wait_s=wait_s, still_mine=still_mine, step=lease.step)
+    late = "" if done.in_flight is None else f"; batch {done.in_flight} was not committed and may still be written"
+    log_transition(
+        stream.stream_id,
+        f"Fenced the query that wrote {live.url}: it cannot plan batch {done.batch_id}{late}",
+        level=logging.WARNING,
+    )
+    if adopted.in_place and resumes:
+        _continue_in_place(stream, lease, live, done)
+    return True
+
+
+def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirectory, done: Fence) -> None:
+    if done.in_flight is not None or done.batch_id == 0:
+        with lease.step():
+            lift_fence(live.folder, done.batch_id)
+        raise LiveDirectoryError(
+            f"Stream {stream.stream_id!r} cannot continue in {live.url}: its batch {done.batch_id - 1} was planned and "
+            "not committed while the start waited, and its query may still commit it. The fence was removed. "
+            "Start again when that batch is committed. If its query was killed, adopt the directory "
+            "without in_place: the batch is then run again in a copy."
+        )
+    batch_id = done.batch_id - 1
+    offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
+    committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
+    entry = plan_without_data(live.folder.read(offset), f"{live.url}/{offset}", committed, now_ms=wall_clock_ms())
+    # First the catalog: a start that dies in between leaves a fenced directory, from which the next one
+    # continues in a clone.
+    stream.catalog.streams.restore_finished(lease.record)
+    with lease.step():
+        open_fence(live.folder, done.batch_id, entry)

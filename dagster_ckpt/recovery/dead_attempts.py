@@ -13,11 +13,12 @@ import uuid
 
 from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, StorageAccessError
-from dagster_ckpt.snapshot.manifest import Manifest, SnapshotKind
+from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness, this_holder
 from dagster_ckpt.stream.snapshots import HOLD_TTL_MS, describe_snapshot
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
@@ -44,7 +45,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
         found = _found(stream, snapshot)
         if found is None:
             stream.catalog.snapshots.fail(lease, snapshot.snapshot_id, "its process died before all of it was stored")
-            done.append(f"{_name(snapshot)} was not completed: its process died")
+            done.append(f"{snapshot.name} was not completed: its process died")
             continue
         location, manifest = found
         facts = CompletedSnapshot(
@@ -125,7 +126,7 @@ def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
     for location, snapshot in _failed_but_whole(stream):
         lease.check()
         stream.store.discard(location)
-        done.append(f"deleted {_name(snapshot)} at {location}: its attempt failed before it was complete")
+        done.append(f"deleted {snapshot.name} at {location}: its attempt failed before it was complete")
     return done
 
 
@@ -171,11 +172,3 @@ def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Man
         # A damaged file or an unknown format must not block a start.
         return None
     return manifest if manifest.header.snapshot_id == snapshot.snapshot_id else None
-
-
-def _name(snapshot: SnapshotRecord) -> str:
-    return (
-        f"chk-{snapshot.number}"
-        if snapshot.kind == SnapshotKind.CHECKPOINT
-        else f"savepoint {snapshot.label or snapshot.snapshot_id}"
-    )

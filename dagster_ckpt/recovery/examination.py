@@ -7,28 +7,49 @@ source, sink or environment, and no recovery point is passed over for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, SharedSinkError, StorageAccessError, UnknownLayoutError
+from dagster_ckpt.catalog.pending_restore import ToSnapshot
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StreamRecord
+from dagster_ckpt.errors import (
+    CkptError,
+    CutOvertakenError,
+    LiveDirectoryError,
+    NothingCommittedError,
+    RecoveryExhaustedError,
+    RestoreError,
+    RowsAtRiskError,
+    SharedSinkError,
+    SinkRollbackError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+    StateAtRiskError,
+    StorageAccessError,
+    UnknownLayoutError,
+)
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory
+from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
 from dagster_ckpt.recovery.recovery_points import snapshot_of_origin
-from dagster_ckpt.recovery.snapshot_examination import content_problems, snapshot_problems
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id
 from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
-from dagster_ckpt.spark.doctor.checksums import KnownSnapshot, examine_contents
+from dagster_ckpt.spark.doctor.contents import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error
-from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
 
@@ -218,10 +239,10 @@ class Examiner:
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
         record = stream.catalog.streams.get(stream.stream_id)
-        location = (record.pending_restore or {}).get("location")
-        if plan.kind is RecoveryKind.FINISH_RESTORE and location is not None:
+        pending = record.pending_restore
+        if isinstance(plan, FinishRestore) and isinstance(pending, ToSnapshot):
             # Its sinks are rolled back with what the snapshot holds of them.
-            problems = snapshot_problems(stream.store, str(location))
+            problems = snapshot_problems(stream.store, pending.location)
             if problems:
                 return Damage("SnapshotCorruptError", "; ".join(problems[:_SHOWN]))
         current = record.live_directory
@@ -334,3 +355,140 @@ def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: Named
     if errors:
         told = " ".join(f"{each.path}: {each.explanation} {each.advice}" for each in list(errors.values())[:_SHOWN])
         raise SharedSinkError(f"Stream {stream.stream_id!r} is not started, nothing was changed. {told}")
+
+
+_OF_A_POINT = (SnapshotCorruptError, SnapshotNotFoundError, LiveDirectoryError, RestoreError)
+_OF_SOMETHING_ELSE = (
+    *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
+    *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
+)
+# The process or its JVM was ended. Nothing was said of any file, and nobody may be left to wait for an examination.
+_ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|SparkContext was shut down)")
+
+
+def is_suspicious(error: Exception) -> bool:
+    """Whether a failed start may have failed because of the point that it began from.
+
+    An error of this package says which it is; any other was raised by Spark or by the user's code.
+    """
+    if isinstance(error, CkptError):
+        return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
+    return is_suspicious_end(str(error))
+
+
+def is_suspicious_end(reason: str) -> bool:
+    """Whether a query may have failed because of its live directory: always, unless it was interrupted.
+
+    Args:
+        reason: The exception that ended it, as text.
+    """
+    return _ENDED.search(reason) is None
+
+
+# Content that determines which files belong together. For all other files name and length suffice.
+_READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
+_READ_SUFFIXES = (".zip", ".crc")
+# A restore rewrites these paths.
+_NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
+
+
+def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
+    """What is wrong with a snapshot; empty if it can be restored.
+
+    Its data objects exist and are long enough; with `deep`, every byte matches its digest; then, all files that a
+    resume after its batch needs are among its files, in known formats.
+
+    Raises:
+        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
+    """
+    try:
+        return store.verify(location, deep=deep) or layout_problems(store, location)
+    except (SnapshotNotFoundError, SnapshotCorruptError) as trouble:
+        return [str(trouble)]
+
+
+def content_problems(stream: StreamHandle, location: str) -> list[str]:
+    """Like `snapshot_problems`, and what the checksums in its files say: they may have been damaged when it was taken.
+
+    It is restored to a temporary directory, whose files are read.
+
+    Raises:
+        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
+    """
+    problems = snapshot_problems(stream.store, location)
+    if problems:
+        return problems
+    with scratch_directory(stream) as copy:
+        try:
+            restore_into(stream, location, copy, is_scratch=True)
+        except StorageAccessError:
+            raise
+        except CkptError as trouble:
+            return [str(trouble)]
+        found = diagnose(copy, looks_back=False).findings
+    return [f"{location}: {item.path}: {item.explanation}" for item in found if item.severity is Severity.ERROR]
+
+
+def layout_problems(store: SnapshotStore, location: str) -> list[str]:
+    """What a restore of a snapshot would lack, without restoring its state.
+
+    Examines a hollow copy like a live directory: logs and metadata files are real, while all other
+    files have only names and lengths.
+
+    Raises:
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: A file that must be read is missing or was altered.
+    """
+    manifest = store.manifest(location)
+    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
+        root = Path(scratch)
+        for entry in manifest.files:
+            if entry.path.split("/")[0] == SINKS_FOLDER:
+                try:
+                    sink_entry(entry.path)
+                except RestoreError as trouble:
+                    return [f"{location}: {trouble}"]
+            elif not _must_be_read(entry.path):
+                _make_hollow(root / entry.path, entry.size)
+        store.extract(location, _writer(root), only=_must_be_read)
+        diagnosis = diagnose(
+            LiveDirectory(str(root)),
+            expected_query_id=manifest.header.query_id,
+            deep=False,
+            known=KnownQuery.of(manifest.header.properties.get("plan"), manifest.header.properties),
+        )
+    found = [
+        f"{location}: {item.path}: {item.explanation.replace(f'file://{root}/', '')}"
+        for item in diagnosis.findings
+        if item.severity is Severity.ERROR and item.code not in _NOT_OF_A_SNAPSHOT
+    ]
+    if not found and diagnosis.batch_id != manifest.header.batch_id:
+        found.append(
+            f"The header of {location} names batch {manifest.header.batch_id}, but its files belong to batch "
+            f"{diagnosis.batch_id}. Use another snapshot."
+        )
+    return found
+
+
+def _must_be_read(path: str) -> bool:
+    parts = path.split("/")
+    is_note = "_metadata" in parts or "_stateSchema" in parts
+    # The header of a changelog with a unique id in its name lists the files before it.
+    is_lineage = path.endswith(".changelog") and "_" in parts[-1]
+    return parts[0] in _READ_FOLDERS or is_note or is_lineage or path.endswith(_READ_SUFFIXES)
+
+
+def _make_hollow(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as stream:
+        stream.truncate(size)
+
+
+def _writer(root: Path) -> Any:
+    def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        path = root / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as stream:
+            stream.writelines(chunks)
+
+    return write

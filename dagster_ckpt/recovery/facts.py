@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotStatus, StreamRecord
+from blake3 import blake3
+
+from dagster_ckpt.catalog.records import (
+    ExecutionRecord,
+    ExecutionStatus,
+    OriginKind,
+    SnapshotRecord,
+    SnapshotStatus,
+    StreamRecord,
+)
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.state_origin import OriginKind
-from dagster_ckpt.errors import CkptError, StorageAccessError
-from dagster_ckpt.recovery.equal_content import with_equal_content
+from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
-from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE
+from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, snapshot_point
 from dagster_ckpt.recovery.sink_logs import damaged_sink_logs
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshots import unregistered_snapshot
@@ -202,3 +211,58 @@ def _log(sink: Sink) -> str | None:
     except StorageAccessError:
         return f"the sink log of {sink.place}, which cannot be reached"
     return None if last is None else f"the sink log of {sink.place}, up to batch {last}"
+
+
+_Key = tuple[int | None, str]
+
+
+def state_digest(store: SnapshotStore, location: str) -> str | None:
+    """Digest over the names and contents of a snapshot's state files, from its manifest; None if it has none.
+
+    Raises:
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: Its metadata is truncated or modified.
+        StorageAccessError: The storage cannot be reached.
+    """
+    digest, is_empty = blake3(), True
+    for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
+        if entry.path.partition("/")[0] == STATE:
+            digest.update(f"{entry.path}\0{entry.digest}\n".encode())
+            is_empty = False
+    return None if is_empty else digest.hexdigest()
+
+
+def with_equal_content(
+    store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
+) -> list[PointFailure]:
+    """The failures, and each failure at a snapshot once more for every other snapshot of its batch and state.
+
+    A restore of damaged state, followed by a checkpoint of it, makes the same damage available under
+    another id. Manifests are read only if a snapshot failed and there is another one of its batch.
+
+    Args:
+        store: The store of the snapshots.
+        failures: Failures of recoveries, oldest first.
+        snapshots: The snapshots that exist.
+    """
+    points = {snapshot_point(each.snapshot_id): each for each in snapshots}
+    batches = {points[failure.point].batch_id for failure in failures if failure.point in points}
+    alike = {name: each for name, each in points.items() if each.batch_id in batches}
+    if len(alike) <= len(batches):
+        return [*failures]
+    keys = {name: key for name, each in alike.items() if (key := _key(store, each)) is not None}
+    counted = []
+    for failure in failures:
+        key = keys.get(failure.point)
+        counted.append(failure)
+        others = (name for name, other in keys.items() if other == key and name != failure.point)
+        counted += [replace(failure, point=name) for name in others if key is not None]
+    return counted
+
+
+def _key(store: SnapshotStore, snapshot: SnapshotRecord) -> _Key | None:
+    try:
+        digest = state_digest(store, snapshot.location or "")
+    except (SnapshotNotFoundError, SnapshotCorruptError):
+        return None
+    return None if digest is None else (snapshot.batch_id, digest)

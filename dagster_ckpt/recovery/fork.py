@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_ckpt.catalog.records import Holder
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
+from dagster_ckpt.catalog.pending_restore import Forked
+from dagster_ckpt.catalog.records import Holder, OriginKind, StateOrigin
 from dagster_ckpt.errors import InputGoneError, NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.facts import recovery_facts
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
+from dagster_ckpt.recovery.plan import FinishRestore, RecoveryFacts, RecoveryPlan, Rewind
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output
@@ -33,12 +33,13 @@ from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.stream.adopted import refuse_unfinished_adoption
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import check_places, claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.values.durations import monotonic_ms
 
 
 @dataclass(frozen=True)
@@ -125,58 +126,27 @@ def fork(
     source = (
         describe_snapshot(plan.snapshot)
         if plan.snapshot is not None
-        else f"its live directory at batch {made.batch_id}"
+        else f"its live directory at batch {made.pending.batch_id}"
     )
     return Fork(
         stream.stream_id,
         original.stream_id,
         source,
-        made.batch_id,
+        made.pending.batch_id,
         made.query_id,
         made.live_directory,
         dict(outputs or {}),
-        made.parent_outputs,
+        made.pending.parent_outputs,
     )
 
 
 @dataclass(frozen=True)
 class ForkedState:
-    """The state of another stream in a prepared live directory.
-
-    Attributes:
-        live_directory: The directory.
-        of_stream_id: The other stream.
-        batch_id: The batch of the state.
-        query_id: Its own query id.
-        logs: Folders of the other stream's file sinks, each with its log up to the batch.
-        given: Folders that received the rows of some of them.
-        noted: Further information for the first start.
-    """
+    """The state of another stream in a prepared live directory, and what its first start has to check."""
 
     live_directory: str
-    of_stream_id: str
-    batch_id: int
     query_id: str
-    logs: Mapping[str, Sequence[SinkEntry]]
-    given: Sequence[str]
-    noted: Mapping[str, Any]
-
-    @property
-    def parent_outputs(self) -> tuple[str, ...]:
-        """Folders of the other stream's file sinks."""
-        return tuple(self.logs)
-
-    @property
-    def pending(self) -> dict[str, Any]:
-        """What the catalog keeps until the first start, which checks where it writes."""
-        return {
-            "fork_of": self.of_stream_id,
-            "batch_id": self.batch_id,
-            "sinks": [],
-            "parent_outputs": list(self.logs),
-            "outputs": list(self.given),
-            **self.noted,
-        }
+    pending: Forked
 
 
 def assign_state(
@@ -225,7 +195,7 @@ def assign_state(
         stream.catalog.streams.switch_live_directory(
             lease.record,
             made.live_directory,
-            origin=StateOrigin(OriginKind.FORK, batch_id=made.batch_id),
+            origin=StateOrigin(OriginKind.FORK, batch_id=made.pending.batch_id),
             pending_restore=made.pending,
             plan=plan,
             state_edits=state_edits(LiveDirectory(made.live_directory)),
@@ -240,7 +210,7 @@ def _plan(original: StreamHandle, facts: RecoveryFacts) -> RecoveryPlan:
             "A fork continues from existing state: set start_from to latest, batch-<n> or a snapshot, not to empty."
         )
     plan = plan_recovery(facts)
-    if plan.kind is RecoveryKind.FINISH_RESTORE:
+    if isinstance(plan, FinishRestore):
         raise RequestFailedError(
             f"Stream {original.stream_id!r} has an unfinished restore: start it first, or name a snapshot to fork from."
         )
@@ -290,20 +260,19 @@ def _make(
         logs = _logs_of_snapshot(original, snapshot_location(plan.snapshot))
     else:
         live = LiveDirectory(plan.directory or original.catalog.streams.get(original.stream_id).live_directory or "")
-        at_batch = plan.to_batch if plan.kind is RecoveryKind.REWIND else None
+        at_batch = plan.to_batch if isinstance(plan, Rewind) else None
         batch_id = clone(live, target, at_batch=at_batch, marked=True).batch_id
         give_query_id(target, query_id)
         logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.stream_id), batch_id)
     give_outputs(logs, outputs, batch_id, still_mine)
-    return ForkedState(
-        target.url,
-        original.stream_id,
-        batch_id,
-        query_id,
-        logs,
-        tuple(outputs.values()),
-        {"snapshot_id": plan.snapshot.snapshot_id if plan.snapshot is not None else None},
+    pending = Forked(
+        of_stream_id=original.stream_id,
+        batch_id=batch_id,
+        parent_outputs=tuple(logs),
+        outputs=tuple(outputs.values()),
+        snapshot_id=plan.snapshot.snapshot_id if plan.snapshot is not None else None,
     )
+    return ForkedState(target.url, query_id, pending)
 
 
 def give_outputs(

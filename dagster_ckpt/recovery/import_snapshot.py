@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SnapshotCorruptError
 from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.fork import Fork, ForkedState, assign_state, give_outputs
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import unexpected_file
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, other_sinks
@@ -102,12 +103,15 @@ def import_snapshot(
         restore_into(stream, place, target, new_query_id=query_id, marked=True, progress=progress)
         batch_id = snapshot.batch_id or 0
         give_outputs(logs, folders, batch_id, still_mine, may_link=False)
-        noted = {
-            "imported_from": snapshot.location,
-            "of_deployment": snapshot.properties.get(DEPLOYMENT),
-            "mapped": [sink.new for sink in sinks],
-        }
-        return ForkedState(target.url, snapshot.stream_id, batch_id, query_id, logs, tuple(folders.values()), noted)
+        pending = Forked(
+            of_stream_id=snapshot.stream_id,
+            batch_id=batch_id,
+            parent_outputs=tuple(logs),
+            outputs=tuple(folders.values()),
+            imported_from=snapshot.location,
+            mapped=tuple(sink.new for sink in sinks),
+        )
+        return ForkedState(target.url, query_id, pending)
 
     holder = this_holder(f"import-{uuid.uuid4()}", origin, None)
     made = assign_state(
@@ -123,11 +127,11 @@ def import_snapshot(
         stream.stream_id,
         snapshot.stream_id,
         f"{describe_snapshot(snapshot)} ({snapshot.location})",
-        made.batch_id,
+        made.pending.batch_id,
         made.query_id,
         made.live_directory,
         {sink.name: sink.new for sink in sinks},
-        made.parent_outputs,
+        made.pending.parent_outputs,
         of_deployment=str(snapshot.properties.get(DEPLOYMENT, "unknown")),
     )
 
@@ -228,8 +232,9 @@ def _places_of_others(stream: StreamHandle) -> Iterator[str]:
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_of(sink).place or sink
     for other in stream.catalog.streams.all():
-        if other.stream_id != stream.stream_id and other.pending_restore is not None:
-            yield from map(str, [*other.pending_restore.get("mapped", ()), *other.pending_restore.get("outputs", ())])
+        pending = other.pending_restore
+        if other.stream_id != stream.stream_id and isinstance(pending, Forked):
+            yield from (*(pending.mapped or ()), *pending.outputs)
 
 
 def _refuse_anothers_place(stream: StreamHandle) -> None:

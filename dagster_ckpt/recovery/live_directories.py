@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.records import (
-    EventType,
-    StreamRecord,
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StreamRecord
+from dagster_ckpt.errors import (
+    CkptError,
+    LeaseHeldError,
+    LeaseLostError,
+    RowsAtRiskError,
+    SnapshotCorruptError,
+    StreamNotFoundError,
 )
-from dagster_ckpt.errors import LeaseHeldError, LeaseLostError, StreamNotFoundError
 from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
+from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize, unwatched
+from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import disown_live_folder, lies_elsewhere, other_owner_of_live_folder
+from dagster_ckpt.stream.snapshots import describe_snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Number of the stream's former live directories whose location is checked.
 _MADE = 100
@@ -157,3 +176,228 @@ def left_to_another(stream: StreamHandle) -> str:
         f"the live directory {record.live_directory}: it is not below {stream.live_folder}, and belongs to another "
         "environment if this catalog is a copy. Otherwise delete it yourself"
     )
+
+
+@dataclass(frozen=True)
+class StateRewrite:
+    """How a start rewrites the state that it continues from.
+
+    Attributes:
+        spark: The session that does it.
+        shape: How the state will be stored.
+        report: Called with the progress every few seconds.
+    """
+
+    spark: SparkSession
+    shape: StateShape
+    report: Callable[[str], None] = lambda _message: None
+
+
+class Building:
+    """Builds the new live directory; if its state is rewritten, from a temporary copy.
+
+    Args:
+        live: The directory.
+        rewrite: How to rewrite the state, if at all.
+        watch: See `prepare`.
+    """
+
+    def __init__(self, live: LiveDirectory, rewrite: StateRewrite | None, watch: Watch) -> None:
+        self.live = live
+        self.watch = watch
+        self.rewritten: Rewritten | None = None
+        self._rewrite = rewrite
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the state is rewritten."""
+        return self._rewrite is not None
+
+    def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
+        """Create the directory.
+
+        Args:
+            fill: Creates the directory that it gets.
+        """
+        if self._rewrite is None:
+            fill(self.live)
+            return
+        source = self.live.sibling(".source")
+        try:
+            fill(source)
+            self.rewrite(source)
+        finally:
+            source.delete()
+
+    def rewrite(self, source: LiveDirectory) -> None:
+        """Create the directory from one in which no query runs, with rewritten state."""
+        rewrite = self._rewrite
+        assert rewrite is not None
+        self.rewritten = rewrite_state(
+            rewrite.spark, source, self.live, shape=rewrite.shape, watch=self.watch, report=rewrite.report
+        )
+
+    def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
+        """Check that no sink would skip the batch in flight, whose state a rewrite leaves behind.
+
+        Args:
+            sinks: The query's sinks.
+            roll_back_tables: Whether this process may roll a table back.
+
+        Raises:
+            RowsAtRiskError: A sink would, and cannot be rolled back. The directory was deleted.
+        """
+        if self.rewritten is None:
+            return
+        try:
+            refuse_skipped_batch(self.live, sinks, roll_back_tables=roll_back_tables)
+        except RowsAtRiskError:
+            self.live.delete()
+            raise
+
+
+def restore_into(
+    stream: StreamHandle,
+    location: str,
+    live: LiveDirectory,
+    *,
+    new_query_id: str | None = None,
+    donor: Donor | None = None,
+    is_scratch: bool = False,
+    marked: bool = False,
+    watch: Watch = unwatched,
+    progress: Progress | None = None,
+) -> None:
+    """Restore a snapshot to a live directory without making it the stream's own.
+
+    Every byte is compared with its digest in the snapshot, wherever it comes from.
+
+    Args:
+        stream: The stream whose storage contains the snapshot.
+        location: Location of the snapshot.
+        live: The directory to create; it must not exist.
+        new_query_id: A separate query id, so that the query can run alongside the original; None keeps
+            that of the snapshot.
+        donor: A good live directory whose files are linked if they match the snapshot. None: everything
+            is read from the snapshot.
+        is_scratch: The directory is temporary, so it need not survive a power loss.
+        marked: See `materialize`.
+        watch: See `materialize`.
+        progress: Called after each file with the number of files that are placed and of all, from several threads.
+
+    Raises:
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: It lacks data or was altered.
+        RestoreError: It cannot be restored to a directory that Spark could start in.
+    """
+    placed = itertools.count(1)
+    total = stream.store.manifest(location).file_count if progress is not None else 0
+
+    def fill(filler: Filler) -> None:
+        def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
+            return filler.link_unchanged(entries, donor)
+
+        def place(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+            filler(entry.path, chunks)
+            if progress is not None:
+                progress(next(placed), total)
+
+        stream.store.extract(location, place, missing=missing)
+
+    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, marked=marked, watch=watch)
+
+
+def snapshot_location(snapshot: SnapshotRecord) -> str:
+    """The location of a snapshot.
+
+    Raises:
+        SnapshotCorruptError: The catalog has no location for it.
+    """
+    if snapshot.location is None:
+        raise SnapshotCorruptError(
+            f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
+            "instead, or from another snapshot."
+        )
+    return snapshot.location
+
+
+# Stream ids cannot begin with a dot.
+SCRATCH_FOLDER = ".scratch"
+# A directory whose user has not reported for this long was left by a process that is dead.
+LEFT_AFTER_MS = 6 * 3_600_000
+_REPORT_EVERY_S = 300.0
+_IN_USE = ".in-use"
+
+
+@contextmanager
+def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
+    """A temporary directory for a copy of a stream's state; it is not created, and deleted at the end.
+
+    Args:
+        stream: The stream.
+
+    Raises:
+        StorageAccessError: The folder of live directories cannot be reached.
+    """
+    remove_leftovers(stream)
+    folder = _folder(stream)
+    name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
+    scratch = folder.sibling(f"/{name}")
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(_REPORT_EVERY_S):
+            # Without a report for six hours the directory may be deleted; its user then fails.
+            with suppress(CkptError):
+                folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
+
+    thread = threading.Thread(target=report, name=f"scratch-{stream.stream_id}", daemon=True)
+    thread.start()
+    try:
+        yield scratch
+    finally:
+        over.set()
+        thread.join()
+        scratch.delete()
+        scratch.sibling(".partial").delete()
+        folder.folder.delete(f"{name}{_IN_USE}")
+
+
+def remove_leftovers(stream: StreamHandle) -> None:
+    """Delete the copies of killed processes. Only the catalog's clock determines their age.
+
+    Raises:
+        StorageAccessError: The folder of live directories cannot be reached.
+    """
+    now_ms = stream.catalog.now_ms()
+    folder = _folder(stream)
+    for name, entry in folder.folder.list().items():
+        made_at = name.partition("-")[0]
+        if not entry.is_directory or not made_at.isdecimal():
+            continue
+        # Unfinished and rewritten copies have the same name with a suffix.
+        in_use = f"{name.partition('.')[0]}{_IN_USE}"
+        if now_ms - max(int(made_at), _reported_at(folder, in_use)) > LEFT_AFTER_MS:
+            folder.sibling(f"/{name}").delete()
+            folder.folder.delete(in_use)
+
+
+def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
+    """The temporary directories of a stream that exist, in use or left by a killed process.
+
+    Raises:
+        StorageAccessError: The folder of live directories cannot be reached.
+    """
+    folder = _folder(stream)
+    return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
+
+
+def _reported_at(folder: LiveDirectory, in_use: str) -> int:
+    try:
+        return int(folder.folder.read(in_use))
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _folder(stream: StreamHandle) -> LiveDirectory:
+    return LiveDirectory(f"{stream.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{stream.stream_id}")

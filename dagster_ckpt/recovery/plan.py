@@ -1,13 +1,15 @@
-"""The facts a recovery is planned from, and the plan: frozen values."""
+"""The facts a recovery is planned from, and the plans: frozen values. `planning.py` decides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.recovery.recovery_points import snapshot_point
 from dagster_ckpt.sinks.file_sink_damage import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
@@ -17,10 +19,7 @@ from dagster_ckpt.values.durations import rounded_duration
 
 
 class RecoveryKind(Enum):
-    """What an execution starts from.
-
-    REPLAY is a RESTORE after which lost batches are replayed: see `replay.py`.
-    """
+    """The kinds of plans, as the catalog records them."""
 
     START_EMPTY = "START_EMPTY"
     RESUME = "RESUME"
@@ -33,14 +32,7 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A point that a recovery skips.
-
-    Attributes:
-        name: Its name, for messages.
-        why: What is wrong with it.
-        rewound_batches: Committed batches between it and the stream's current state; None if unknown.
-        rewound_ms: The time between them; None if unknown.
-    """
+    """A better point that a recovery skips, and its distance to the stream's current state, if known."""
 
     name: str
     why: str
@@ -48,47 +40,40 @@ class PassedPoint:
     rewound_ms: int | None = None
 
 
-@dataclass(frozen=True)
-class RecoveryPlan:
-    """The decision and its reason.
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What every plan says.
 
     Attributes:
-        kind: The kind of start.
         reason: One sentence for messages.
-        snapshot: The snapshot to restore, for RESTORE.
-        from_batch: The current batch of the live directory, if known.
-        to_batch: The batch the query will resume after, if known; below `from_batch` it is a rewind.
-        new_query_id: Whether the query continues under a new query id, for RESTORE and REWIND.
-        claims: Whether the stream takes ownership of the snapshot, for RESTORE.
-        donor: A live directory whose files may be linked, for RESTORE; None: everything is read from
-            the snapshot.
-        directory: The live directory to rewind, for REWIND, None for the stream's current one; for REPLAY
-            the one in which the batches were replayed.
-        point: Name of the point to continue from, to remember failures of it; None for an empty start.
-        passed: Better points that are skipped, the best one first.
-        rewound_ms: Time between the chosen point and the query's last sign of life: the maximum that is
-            processed again. None if one of them is unknown.
-        source_offsets: Where Kafka sources continue, for RESTORE and REWIND; None: where they stopped.
-        query_id: The id under which the sinks have the replayed batches, for REPLAY.
-        in_flight: The batch after `to_batch` if exactly its rows are processed first, for REPLAY; None if its plan was
-            not recorded.
+        from_batch: The stream's current batch, if known.
     """
 
-    kind: RecoveryKind
+    kind: ClassVar[RecoveryKind]
     reason: str
-    snapshot: SnapshotRecord | None = None
     from_batch: int | None = None
-    to_batch: int | None = None
-    new_query_id: bool = False
-    claims: bool = False
-    donor: Donor | None = None
-    directory: str | None = None
-    point: str | None = None
-    passed: tuple[PassedPoint, ...] = ()
-    rewound_ms: int | None = None
-    source_offsets: SourceOffsets | None = None
-    query_id: str | None = None
-    in_flight: int | None = None
+
+    if TYPE_CHECKING:
+
+        @property
+        def to_batch(self) -> int | None:
+            """The batch after which the query resumes, if known; below `from_batch` it is a rewind."""
+
+        @property
+        def snapshot(self) -> SnapshotRecord | None:
+            """The snapshot that is restored."""
+
+        @property
+        def directory(self) -> str | None:
+            """A live directory to continue from that is not the stream's current one."""
+
+        @property
+        def point(self) -> str | None:
+            """Name of the point to continue from, to remember failures of it."""
+
+        @property
+        def rewound_ms(self) -> int | None:
+            """Time between the point and the query's last sign of life: the most that is processed again."""
 
     @property
     def rewound_batches(self) -> int:
@@ -96,11 +81,6 @@ class RecoveryPlan:
         if self.from_batch is None or self.to_batch is None:
             return 0
         return max(0, self.from_batch - self.to_batch)
-
-    @property
-    def undoes_nothing(self) -> bool:
-        """Whether lost batches are replayed up to the newest that is known, so that no sink gets one again."""
-        return self.kind is RecoveryKind.REPLAY and not self.rewound_batches
 
     def as_record(self) -> dict[str, object]:
         """The plan as stored in the catalog."""
@@ -110,14 +90,171 @@ class RecoveryPlan:
             "snapshot_id": self.snapshot.snapshot_id if self.snapshot else None,
             "from_batch": self.from_batch,
             "to_batch": self.to_batch,
-            "new_query_id": self.new_query_id,
-            "claims": self.claims,
+            "new_query_id": False,
+            "claims": False,
             "point": self.point,
             "rewound_batches": self.rewound_batches,
             "rewound_ms": self.rewound_ms,
+            "passed": [],
+            **self._details(),
+        }
+
+    def _details(self) -> dict[str, object]:
+        return {}
+
+
+class _OfTheLiveDirectory(_Plan):
+    """Concerns the stream's current live directory."""
+
+    snapshot: ClassVar[None] = None
+    directory: ClassVar[None] = None
+    rewound_ms: ClassVar[None] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEmpty(_OfTheLiveDirectory):
+    """Discard the state, if there is any, and read the sources from the beginning."""
+
+    kind = RecoveryKind.START_EMPTY
+    to_batch: ClassVar[None] = None
+    point: ClassVar[None] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishRestore(_OfTheLiveDirectory):
+    """Finish a restore, rewind, fork or import whose directory is there."""
+
+    kind = RecoveryKind.FINISH_RESTORE
+    to_batch: ClassVar[None] = None
+    point: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Continue(_OfTheLiveDirectory):
+    point: str
+
+    @property
+    def to_batch(self) -> int | None:
+        return self.from_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(_Continue):
+    """Continue in the live directory."""
+
+    kind = RecoveryKind.RESUME
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clone(_Continue):
+    """Continue in a copy of the live directory: its last writer may still be alive."""
+
+    kind = RecoveryKind.CLONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GoBack(_Plan):
+    """Go back to a point.
+
+    Attributes:
+        new_query_id: The query continues under a new query id.
+        source_offsets: Where Kafka sources continue; None: where they stopped.
+        passed: Better points that are skipped, the best one first.
+    """
+
+    new_query_id: bool = False
+    source_offsets: SourceOffsets | None = None
+    passed: tuple[PassedPoint, ...] = ()
+
+    def _details(self) -> dict[str, object]:
+        return {
+            "new_query_id": self.new_query_id,
             "passed": [vars(point) for point in self.passed],
             **({"source_offsets": str(self.source_offsets)} if self.source_offsets is not None else {}),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restore(_GoBack):
+    """Restore a snapshot.
+
+    Attributes:
+        claims: The stream takes ownership of the snapshot.
+        donor: A live directory whose files may be linked; None: everything is read from the snapshot.
+    """
+
+    kind = RecoveryKind.RESTORE
+    directory: ClassVar[None] = None
+    snapshot: SnapshotRecord
+    claims: bool = False
+    donor: Donor | None = None
+    rewound_ms: int | None = None
+
+    @property
+    def to_batch(self) -> int | None:
+        """The batch of the snapshot."""
+        return self.snapshot.batch_id
+
+    @property
+    def point(self) -> str:
+        """The name of the snapshot as a point."""
+        return snapshot_point(self.snapshot.snapshot_id)
+
+    def _details(self) -> dict[str, object]:
+        return {**super()._details(), "claims": self.claims}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewind(_GoBack):
+    """Go back in a live directory's own files; `directory` None: the current one."""
+
+    kind = RecoveryKind.REWIND
+    to_batch: int
+    point: str
+    directory: str | None = None
+    snapshot: ClassVar[None] = None
+    rewound_ms: ClassVar[None] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreAndReplay(_Plan):
+    """Restore a snapshot and run the lost batches after it again: see `replay.py`.
+
+    Attributes:
+        restore: The restore.
+        to_batch: The last lost batch.
+        query_id: The id under which the sinks have these batches.
+        in_flight: The batch after `to_batch` if exactly its rows are processed first; None if its plan is unknown.
+        directory: Where the batches were replayed; None if that is still to be done.
+    """
+
+    kind = RecoveryKind.REPLAY
+    restore: Restore
+    to_batch: int
+    query_id: str
+    in_flight: int | None = None
+    directory: str | None = None
+
+    @property
+    def snapshot(self) -> SnapshotRecord:
+        """The snapshot that is restored first."""
+        return self.restore.snapshot
+
+    @property
+    def point(self) -> str:
+        """The name of that snapshot as a point."""
+        return self.restore.point
+
+    @property
+    def rewound_ms(self) -> int | None:
+        """Time since that snapshot."""
+        return self.restore.rewound_ms
+
+    def _details(self) -> dict[str, object]:
+        return self.restore._details()
+
+
+RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | RestoreAndReplay
 
 
 @dataclass(frozen=True)
@@ -143,17 +280,14 @@ class RecoveryFacts:
     """What is known when a stream starts.
 
     Attributes:
-        stream: The stream's record in the catalog.
         live: State of the stream's current live directory; None if it never had one.
         snapshots: Restorable snapshots of the current timeline, newest first.
         all_snapshots: Every completed snapshot of the stream, and the one at a named location: the
             candidates for an explicit name.
-        last_batch: The newest batch that any execution reported as committed in that directory, or
-            None.
+        last_batch: The newest batch that any execution reported as committed in that directory.
         has_run: Whether a query was ever started in that directory.
         predecessor_ended: Whether the previous execution can write nothing more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
-        start_from: The requested starting point.
         retained: Batches that the live directory can be rewound to, ascending; only determined if one
             is requested.
         ended_in_order: Whether every execution in the live directory has a recorded end that was not a
@@ -166,11 +300,10 @@ class RecoveryFacts:
         is_automatic: Whether no user requested this start: snapshots known to be broken are then not
             tried.
         depth: Number of points that a recovery considers besides the live directory; None: all.
-        unknown: What exists in the folders of a stream that its catalog knows no start of.
-        without_input: Points that would read again what a source no longer has, each with what is gone. Of a start from
-            `latest`: it continues from a newer point.
         last_sign_ms: When a query in the live directory last showed a sign of life, by the catalog's
             clock.
+        without_input: Points that would read again what a source no longer has, each with what is gone. A start from
+            `latest` continues from a newer point.
         damaged_logs: Logs of the stream's file sinks that only a snapshot brings back.
     """
 
@@ -203,15 +336,11 @@ class RecoveryFacts:
 
     def batches_since(self, batch_id: int | None) -> int | None:
         """Committed batches between a batch and the stream's current state; None if one of them is unknown."""
-        if batch_id is None or self.live_batch is None:
-            return None
-        return max(0, self.live_batch - batch_id)
+        return _difference(self.live_batch, batch_id)
 
     def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
         """Milliseconds between a snapshot and the query's last sign of life; None if one of them is unknown."""
-        if snapshot is None or not snapshot.created_at_ms or self.last_sign_ms is None:
-            return None
-        return max(0, self.last_sign_ms - snapshot.created_at_ms)
+        return _difference(self.last_sign_ms, (snapshot.created_at_ms or None) if snapshot is not None else None)
 
     @property
     def live_batch(self) -> int | None:
@@ -223,13 +352,7 @@ class RecoveryFacts:
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """The distance between two snapshots of one timeline.
-
-    Attributes:
-        batches: Committed batches between them; None if a snapshot does not record its batch.
-        rows: Input rows that the catalog recorded between them; None if a snapshot has no figure.
-        span_ms: Milliseconds between their completions; None if unknown.
-    """
+    """Committed batches, recorded input rows and milliseconds between two snapshots of one timeline; None: unknown."""
 
     batches: int | None
     rows: int | None
@@ -243,12 +366,7 @@ class RewindDistance:
 
 
 def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the newest snapshot, or None if it is the newest.
-
-    Args:
-        snapshots: Restorable snapshots of one timeline, newest first, including `chosen`.
-        chosen: The snapshot that a recovery uses.
-    """
+    """How far `chosen` is behind the newest of the restorable snapshots, newest first; None if it is the newest."""
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None

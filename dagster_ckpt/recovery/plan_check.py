@@ -16,7 +16,7 @@ from dagster_ckpt.errors import (
     StateBackendChangeError,
     StatePartitionsError,
 )
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, StartEmpty
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     LiveStatus,
     check_pinned_provider,
@@ -26,10 +26,10 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
 from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
-from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
-from dagster_ckpt.state.raw_rows import FORMAT_VERSION
+from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
+from dagster_ckpt.state.stopped_state import FORMAT_VERSION
 from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot
@@ -174,7 +174,7 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
         UnsupportedSparkError: The installed Spark cannot rewrite state.
         LiveDirectoryError: The live directory is damaged.
     """
-    if plan.kind is RecoveryKind.START_EMPTY:
+    if isinstance(plan, StartEmpty):
         return StateCheck()
     shape = _shape(stream, plan)
     partitions = _wanted_partitions(stream, start_from, shape)
@@ -191,7 +191,9 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
 
 def _check_can_be_rewritten(stream: StreamHandle, plan: RecoveryPlan, wanted: StateShape) -> None:
     stored = (
-        StoredState.of_properties(_properties(stream, plan)) if _is_restore(plan) else stored_state(_live(stream, plan))
+        StoredState.of_properties(_properties(stream, plan))
+        if isinstance(plan, Restore)
+        else stored_state(_live(stream, plan))
     )
     if stored is not None:
         check_rewrite(stored, wanted)
@@ -249,12 +251,8 @@ def _refuse_other_format(stream: StreamHandle, stored: int, wanted: int | None) 
         )
 
 
-def _is_restore(plan: RecoveryPlan) -> bool:
-    return plan.kind is RecoveryKind.RESTORE
-
-
-def _properties(stream: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
-    location = plan.snapshot.location if plan.snapshot is not None else None
+def _properties(stream: StreamHandle, plan: Restore) -> Mapping[str, Any]:
+    location = plan.snapshot.location
     return stream.store.manifest(location).header.properties if location is not None else {}
 
 
@@ -264,7 +262,7 @@ def _live(stream: StreamHandle, plan: RecoveryPlan) -> LiveDirectory:
 
 def _shape(stream: StreamHandle, plan: RecoveryPlan) -> StateShape | None:
     """How the state that the plan starts from is stored; None without state."""
-    if _is_restore(plan):
+    if isinstance(plan, Restore):
         stored = StoredState.of_properties(_properties(stream, plan))
         return stored.shape if stored is not None else None
     record = stream.catalog.streams.get(stream.stream_id)
@@ -272,7 +270,7 @@ def _shape(stream: StreamHandle, plan: RecoveryPlan) -> StateShape | None:
 
 
 def _pinned(stream: StreamHandle, plan: RecoveryPlan) -> PinnedState:
-    if _is_restore(plan):
+    if isinstance(plan, Restore):
         provider = _properties(stream, plan).get("state_store_provider")
         return PinnedState(provider if isinstance(provider, str) else None)
     live = stream.catalog.streams.get(stream.stream_id).live_directory
@@ -283,7 +281,7 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
     # A damaged name is not a change of the backend: a recovery goes back to the next point, while a
     # change is refused.
     live = stream.catalog.streams.get(stream.stream_id).live_directory
-    if plan.kind is not RecoveryKind.RESTORE and live is not None:
+    if not isinstance(plan, Restore) and live is not None:
         check_pinned_provider(LiveDirectory(live))
 
 
@@ -316,9 +314,9 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
         None if the state means the same to both, if there is no state, or if one of the plans is
         unknown.
     """
-    snapshot = recovery.snapshot if recovery.kind is RecoveryKind.RESTORE else None
+    snapshot = recovery.snapshot if isinstance(recovery, Restore) else None
     came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
-    is_empty = recovery.kind is RecoveryKind.START_EMPTY
+    is_empty = isinstance(recovery, StartEmpty)
     old = None if is_empty else read_plan(snapshot.plan if snapshot is not None else record.plan)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
     if new is None or not differences:
@@ -364,7 +362,7 @@ def check_plan(
 def _refuse_adopted_without_state(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> None:
     """Refuse an adopted directory that lacks the state of its query. Only the code says whether that keeps any."""
     adopted = adopted_directory(record)
-    if adopted is None or not adopted.is_pending or new is None or recovery.kind is RecoveryKind.START_EMPTY:
+    if adopted is None or not adopted.is_pending or new is None or isinstance(recovery, StartEmpty):
         return
     state = inspect_live_directory(LiveDirectory(adopted.directory), KnownQuery.of(new.as_record()))
     if state.status is LiveStatus.BROKEN:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.pending_restore import Emptied, Forked, PendingRestore
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError, StateAtRiskError
-from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan, skipped_distance
+from dagster_ckpt.recovery.plan import (
+    Clone,
+    FinishRestore,
+    PassedPoint,
+    RecoveryFacts,
+    RecoveryPlan,
+    Restore,
+    Resume,
+    Rewind,
+    StartEmpty,
+    skipped_distance,
+)
 from dagster_ckpt.recovery.recovery_points import (
     RecoveryPoint,
     batch_of,
@@ -17,7 +28,6 @@ from dagster_ckpt.recovery.recovery_points import (
     finish_point,
     live_point,
     recovery_points,
-    snapshot_point,
 )
 from dagster_ckpt.recovery.sink_logs import lacks_the_log
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
@@ -25,14 +35,12 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.adopted import Adopted, adopted_directory, refuse_unfinished_adoption
 from dagster_ckpt.stream.snapshots import (
-    CHECKPOINT,
-    SAVEPOINT,
     describe_snapshot,
     named,
     newest_for_recovery,
 )
 from dagster_ckpt.stream.start_from import StartPoint
-from dagster_ckpt.values.modes import RecoveryClaimMode
+from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
@@ -50,9 +58,8 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)
-        return RecoveryPlan(
-            RecoveryKind.START_EMPTY,
-            "start_from=empty: all state is discarded, the query reads its sources from the beginning",
+        return StartEmpty(
+            reason="start_from=empty: all state is discarded, the query reads its sources from the beginning",
             from_batch=facts.live_batch,
         )
     refuse_to_forget(facts)
@@ -62,16 +69,13 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
         snapshot = _asked_for(facts)
         claims = facts.start_from.claim_mode is RecoveryClaimMode.CLAIM
         owned = ", which the stream owns from now on and deletes when it is subsumed (CLAIM)" if claims else ""
-        return RecoveryPlan(
-            RecoveryKind.RESTORE,
-            f"start_from={facts.start_from}: {describe_snapshot(snapshot)}{owned}{_elsewhere(facts)}",
+        return Restore(
+            reason=f"start_from={facts.start_from}: {describe_snapshot(snapshot)}{owned}{_elsewhere(facts)}",
             snapshot=snapshot,
             from_batch=facts.live_batch,
-            to_batch=snapshot.batch_id,
             new_query_id=facts.start_from.new_query_id,
             claims=claims,
             donor=_donor(facts),
-            point=snapshot_point(snapshot.snapshot_id),
             rewound_ms=facts.time_since(snapshot),
             source_offsets=facts.start_from.chosen_offsets,
         )
@@ -79,18 +83,11 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
-    """The facts with which a recovery continues from a newer point than one whose input is gone.
+    """The facts with which a recovery continues from a newer point than one whose input is `gone`.
 
-    Args:
-        facts: The facts that the plan is based on.
-        plan: The plan.
-        gone: What the sources no longer have of what the plan reads again.
-
-    Returns:
-        None if there is no newer point, or a person named the point.
+    None if there is no newer point, or a person named the point.
     """
-    asks = facts.start_from.point is StartPoint.LATEST
-    if not asks or plan.point is None or plan.kind not in (RecoveryKind.RESTORE, RecoveryKind.REWIND):
+    if facts.start_from.point is not StartPoint.LATEST or not isinstance(plan, Restore | Rewind):
         return None
     beyond = replace(facts, without_input={**facts.without_input, plan.point: f"its input is gone. {gone}"})
     try:
@@ -115,15 +112,13 @@ def _latest(facts: RecoveryFacts) -> RecoveryPlan:
         point = finish_point(stream.live_directory or "")
         if point in failed:
             return _go_back(facts, "an earlier restore cannot be finished", PassedPoint("that restore", failed[point]))
-        forked_from = stream.pending_restore.get("fork_of")
-        what = "an import" if "imported_from" in stream.pending_restore else "a fork"
-        return RecoveryPlan(
-            RecoveryKind.FINISH_RESTORE,
-            "an earlier restore was interrupted before the sinks were rolled back: it is finished first"
-            if forked_from is None
-            else f"{what} of stream {forked_from} after its batch {stream.pending_restore.get('batch_id')}",
-            point=point,
-        )
+        match stream.pending_restore:
+            case Forked(of_stream_id=original, batch_id=batch_id, imported_from=location):
+                what = "a fork" if location is None else "an import"
+                reason = f"{what} of stream {original} after its batch {batch_id}"
+            case _:
+                reason = "an earlier restore was interrupted before the sinks were rolled back: it is finished first"
+        return FinishRestore(reason=reason, point=point)
     if live is None:
         return _go_back(facts, "the stream has no live directory yet")
     if live.status is LiveStatus.GOOD:
@@ -146,9 +141,8 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
             f"retains {retained} (spark.sql.streaming.minBatchesToRetain sets how many Spark keeps). Name one of "
             f"these, or a snapshot: {snapshots}."
         )
-    return RecoveryPlan(
-        RecoveryKind.REWIND,
-        f"start_from={facts.start_from}: go back in the live directory's own files{_elsewhere(facts)}",
+    return Rewind(
+        reason=f"start_from={facts.start_from}: go back in the live directory's own files{_elsewhere(facts)}",
         from_batch=facts.live_batch,
         to_batch=batch_id,
         new_query_id=facts.start_from.new_query_id,
@@ -170,18 +164,14 @@ def _donor(facts: RecoveryFacts) -> Donor | None:
 
 def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> RecoveryPlan:
     if facts.predecessor_ended and live.fenced_at is None:
-        return RecoveryPlan(
-            RecoveryKind.RESUME,
-            f"the live directory is intact and its last writer has ended: resume after batch {live.batch_id}",
+        return Resume(
+            reason=f"the live directory is intact and its last writer has ended: resume after batch {live.batch_id}",
             from_batch=live.batch_id,
-            to_batch=live.batch_id,
             point=live_point(facts.stream.live_directory or ""),
         )
-    return RecoveryPlan(
-        RecoveryKind.CLONE,
-        f"the last writer may still be alive: continue after batch {live.batch_id} in a new directory",
+    return Clone(
+        reason=f"the last writer may still be alive: continue after batch {live.batch_id} in a new directory",
         from_batch=live.batch_id,
-        to_batch=live.batch_id,
         point=live_point(facts.stream.live_directory or ""),
     )
 
@@ -197,21 +187,18 @@ def _from_adopted_directory(facts: RecoveryFacts, adopted: Adopted) -> RecoveryP
         )
     in_place = adopted.in_place and facts.predecessor_ended
     where = "there" if in_place else "in a copy of it"
-    return RecoveryPlan(
-        RecoveryKind.RESUME if in_place else RecoveryKind.CLONE,
-        f"{adopted.directory} was adopted: its query is fenced, and this one continues {where} after its newest batch "
-        f"({live.batch_id} when the start looked)",
+    return (Resume if in_place else Clone)(
+        reason=f"{adopted.directory} was adopted: its query is fenced, and this one continues {where} after its newest "
+        f"batch ({live.batch_id} when the start looked)",
         from_batch=live.batch_id,
-        to_batch=live.batch_id,
         point=live_point(adopted.directory),
     )
 
 
-def _can_be_finished(facts: RecoveryFacts, pending: Mapping[str, object]) -> bool:
+def _can_be_finished(facts: RecoveryFacts, pending: PendingRestore) -> bool:
     # An empty start has no directory yet. A restored or rewound one may get lost before its query
     # starts.
-    is_empty_start = "location" not in pending and "batch_id" not in pending
-    return is_empty_start or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
+    return isinstance(pending, Emptied) or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
 
 
 def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPlan:
@@ -244,21 +231,18 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
 def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tuple[PassedPoint, ...]) -> RecoveryPlan:
     instead = "".join(f"; not {each.name}: {each.why}" for each in passed)
     if point.snapshot is not None:
-        return RecoveryPlan(
-            RecoveryKind.RESTORE,
-            f"{why}; restore {describe_snapshot(point.snapshot)}{_skipped_points(facts, point.snapshot)}{instead}",
+        skipped = _skipped_points(facts, point.snapshot)
+        return Restore(
+            reason=f"{why}; restore {describe_snapshot(point.snapshot)}{skipped}{instead}",
             snapshot=point.snapshot,
             from_batch=facts.live_batch,
-            to_batch=point.batch_id,
-            point=point.name,
             passed=passed,
             rewound_ms=facts.time_since(point.snapshot),
         )
-    return RecoveryPlan(
-        RecoveryKind.REWIND,
-        f"{why}; go back to {_describe_point(point)}, from which it was created{instead}",
+    return Rewind(
+        reason=f"{why}; go back to {_describe_point(point)}, from which it was created{instead}",
         from_batch=facts.live_batch,
-        to_batch=point.batch_id,
+        to_batch=batch_of(point),
         directory=point.directory,
         point=point.name,
         passed=passed,
@@ -320,19 +304,16 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
             "start_from=empty and discard_state."
         )
     if live is None or stream.live_directory is None:
-        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
+        return StartEmpty(reason=f"{why} and there is no snapshot: start empty")
     began_empty = stream.origin is not None and stream.origin.kind is OriginKind.EMPTY and facts.last_batch is None
     if began_empty and live.status is LiveStatus.EMPTY:
-        may_resume = facts.predecessor_ended and live.fenced_at is None
-        kind = RecoveryKind.RESUME if may_resume else RecoveryKind.START_EMPTY
-        return RecoveryPlan(
-            kind,
-            "the query has not committed a batch yet: it starts from the beginning",
-            point=live_point(stream.live_directory) if kind is RecoveryKind.RESUME else None,
-        )
+        reason = "the query has not committed a batch yet: it starts from the beginning"
+        if facts.predecessor_ended and live.fenced_at is None:
+            return Resume(reason=reason, point=live_point(stream.live_directory))
+        return StartEmpty(reason=reason)
     if began_empty and live.status is LiveStatus.MISSING and not facts.has_run:
         # The first start switched to it but could not start its query: nothing is lost.
-        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
+        return StartEmpty(reason=f"{why} and there is no snapshot: start empty")
     raise LiveDirectoryError(
         f"Stream {stream.stream_id!r} cannot be recovered automatically: {why} ({stream.live_directory}), and the "
         f"catalog has no restorable snapshot of it. {_not_undone(facts)}"
@@ -365,9 +346,9 @@ def _skipped_points(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:
 def _asked_for(facts: RecoveryFacts) -> SnapshotRecord:
     point = facts.start_from.point
     if point is StartPoint.LATEST_CHECKPOINT:
-        return _first(facts, [i for i in facts.snapshots if i.kind == CHECKPOINT], "checkpoint")
+        return _first(facts, [i for i in facts.snapshots if i.kind is SnapshotKind.CHECKPOINT], "checkpoint")
     if point is StartPoint.LATEST_SAVEPOINT:
-        return _first(facts, [i for i in facts.snapshots if i.kind == SAVEPOINT], "savepoint")
+        return _first(facts, [i for i in facts.snapshots if i.kind is SnapshotKind.SAVEPOINT], "savepoint")
     if point is StartPoint.PREFERRED_SAVEPOINT:
         preferred = facts.stream.preferred_savepoint_id
         return _first(facts, [i for i in facts.all_snapshots if i.snapshot_id == preferred], "preferred savepoint")

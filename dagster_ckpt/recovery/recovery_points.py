@@ -6,11 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
+from dagster_ckpt.catalog.records import (
+    OriginKind,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StateOrigin,
+    StreamRecord,
+)
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.modes import SnapshotKind
 
 # Error of a live directory whose state Spark cannot load from a copy either, while it loads that of a snapshot.
 NOT_LOADABLE = "STATE_NOT_LOADABLE"
@@ -129,7 +136,7 @@ def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRec
         snapshot_id=origin.snapshot_id,
         stream_id=stream.stream_id,
         execution_id=None,
-        kind=origin.snapshot_kind or "SAVEPOINT",
+        kind=origin.snapshot_kind or SnapshotKind.SAVEPOINT,
         number=origin.snapshot_number,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.UNKNOWN,

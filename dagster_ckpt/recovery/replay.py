@@ -10,25 +10,27 @@ left the live directory intact.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CkptError, RestoreError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, RestoreAndReplay
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, Sink, distinct, newest_batch
-from dagster_ckpt.spark.checkpoint_dir.planned import plan_again, planned_by
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again, planned_by
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.trial_batch import run_trial
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartPoint
+from dagster_ckpt.values.durations import monotonic_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -49,6 +51,7 @@ class LostBatches:
         in_flight: The batch after them, if it was planned: the query runs it first.
     """
 
+    restore: Restore
     batches: tuple[PlannedBatch, ...]
     query_id: str
     in_flight: PlannedBatch | None = None
@@ -60,22 +63,17 @@ class LostBatches:
             return self.batches[-1].batch_id
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
-    def in_plan(self, plan: RecoveryPlan, directory: str | None = None) -> RecoveryPlan:
-        """A plan to restore a snapshot, with the replay.
-
-        Args:
-            plan: The plan without the replay.
-            directory: The directory in which the batches were replayed; None if that is still to be done.
-        """
+    def plan(self, directory: str | None = None) -> RestoreAndReplay:
+        """The plan to restore the snapshot, with the replay; `directory`: where that has been done."""
+        plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"
         elif len(self.batches) == 1:
             what = f"replay batch {self.last} as planned before, without output"
         else:
             what = f"replay batches {self.batches[0].batch_id} to {self.last} as planned before, without output"
-        return replace(
-            plan,
-            kind=RecoveryKind.REPLAY,
+        return RestoreAndReplay(
+            restore=plan,
             reason=f"{plan.reason}; {what}",
             from_batch=max(self.last, plan.from_batch or 0),
             to_batch=self.last,
@@ -96,18 +94,17 @@ def lost_batches(
         plan: The plan.
         output: Where the query to start will write; None if unknown.
     """
-    snapshot = plan.snapshot
     if (
-        plan.kind is not RecoveryKind.RESTORE
+        not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST
-        or snapshot is None
-        or snapshot.batch_id is None
+        or plan.snapshot.batch_id is None
         or not stream.options.max_replayed_batches
         # The sink is rolled back: its log no longer lists the rows of these batches.
         or facts.damaged_logs
     ):
         return None
-    planned = stream.catalog.journal.after(stream.stream_id, snapshot.batch_id)
+    snapshot = plan.snapshot
+    planned = stream.catalog.journal.after(stream.stream_id, plan.snapshot.batch_id)
     sinks = distinct(sinks_of([*sinks_of_snapshot(stream, snapshot), *sinks_written(stream)]))
     sink = described_sink(output)
     if not planned or (sink is not None and not sink.is_among(sinks)):
@@ -132,25 +129,23 @@ def lost_batches(
     )
     if not (batches or is_in_part) or len(batches) > stream.options.max_replayed_batches:
         return None
-    return LostBatches(batches, query_id, in_flight)
+    return LostBatches(plan, batches, query_id, in_flight)
 
 
 def replay(
     stream: StreamHandle,
-    plan: RecoveryPlan,
     lost: LostBatches,
     lease: LeaseKeeper,
     describe: Callable[[], DataStreamWriter],
     *,
     watch: Watch,
-) -> RecoveryPlan:
+) -> RestoreAndReplay:
     """Restore a snapshot to a directory that no stream uses, and run batches of the query there without output.
 
     The directory is deleted if the replay fails, else by the next start that has another one.
 
     Args:
         stream: The stream.
-        plan: The plan to restore the snapshot.
         lost: The batches.
         lease: The lease of the stream.
         describe: Describes the query.
@@ -164,13 +159,12 @@ def replay(
         SnapshotCorruptError: The snapshot lacks data or was altered.
         StorageAccessError: Something could not be read or written.
     """
-    if plan.snapshot is None:
-        raise RestoreError(f"Stream {stream.stream_id!r} has no snapshot to replay batches after.")
 
     def stopped() -> bool:
         watch()
         return False
 
+    plan = lost.restore
     claim_live_folder(stream)
     generation = stream.catalog.streams.get(stream.stream_id).live_generation
     live = stream.new_live_directory(generation, lease.record.token).sibling(".replayed")
@@ -203,7 +197,7 @@ def replay(
             f"replayed {len(lost.batches)} batches after batch {plan.to_batch}, up to {lost.last}, as they were "
             f"planned before, in {(monotonic_ms() - started_ms) / 1000:,.1f} s: the sinks keep the rows that they have",
         )
-    return lost.in_plan(plan, live.url)
+    return lost.plan(live.url)
 
 
 def _newest_whole(sink: Sink, query_id: str) -> int:

@@ -30,7 +30,6 @@ from dagster_ckpt.recovery.live_directories import (
     may_be_anothers,
 )
 from dagster_ckpt.snapshot.garbage_collection import Garbage
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
@@ -38,7 +37,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import is_held, this_holder
 from dagster_ckpt.stream.ownership import lies_elsewhere
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
-from dagster_ckpt.values.modes import TerminalState
+from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000
@@ -214,7 +213,7 @@ def discard(
 
 def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> bool:
     # A copied catalog names the checkpoints of the original one. Savepoints may be anywhere.
-    return snapshot.kind == SnapshotKind.CHECKPOINT.value and not stream.store.is_own(location)
+    return snapshot.kind is SnapshotKind.CHECKPOINT and not stream.store.is_own(location)
 
 
 @dataclass(frozen=True)
@@ -359,7 +358,7 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
         dry_run: Report what would be done without doing it.
     """
     if older_than_ms is None:
-        older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout_ms)
+        older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
     interrupted = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     if dry_run:
         under_way = attempts_under_way(stream)

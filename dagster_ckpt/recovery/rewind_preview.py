@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import InputGoneError, RowsAtRiskError, SharedSinkError, SinkRollbackError, StorageAccessError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.prepare import snapshot_location
+from dagster_ckpt.recovery.live_directories import snapshot_location
+from dagster_ckpt.recovery.plan import (
+    Clone,
+    FinishRestore,
+    RecoveryFacts,
+    RecoveryPlan,
+    Restore,
+    RestoreAndReplay,
+    Resume,
+    Rewind,
+    StartEmpty,
+)
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
-from dagster_ckpt.recovery.sink_identity import forecast_missing_batches, forecast_shared
 from dagster_ckpt.recovery.sink_logs import with_moved_logs
-from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.sink_survey import (
+    BEFORE_THE_FIRST_BATCH,
+    Survey,
+    forecast_missing_batches,
+    forecast_shared,
+    survey_sinks,
+)
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
@@ -22,9 +37,10 @@ from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
-from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
-from dagster_ckpt.stream.handle import StreamHandle, query_ids_of, sinks_of_snapshot, sinks_written
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.sources import Distance, SourceDistance, distance
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 if TYPE_CHECKING:
@@ -35,7 +51,6 @@ _EFFECTS = {
     InputStatus.REPEATED: SinkEffect.DUPLICATE,
     InputStatus.UNKNOWN: SinkEffect.UNKNOWN,
 }
-_REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY, RecoveryKind.START_EMPTY)
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,7 @@ class RewindPreview:
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         inputs: Whether each source still has what is read again; empty if nothing is.
+        survey: The survey of the sinks that the forecasts are based on.
     """
 
     plan: RecoveryPlan
@@ -86,6 +102,7 @@ class RewindPreview:
     undone_edits: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     inputs: tuple[SourceInput, ...] = ()
+    survey: Survey | None = field(default=None, repr=False)
 
     @property
     def gone(self) -> str:
@@ -169,10 +186,10 @@ def preview_rewind(
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
     judged = [*survey.forecasts(), *forecast_shared(stream, survey, output)]
-    if plan.kind not in _REWINDS:
+    if isinstance(plan, Resume | Clone | FinishRestore):
         judged += forecast_missing_batches(stream, survey, output)
         going_on = (*judged, *(() if is_running else _sinks_in_flight(stream, facts, plan, survey)))
-        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on, inputs=inputs)
+        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on, inputs=inputs, survey=survey)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
     snapshot_files = _snapshot_files(stream, plan)
@@ -181,7 +198,7 @@ def preview_rewind(
     replay = Replay(
         to_batch=to_batch,
         query_id=_query_id(plan, live),
-        keeps_query_id=not plan.new_query_id and plan.kind is not RecoveryKind.START_EMPTY,
+        keeps_query_id=_keeps_query_id(plan),
         in_flight=_in_flight(plan, to_batch),
         log_entries=entries,
         query_ids=query_ids_of(stream),
@@ -201,6 +218,7 @@ def preview_rewind(
         safety_savepoint=describe_safety_savepoint(facts, plan),
         undone_edits=undone_edits(stream, facts, plan),
         inputs=inputs,
+        survey=survey,
     )
 
 
@@ -222,7 +240,7 @@ def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan)
         SnapshotCorruptError: The snapshot cannot be read.
         StorageAccessError: The snapshot cannot be reached.
     """
-    if not facts.stream.state_edits or plan.kind in (RecoveryKind.REWIND, RecoveryKind.FINISH_RESTORE):
+    if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()
     if plan.snapshot is not None:
@@ -305,7 +323,7 @@ def _sinks_in_flight(
 ) -> tuple[SinkForecast, ...]:
     """Forecasts for sinks that already have a batch which the query has not committed."""
     live = facts.stream.live_directory
-    if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.CLONE):
+    if live is None or not isinstance(plan, Resume | Clone):
         return ()
     allowed = stream.options.roll_back_tables
     return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle, roll_back_tables=allowed))
@@ -351,8 +369,12 @@ def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance |
     return (plan.snapshot.created_at_ms or None) if plan.snapshot is not None else None
 
 
+def _keeps_query_id(plan: RecoveryPlan) -> bool:
+    return not (isinstance(plan, StartEmpty) or (isinstance(plan, Restore | Rewind) and plan.new_query_id))
+
+
 def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:
-    if plan.query_id is not None:
+    if isinstance(plan, RestoreAndReplay):
         return plan.query_id
     if plan.snapshot is not None:
         return plan.snapshot.query_id
@@ -360,16 +382,18 @@ def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:
 
 
 def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
-    if plan.source_offsets is not None:
-        # It is planned again, from other offsets.
-        return None
-    if plan.kind is RecoveryKind.REPLAY:
-        return plan.in_flight
-    if plan.kind is RecoveryKind.REWIND:
-        # Its planned offsets are retained, so exactly that batch is replayed.
-        return to_batch + 1
-    carried = plan.snapshot.properties.get("in_flight_batch") if plan.snapshot is not None else None
-    return carried if isinstance(carried, int) else None
+    match plan:
+        case RestoreAndReplay():
+            return plan.in_flight
+        case Rewind(source_offsets=None):
+            # Its planned offsets are retained, so exactly that batch is replayed.
+            return to_batch + 1
+        case Restore(source_offsets=None):
+            carried = plan.snapshot.properties.get("in_flight_batch")
+            return carried if isinstance(carried, int) else None
+        case _:
+            # With other offsets it is planned again.
+            return None
 
 
 def _rows(

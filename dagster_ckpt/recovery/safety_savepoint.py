@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.errors import CkptError, LeaseLostError, RestoreError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, Rewind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
@@ -12,12 +12,12 @@ from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
 
 LABEL = "before-rewind-"
-_REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND)
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
     """Whether a starting point named by a user discards committed batches."""
-    return plan.kind in _REWINDS and start_from.point is not StartPoint.LATEST and plan.rewound_batches > 0
+    goes_back = isinstance(plan, Restore | Rewind) and plan.rewound_batches > 0
+    return goes_back and start_from.point is not StartPoint.LATEST
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dagster_ckpt.catalog.pending_restore import ToBatch
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
@@ -16,11 +17,9 @@ from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written
-
-# What an interrupted start does with the sinks does not depend on what their logs say.
-_FINISHED_OTHERWISE = ("location", "fork_of", "adopts", "adopting")
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 
 
 def damaged_sink_logs(
@@ -39,8 +38,8 @@ def damaged_sink_logs(
     Raises:
         StorageAccessError: A sink, a snapshot or the live directory cannot be reached.
     """
-    pending = record.pending_restore
-    if pending is not None and ("batch_id" not in pending or any(key in pending for key in _FINISHED_OTHERWISE)):
+    if not isinstance(record.pending_restore, ToBatch | None):
+        # What an interrupted start does with the sinks does not depend on what their logs say.
         return []
     written = sinks_of(sinks_written(stream))
     described = described_sink(output)

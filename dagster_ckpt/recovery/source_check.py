@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError
-from dagster_ckpt.recovery.plan import RecoveryPlan
-from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.recovery.source_positions import check_known, moved, topic_offsets
+from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError, RestoreError
+from dagster_ckpt.recovery.live_directories import snapshot_location
+from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Rewind
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
 from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, gone_from
-from dagster_ckpt.spark.query.iceberg_source import expired_from, iceberg_offset, iceberg_sources
-from dagster_ckpt.spark.query.kafka_source import (
-    KafkaSource,
-    TopicOffsets,
-    kafka_sources,
-    kept_offsets,
-    offsets_at,
-)
+from dagster_ckpt.spark.query.iceberg import expired_from, iceberg_offset, iceberg_sources
+from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_sources, kept_offsets, offsets_at
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.source_offsets import SourceOffsets
+from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -55,9 +49,10 @@ def refuse_gone_records(
         return []
     offsets = _offsets(stream, plan, plan.to_batch)
     positions = [topic_offsets(offset) for offset in offsets]
-    if plan.source_offsets is not None:
+    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
+    if chosen is not None:
         named = {str(index): position for index, position in enumerate(positions) if position is not None}
-        after = moved(named, plan.source_offsets)
+        after = moved(named, chosen)
         positions = [after.get(str(index), position) for index, position in enumerate(positions)]
     gone = [
         message
@@ -98,9 +93,9 @@ def resolved_offsets(
         OptionError: The query does not read a topic or a partition, or it cannot be asked for times.
         StorageAccessError: Kafka, the snapshot or the live directory cannot be reached.
     """
-    chosen = plan.source_offsets
-    if chosen is None or plan.to_batch is None:
+    if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
+    chosen = plan.source_offsets
     positions = _positions(stream, plan, plan.to_batch)
     check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
     if not chosen.times:
@@ -166,3 +161,79 @@ def _live_offsets(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes 
         return LiveDirectory(url).folder.read(name) if url is not None else None
     except (FileNotFoundError, LiveDirectoryError):
         return None
+
+
+def topic_offsets(text: str | None) -> TopicOffsets | None:
+    """Parse the offset of a source; None if it is not one of Kafka."""
+    try:
+        return {
+            str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
+            for topic, partitions in from_json(text or "").items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) -> None:
+    """Refuse topics and partitions that the query does not read.
+
+    Args:
+        chosen: The chosen positions.
+        positions: The position of each Kafka source, by its name.
+
+    Raises:
+        OptionError: It does not read one of them.
+    """
+    known = {(topic, each) for position in positions.values() for topic, read in position.items() for each in read}
+    topics = sorted({topic for topic, _ in known})
+    for topic in (*chosen.partitions, *chosen.times):
+        if topic not in topics:
+            raise OptionError(
+                f"source_offsets names topic {topic!r}, but the query reads {', '.join(topics) or 'no topic'}."
+            )
+    for topic, partitions in chosen.partitions.items():
+        for partition in partitions:
+            if (topic, partition) not in known:
+                mine = ", ".join(sorted(each for of, each in known if of == topic))
+                raise OptionError(
+                    f"source_offsets names partition {partition} of topic {topic!r}, but the query reads {mine}."
+                )
+
+
+def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
+    """Let the next batch of a new live directory, which is not in use yet, begin at chosen offsets.
+
+    Args:
+        live: The directory.
+        chosen: The positions; times are resolved.
+
+    Raises:
+        RestoreError: No batch is committed there.
+        OptionError: The query does not read a topic or a partition.
+        StorageAccessError: It cannot be written.
+    """
+    batch_id = live.positions().commit
+    if batch_id is None:
+        raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")
+    path = f"{OFFSETS}/{batch_id}"
+    data = live.folder.read(path)
+    entry = parse_offset_entry(data, f"{live.url}/{path}")
+    positions = {name: found for name, text in entry.sources.items() if (found := topic_offsets(text)) is not None}
+    check_known(chosen, positions)
+    # The batch in flight was planned from the old position.
+    live.folder.delete(f"{OFFSETS}/{batch_id + 1}")
+    live.folder.flush(OFFSETS)
+    live.folder.write(path, [with_offsets(data, f"{live.url}/{path}", moved(positions, chosen))])
+
+
+def moved(positions: Mapping[str, TopicOffsets], chosen: SourceOffsets) -> dict[str, dict[str, dict[str, int]]]:
+    """The positions of the sources that change, by name."""
+    changed = {}
+    for name, position in positions.items():
+        after = {
+            topic: {partition: chosen.partitions.get(topic, {}).get(partition, at) for partition, at in known.items()}
+            for topic, known in position.items()
+        }
+        if after != position:
+            changed[name] = after
+    return changed

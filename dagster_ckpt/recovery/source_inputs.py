@@ -7,6 +7,7 @@ time in the log, which has no length.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,18 +17,29 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
-from dagster_ckpt.recovery.file_times import DEFAULT_MAX_AGE, age_ms, changed, forgotten, read_once_more
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.recovery.source_change import recorded_sources
-from dagster_ckpt.recovery.source_comparison import folder_of, uri_path
+from dagster_ckpt.recovery.live_directories import snapshot_location
+from dagster_ckpt.recovery.plan import (
+    FinishRestore,
+    RecoveryFacts,
+    RecoveryPlan,
+    Restore,
+    RestoreAndReplay,
+    Rewind,
+    StartEmpty,
+)
+from dagster_ckpt.recovery.source_change import folder_of, recorded_sources, uri_path
 from dagster_ckpt.snapshot.store import read_files
-from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile, files_after, files_in_entries, log_offset
+from dagster_ckpt.spark.checkpoint_dir.file_source import (
+    SourceFile,
+    existing_files,
+    files_after,
+    files_in_entries,
+    log_offset,
+)
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.input_files import existing_files
-from dagster_ckpt.spark.query.source_identity import (
+from dagster_ckpt.spark.query.sources import (
     DELTA,
     FILE,
     GENERATED,
@@ -42,7 +54,6 @@ from dagster_ckpt.stream.handle import StreamHandle
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_GOES_BACK = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.REPLAY)
 _SHOWN = 5
 # The newest folders of files that were read before.
 _FOLDERS_LOOKED_IN = 100
@@ -98,9 +109,9 @@ def source_inputs(
         StorageAccessError: The snapshot, the live directory or the files of a source cannot be reached.
     """
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
-    to_batch = facts.live_batch if plan.kind is RecoveryKind.FINISH_RESTORE else plan.to_batch
+    to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
-    if plan.kind is RecoveryKind.START_EMPTY or base is None:
+    if isinstance(plan, StartEmpty) or base is None:
         return ()
     again = _Again.of(stream, facts, plan, base)
     if not again.reads_something:
@@ -148,8 +159,8 @@ class _Again:
         # A restore of another timeline continues from a log in which other files have the same numbers.
         is_other = plan.snapshot is not None and plan.snapshot.timeline != facts.stream.timeline
         first = {key: -1 if each is None or is_other else each for key, each in positions.items()}
-        goes_back = plan.kind in _GOES_BACK
-        until = plan.to_batch if plan.kind is RecoveryKind.REPLAY else facts.live_batch
+        goes_back = isinstance(plan, Restore | Rewind | RestoreAndReplay)
+        until = plan.to_batch if isinstance(plan, RestoreAndReplay) else facts.live_batch
         planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
         # What the kept batches have read decides only what a start that goes back reads once more.
         after = dict.fromkeys(offsets, -1) if goes_back else first
@@ -313,3 +324,49 @@ def _in(files: Mapping[str, bytes]) -> _Files:
 
 def _covers(planned: Sequence[PlannedBatch], base: int, until: int) -> bool:
     return base + len(planned) >= until
+
+
+DEFAULT_MAX_AGE = "7d"
+_UNITS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+# Some file systems keep whole seconds.
+_SAME_MS = 1_000
+
+
+def age_ms(text: str) -> int | None:
+    """Spark's option `maxFileAge` in ms; None if it cannot be read."""
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    unit = _UNITS.get(found.group(2) or "ms") if found is not None else None
+    return int(int(found.group(1)) * unit) if found is not None and unit is not None else None
+
+
+def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> list[str]:
+    """The files that now have another modification time than when they were read.
+
+    Args:
+        files: The files, as the log of their source has them.
+        existing: The current modification times of those that exist, in ms since the epoch; None if unknown.
+    """
+    return sorted({each.path for each in files if _has_changed(each, existing.get(each.path))})
+
+
+def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
+    """The files that Spark no longer remembers to have read, after it has read a file of some modification time."""
+    return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
+
+
+def read_once_more(
+    forgotten_files: Iterable[SourceFile], existing: Mapping[str, int | None], newest_ms: int, max_age_ms: int
+) -> list[str]:
+    """Of the files that Spark no longer remembers, those that it takes for new ones."""
+    since = newest_ms - max_age_ms
+    return sorted(
+        {
+            each.path
+            for each in forgotten_files
+            if (now := existing.get(each.path)) is not None and now >= since and _has_changed(each, now)
+        }
+    )
+
+
+def _has_changed(file: SourceFile, now: int | None) -> bool:
+    return None not in (file.modified_at_ms, now) and abs((file.modified_at_ms or 0) - (now or 0)) >= _SAME_MS

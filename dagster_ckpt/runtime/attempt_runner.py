@@ -1,23 +1,30 @@
 """Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
 
-The order of a completion makes crashes harmless: the storage writes data and then metadata, the catalog records the
-snapshot, the coordinator learns about it, and only then are older checkpoints subsumed.
+The order of a completion makes crashes harmless: the storage writes data and then metadata, the
+catalog records the snapshot, the coordinator learns about it, and only then are older checkpoints
+subsumed.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
 
+from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.catalog.transitions import failure_streak, log_transition
-from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
+from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, SnapshotAbortedError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import delete_older_live_directories
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import discard, interrupted_deletions, subsume
-from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
+from dagster_ckpt.runtime.batch_progress import BatchLog, PositionWatch
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Alignment,
@@ -32,19 +39,52 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 from dagster_ckpt.runtime.coordinator import FailureTally
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
+from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.sinks.guarantees import can_replay_a_batch, guarantees
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.batch_progress import BatchLog, PositionWatch
-from dagster_ckpt.stream.completion import NotRecorded, provenance, record_snapshot, trigger_properties
-from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
-from dagster_ckpt.stream.snapshotting import SnapshotOrder, TakenSnapshot, renewable, sharing_base
-from dagster_ckpt.stream.triggers import TriggerKind
+from dagster_ckpt.stream.snapshotting import (
+    NotRecorded,
+    SnapshotOrder,
+    TakenSnapshot,
+    provenance,
+    record_snapshot,
+    renewable,
+    sharing_base,
+    take_snapshot,
+    trigger_properties,
+)
+from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
+# In addition to those of checkpoints: as in Flink, savepoints do not count towards their limit.
+SAVEPOINT_THREADS = 4
+
+
+@dataclass
+class _Running:
+    """An attempt that has not ended.
+
+    Attributes:
+        started_after_batch: Newest committed batch when it began; an aligned attempt waits for the
+            next.
+        started_at_ms: Monotonic.
+        aligned_only: The query's mode does not allow a snapshot to include a running batch.
+        cut_ordered: A thread already cuts and uploads it.
+        aborted: Set to make its thread stop.
+    """
+
+    attempt: Attempt
+    order: SnapshotOrder
+    started_after_batch: int
+    started_at_ms: int
+    aligned_only: bool = False
+    cut_ordered: bool = False
+    aborted: threading.Event = field(default_factory=threading.Event)
 
 
 class AttemptRunner:
@@ -54,12 +94,12 @@ class AttemptRunner:
         stream: The stream.
         execution_id: The execution in the catalog.
         prepared: The live directory the query runs in.
-        log: Progress of the query's batches.
+        log: The query's reports.
         lease: The lease that makes this process the writer.
-        retry_queue: Queue for catalog writes that may be retried later.
-        facts: Returns properties of the running query. Called in the thread that talks to the JVM.
+        retry_queue: Catalog writes that may be retried.
+        facts: Called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: Clock for the timestamps of snapshots.
+        wall_clock: For the timestamps of snapshots.
         tally: How a failure that is about to be recorded counts; None if it does not.
     """
 
@@ -91,8 +131,14 @@ class AttemptRunner:
         self._may_delete_older = predecessor_ended
         self._sinks_before = tuple(self._catalog.executions.last_sinks(stream.stream_id))
         self._timeline = self._catalog.streams.get(stream.stream_id).timeline
-        self._threads = AttemptThreads(stream, wall_clock)
-        self._running: dict[int, RunningAttempt] = {}
+        self._wall_clock = wall_clock
+        # For each finished work, what the loop has to do.
+        self._finished: SimpleQueue[Callable[[], Event]] = SimpleQueue()
+        self._futures: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(
+            stream.options.max_concurrent + SAVEPOINT_THREADS, thread_name_prefix=f"snapshots-{stream.stream_id}"
+        )
+        self._running: dict[int, _Running] = {}
         self._aborted: dict[int, Abort] = {}
         self._completed: dict[int, SnapshotRecord] = {}
         self._late: dict[int, TakenSnapshot] = {}
@@ -103,7 +149,7 @@ class AttemptRunner:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks in the query's last progress report; before the first report, those of the previous execution.
+        """The sinks in the query's last report; before the first one, those of the previous execution.
 
         No snapshot is taken while they are unknown, because a restore could not roll them back.
         """
@@ -116,14 +162,11 @@ class AttemptRunner:
         return False
 
     def has_progressed(self) -> bool:
-        """Whether this execution has planned and committed a batch, for which it loaded its state from storage.
+        """Whether this execution has planned and committed a batch, for which it loaded its state.
 
-        A batch that an earlier execution had planned does not count: if the sink has it already, Spark
-        commits it without running it. When the first batch is committed, the snapshots of the position
-        where the execution resumed are recorded as proven.
-
-        Raises:
-            LeaseLostError: This process is no longer the writer.
+        A batch that an earlier execution had planned does not count: if the sink has it, Spark
+        commits it without running it. The first committed batch proves the snapshots of the
+        position where the execution resumed.
         """
         if self._has_progressed:
             return True
@@ -136,31 +179,24 @@ class AttemptRunner:
             try:
                 self._catalog.snapshots.proven(self._lease.record, began.commit)
             except CatalogError:
-                # Asked again in the next step.
+                # The next step tries again.
                 return False
         self._has_progressed = True
         return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt. Its cut is taken when its batch boundary is reached.
-
-        Returns:
-            A failure event if the catalog or the live directory is unavailable, otherwise nothing.
-
-        Raises:
-            LeaseLostError: This process is no longer the writer.
-        """
+        """Record an attempt, whose cut waits for its batch boundary; a failure event if that is impossible."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
         except (CatalogError, StorageAccessError, OptionError) as error:
             reason = CheckpointFailureReason.IO_EXCEPTION
             self._not_triggered(attempt, reason, error)
-            self._record_failure(snapshot_id, attempt, f"{reason.name}: {error}", reason)
+            self._record_failure(attempt, snapshot_id, f"{reason.name}: {error}", reason)
             return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
         return []
 
-    def _recorded(self, attempt: Attempt, snapshot_id: str) -> RunningAttempt:
+    def _recorded(self, attempt: Attempt, snapshot_id: str) -> _Running:
         request = self._catalog.requests.get(attempt.request_id) if attempt.request_id is not None else None
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
@@ -186,7 +222,7 @@ class AttemptRunner:
             self._lease.record,
             snapshot_id=snapshot_id,
             execution_id=self._execution_id,
-            kind=order.kind.value,
+            kind=order.kind,
             number=attempt.number,
             trigger=trigger,
             timeline=self._timeline,
@@ -194,24 +230,23 @@ class AttemptRunner:
             request_id=attempt.request_id,
             schedule=arguments.get("schedule"),
         )
-        return RunningAttempt(
-            attempt, order, -1 if commit is None else commit, monotonic_ms(), aligned_only=aligned_only
-        )
+        return _Running(attempt, order, -1 if commit is None else commit, monotonic_ms(), aligned_only=aligned_only)
 
     def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
         kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"
         stream_id, tally = self._stream.stream_id, self._tally(attempt, reason)
-        streak = failure_streak(tally.consecutive, tally.tolerable) if tally is not None else ""
+        streak = failure_streak(*tally) if tally is not None else ""
         message = f"Could not trigger {kind} {attempt.number} of stream {stream_id}: {reason.name}: {error}{streak}"
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Abort an attempt. If its thread has not started, the failure event is returned immediately."""
+        """Abort an attempt; a failure event at once if no thread works on it."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
         running.aborted.set()
-        self._record_failure_of(running, f"{action.reason.name}: {action.reason.message}", action.reason)
+        why = f"{action.reason.name}: {action.reason.message}"
+        self._record_failure(running.attempt, running.order.snapshot_id, why, action.reason)
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
         self._aborted[action.number] = action
@@ -226,47 +261,42 @@ class AttemptRunner:
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
         """Start the cut of every attempt whose batch boundary is reached.
 
-        Args:
-            stop_query: Called before the cut of a stop-with-savepoint, so that no batch is committed after it.
+        `stop_query` is called before the cut of a stop-with-savepoint, so that no batch is
+        committed after it.
         """
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
             except StorageAccessError:
-                # Checked again in the next step, until the attempt expires.
+                # The next step tries again, until the attempt expires.
                 is_due = False
             if not is_due:
                 continue
             if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
                 stop_query(running.attempt.number)
-            self._threads.start(running, self._live)
+            running.cut_ordered = True
+            self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
-        """Record finished attempts in the catalog, and return the events since the last call.
-
-        Raises:
-            LeaseLostError: A snapshot was stored, but this process is no longer the writer.
-        """
+        """Record finished attempts in the catalog, and return the events since the last call."""
         if self._log.batches:
             self.has_progressed()
+        return self._finish()
+
+    def _finish(self) -> list[Event]:
         events: list[Event] = []
-        for result in self._threads.results():
-            if isinstance(result, CutExists):
-                events.append(CutTaken(monotonic_ms(), result.number))
-            elif isinstance(result, Stored):
-                events.append(self._stored(result))
-            elif isinstance(result, NotStored):
-                events.append(self._not_stored(result))
-            else:
-                self._cleaning -= 1
-                events.append(CleaningChanged(monotonic_ms(), self._cleaning))
-        return events
+        while True:
+            try:
+                events.append(self._finished.get_nowait()())
+            except Empty:
+                self._futures = [future for future in self._futures if not future.done()]
+                return events
 
     def subsume_checkpoints(self) -> list[Event]:
         """Delete the checkpoints that the newest one subsumes, in the background.
 
-        Until this execution has committed a batch, nothing is deleted: no query has loaded the state
-        that the newest checkpoints contain.
+        Not before this execution has committed a batch: no query has loaded the state of the newest
+        checkpoints yet.
         """
         if not self.has_progressed():
             return []
@@ -296,24 +326,21 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """Abort all attempts and wait for their threads.
-
-        Args:
-            why: Why the query ended. It is the answer to pending requests.
-        """
+        """Abort all attempts and wait for their threads; pending requests are answered with the reason."""
         for running in self._running.values():
             running.aborted.set()
-            self._record_failure_of(running, f"the query ended: {why}", None)
+            self._record_failure(running.attempt, running.order.snapshot_id, f"the query ended: {why}")
         self._running.clear()
-        self._threads.close()
-        for result in self._threads.results():
-            if isinstance(result, Stored):
-                # Housekeeping deletes what remains. An error here must not hide why the query ended.
-                with suppress(StorageAccessError, CatalogError, LeaseLostError):
-                    self._discard_own(result.taken)
+        # Queued deletions still run: no other process knows about a snapshot that was not recorded.
+        self._pool.shutdown(wait=True)
+        self._finish()
+        for taken in self._late.values():
+            # Housekeeping deletes what remains. An error here must not hide why the query ended.
+            with suppress(StorageAccessError, CatalogError, LeaseLostError):
+                self._discard_own(taken)
         self._retry_queue.retry()
 
-    def _at_boundary(self, running: RunningAttempt) -> bool:
+    def _at_boundary(self, running: _Running) -> bool:
         attempt = running.attempt
         positions = self.positions.latest()
         if positions.commit is None:
@@ -327,36 +354,61 @@ class AttemptRunner:
         nothing_runs = positions.offset is None or positions.offset <= positions.commit
         return nothing_runs or positions.commit > running.started_after_batch
 
-    def _may_carry(self, running: RunningAttempt) -> bool:
+    def _may_carry(self, running: _Running) -> bool:
         if running.aligned_only:
-            # In these modes a batch is not replayed identically, so a snapshot cannot include it, even if forced.
+            # In these modes a replayed batch may differ, so a snapshot cannot include it, even if
+            # forced.
             return False
-        # A restore replays the batch. A sink that does not detect that would receive its rows twice.
+        # A restore replays the batch. A sink that does not detect that would receive its rows
+        # twice.
         return self._stream.options.force_unaligned or can_replay_a_batch(running.order.sinks)
 
-    def _stored(self, result: Stored) -> Event:
-        taken = result.taken
-        running = self._running.get(result.number)
+    def _take(self, running: _Running) -> None:
+        """Cut and upload, in a thread."""
+        number, cut = running.attempt.number, threading.Event()
+
+        def report_cut(_batch: int) -> None:
+            cut.set()
+            self._finished.put(lambda: CutTaken(monotonic_ms(), number))
+
+        try:
+            if running.aborted.is_set():
+                raise SnapshotAbortedError(f"Attempt {number} was aborted before its cut.")
+            taken = take_snapshot(
+                self._stream,
+                self._live,
+                running.order,
+                now_ms=self._wall_clock(),
+                on_cut=report_cut,
+                should_abort=running.aborted.is_set,
+            )
+        except Exception as error:  # noqa: BLE001 - every failure is an answer to the coordinator
+            self._finished.put(partial(self._not_stored, number, error, after_cut=cut.is_set()))
+        else:
+            self._finished.put(partial(self._stored, number, taken))
+
+    def _stored(self, number: int, taken: TakenSnapshot) -> Event:
+        running = self._running.get(number)
         if running is None:
-            self._late[result.number] = taken
-            self._aborted.pop(result.number, None)
-            return AttemptCompleted(monotonic_ms(), result.number)
+            self._late[number] = taken
+            self._aborted.pop(number, None)
+            return AttemptCompleted(monotonic_ms(), number)
         recorded = self._in_catalog(running, taken)
         if isinstance(recorded, NotRecorded):
             if recorded.is_certain:
                 self._clean(lambda: self._discard_own(taken))
             return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, recorded.why)
-        del self._running[result.number]
-        self._completed[result.number] = recorded
+        del self._running[number]
+        self._completed[number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Recorded before the request is answered: a process killed after that stays stopped.
+            # Before the request is answered: a process killed after that stays stopped.
             lease, end = self._lease.record, QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, recorded)
             self._retry_queue.run(lambda: record_end(self._catalog, lease, self._execution_id, end))
-        self._answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
-        return AttemptCompleted(monotonic_ms(), result.number)
+        self.answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
+        return AttemptCompleted(monotonic_ms(), number)
 
-    def _in_catalog(self, running: RunningAttempt, taken: TakenSnapshot) -> SnapshotRecord | NotRecorded:
+    def _in_catalog(self, running: _Running, taken: TakenSnapshot) -> SnapshotRecord | NotRecorded:
         if taken.renews is not None:
             try:
                 return self._catalog.snapshots.renew(
@@ -381,36 +433,31 @@ class AttemptRunner:
         self._lease.check()
         self._stream.store.discard(taken.stored.location, protected=())
 
-    def _not_stored(self, result: NotStored) -> Event:
-        running = self._running.get(result.number)
+    def _not_stored(self, number: int, error: Exception, *, after_cut: bool) -> Event:
+        running, reason = self._running.get(number), CheckpointFailureReason.of(error, after_cut=after_cut)
         if running is not None:
-            return self._failed(running, result.reason, str(result.error))
-        aborted = self._aborted.pop(result.number, None)
-        reason = aborted.reason if aborted is not None else result.reason
-        return AttemptFailed(monotonic_ms(), result.number, reason, str(result.error))
+            return self._failed(running, reason, str(error))
+        aborted = self._aborted.pop(number, None)
+        return AttemptFailed(monotonic_ms(), number, aborted.reason if aborted is not None else reason, str(error))
 
-    def _failed(self, running: RunningAttempt, reason: CheckpointFailureReason, detail: str) -> Event:
+    def _failed(self, running: _Running, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number
         self._running.pop(number, None)
-        self._record_failure_of(running, f"{reason.name}: {detail}", reason)
+        self._record_failure(running.attempt, running.order.snapshot_id, f"{reason.name}: {detail}", reason)
         return AttemptFailed(monotonic_ms(), number, reason, detail)
 
-    def _record_failure_of(self, running: RunningAttempt, why: str, reason: CheckpointFailureReason | None) -> None:
-        self._record_failure(running.order.snapshot_id, running.attempt, why, reason)
-
     def _record_failure(
-        self, snapshot_id: str, attempt: Attempt, why: str, reason: CheckpointFailureReason | None
+        self, attempt: Attempt, snapshot_id: str, why: str, reason: CheckpointFailureReason | None = None
     ) -> None:
-        lease = self._lease.record
-        tally = self._tally(attempt, reason) if reason is not None else None
-        streak = (tally.consecutive, tally.tolerable) if tally is not None else None
-        snapshots = self._catalog.snapshots
+        lease, snapshots = self._lease.record, self._catalog.snapshots
+        streak = self._tally(attempt, reason) if reason is not None else None
         self._retry_queue.run(lambda: snapshots.fail(lease, snapshot_id, why, streak=streak))
-        self._answer(attempt.request_id, RequestStatus.FAILED, error=why)
+        self.answer(attempt.request_id, RequestStatus.FAILED, error=why)
 
-    def _answer(
+    def answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
+        """Resolve a request, now or once the catalog is available."""
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
             self._retry_queue.run(
@@ -418,9 +465,21 @@ class AttemptRunner:
             )
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
-        self._cleaning += 1
-        self._threads.clean(work)
-        return [CleaningChanged(monotonic_ms(), self._cleaning)]
+        """Delete in the background. If that fails, the snapshot stays visible in the catalog."""
+
+        def clean() -> None:
+            try:
+                work()
+            finally:
+                self._finished.put(lambda: self._cleaning_changed(-1))
+
+        changed = self._cleaning_changed(1)
+        self._futures.append(self._pool.submit(clean))
+        return [changed]
+
+    def _cleaning_changed(self, by: int) -> Event:
+        self._cleaning += by
+        return CleaningChanged(monotonic_ms(), self._cleaning)
 
 
 def _trigger(attempt: Attempt, request: RequestRecord | None) -> SnapshotTrigger:

@@ -1,16 +1,13 @@
-"""The coordinator's attempts, those that are pending, its events and actions, and Flink's failure reasons.
-
-Every `at_ms` is monotonic time.
-"""
+"""What the coordinator and its driver exchange: attempts, events, actions, failure reasons. Times are monotonic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.stream.triggers import TriggerKind, TriggerRequest
+from dagster_ckpt.errors import IncompleteCutError, NothingCommittedError, SnapshotTooLargeError
+from dagster_ckpt.runtime.triggers import TriggerKind, TriggerRequest
 from dagster_ckpt.values.modes import CheckpointingMode
 
 
@@ -18,11 +15,11 @@ class Alignment(Enum):
     """The batch that a snapshot ends at, if a batch is running when the attempt begins.
 
     WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there.
-    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit immediately and include the
-        planned offsets of the running batch, so that a restore replays exactly that batch.
-    NEWEST_COMMIT: At least once. Take the cut at the newest commit immediately, without the plan of
-        the running batch. A restore may plan that batch differently, so its rows may be emitted
-        twice, but are never lost.
+    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit at once and include the planned
+    offsets of the running batch, so that a restore replays exactly that batch.
+    NEWEST_COMMIT: At least once. Take the cut at the newest commit at once, without the plan of the
+    running batch. A restore may plan it differently, so its rows may be emitted twice, but are
+    never lost.
     """
 
     WAIT_FOR_COMMIT = auto()
@@ -32,16 +29,13 @@ class Alignment(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt to take a snapshot. All times are on the monotonic clock of the events.
+    """One attempt to take a snapshot.
 
     Attributes:
-        number: From the stream's increasing counter. The `n` of `chk-<n>`; a savepoint takes a number
-            too, as in Flink, though its path does not show it.
-        kind: The kind of snapshot.
+        number: The `n` of `chk-<n>`; a savepoint takes a number too, as in Flink.
         request_id: The request to answer; None if the timer triggered the attempt.
-        alignment: How to treat a running batch.
-        alignment_deadline_ms: When an attempt that waits for a commit stops waiting and continues as
-            `CARRY_IN_FLIGHT`. None waits until the attempt expires.
+        alignment_deadline_ms: When an attempt stops waiting for a commit and continues as
+            `CARRY_IN_FLIGHT`; None: never.
         expires_at_ms: When the coordinator aborts the attempt.
     """
 
@@ -56,12 +50,12 @@ class Attempt:
 def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
     """How an attempt treats a batch that is running when it begins.
 
-    The rules apply in the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a
-    savepoint is never unaligned, and an alignment timeout of 0 does not wait.
+    In the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is
+    never unaligned, and an alignment timeout of 0 does not wait.
     """
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
-    if kind.is_savepoint or not options.unaligned or options.alignment_timeout_ms > 0:
+    if kind.is_savepoint or not options.unaligned or options.alignment_timeout > 0:
         return Alignment.WAIT_FOR_COMMIT
     return Alignment.CARRY_IN_FLIGHT
 
@@ -69,15 +63,7 @@ def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
 def new_attempt(
     options: CheckpointOptions, *, number: int, kind: TriggerKind, request_id: str | None, now_ms: int
 ) -> Attempt:
-    """Create an attempt that begins now, with its deadlines.
-
-    Args:
-        options: The stream's checkpointing options.
-        number: Number of the attempt.
-        kind: The kind of snapshot.
-        request_id: The request to answer; None if the timer triggered the attempt.
-        now_ms: Monotonic time.
-    """
+    """An attempt that begins now, with its deadlines."""
     alignment = alignment_of(options, kind)
     may_turn_unaligned = alignment is Alignment.WAIT_FOR_COMMIT and options.unaligned and not kind.is_savepoint
     return Attempt(
@@ -85,8 +71,8 @@ def new_attempt(
         kind=kind,
         request_id=request_id,
         alignment=alignment,
-        alignment_deadline_ms=now_ms + options.alignment_timeout_ms if may_turn_unaligned else None,
-        expires_at_ms=now_ms + options.timeout_ms,
+        alignment_deadline_ms=now_ms + options.alignment_timeout if may_turn_unaligned else None,
+        expires_at_ms=now_ms + options.timeout,
     )
 
 
@@ -105,8 +91,7 @@ class CheckpointFailureReason(Enum):
     """Why an attempt failed or a request was refused.
 
     Attributes:
-        counts: Whether the reason counts against the tolerable checkpoint failures.
-        side: The side on which the failure occurs.
+        counts: Whether it counts against the tolerable checkpoint failures.
         message: What happened, for logs, the catalog and the answer to the request.
     """
 
@@ -119,26 +104,31 @@ class CheckpointFailureReason(Enum):
         self.side = side
         self.message = message
 
+    @staticmethod
+    def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
+        """The reason for an attempt that failed with an error, before its cut or while it uploaded files."""
+        match error:
+            case NothingCommittedError():
+                return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
+            case IncompleteCutError() | SnapshotTooLargeError():
+                return CheckpointFailureReason.CHECKPOINT_DECLINED
+            case OSError() if not after_cut:
+                return CheckpointFailureReason.IO_EXCEPTION
+            case _:
+                return CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+
     IO_EXCEPTION = (
         True,
         FailureSide.COORDINATOR,
         "The catalog or the target storage was unavailable before the snapshot was cut.",
     )
-    CHECKPOINT_EXPIRED = (
-        True,
-        FailureSide.COORDINATOR,
-        "The attempt took longer than the checkpoint timeout.",
-    )
+    CHECKPOINT_EXPIRED = (True, FailureSide.COORDINATOR, "The attempt took longer than the checkpoint timeout.")
     CHECKPOINT_DECLINED = (
         True,
         FailureSide.QUERY,
         "No consistent cut was possible: a file that a restore needs is missing in the live directory, or damaged.",
     )
-    CHECKPOINT_ASYNC_EXCEPTION = (
-        True,
-        FailureSide.QUERY,
-        "The cut was made, but its files could not be stored.",
-    )
+    CHECKPOINT_ASYNC_EXCEPTION = (True, FailureSide.QUERY, "The cut was made, but its files could not be stored.")
     FINALIZE_CHECKPOINT_FAILURE = (
         True,
         FailureSide.COORDINATOR,
@@ -154,31 +144,15 @@ class CheckpointFailureReason(Enum):
         FailureSide.COORDINATOR,
         "The minimum pause since the last completed snapshot has not elapsed.",
     )
-    TOO_MANY_CHECKPOINT_REQUESTS = (
-        False,
-        FailureSide.COORDINATOR,
-        "Too many requests are waiting.",
-    )
-    NOT_ALL_REQUIRED_TASKS_RUNNING = (
-        False,
-        FailureSide.COORDINATOR,
-        "The query is not running.",
-    )
+    TOO_MANY_CHECKPOINT_REQUESTS = (False, FailureSide.COORDINATOR, "Too many requests are waiting.")
+    NOT_ALL_REQUIRED_TASKS_RUNNING = (False, FailureSide.COORDINATOR, "The query is not running.")
     PERIODIC_SCHEDULER_SHUTDOWN = (
         False,
         FailureSide.COORDINATOR,
         "Periodic checkpoints are off while the query stops.",
     )
-    CHECKPOINT_SUBSUMED = (
-        False,
-        FailureSide.COORDINATOR,
-        "A newer checkpoint was completed first.",
-    )
-    CHECKPOINT_COORDINATOR_SUSPEND = (
-        False,
-        FailureSide.COORDINATOR,
-        "The query is stopping or has stopped.",
-    )
+    CHECKPOINT_SUBSUMED = (False, FailureSide.COORDINATOR, "A newer checkpoint was completed first.")
+    CHECKPOINT_COORDINATOR_SUSPEND = (False, FailureSide.COORDINATOR, "The query is stopping or has stopped.")
 
 
 @dataclass(frozen=True)
@@ -192,8 +166,8 @@ class StartAttempt:
 class Abort:
     """End a pending attempt, delete what it wrote, and answer its request with the reason.
 
-    The driver still reports its end: by `AttemptFailed` or, if the attempt completed before it
-    could be aborted, by `AttemptCompleted`, which is then answered by `Discard`.
+    The driver still reports its end: by `AttemptFailed` or, if it completed before it could be
+    aborted, by `AttemptCompleted`, which a `Discard` answers.
     """
 
     number: int
@@ -202,10 +176,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete a snapshot that completed after its attempt was aborted.
-
-    Its request was already answered by the `Abort`. Flink likewise discards late acknowledgements.
-    """
+    """Delete a snapshot that completed after its attempt was aborted, as Flink discards late acknowledgements."""
 
     number: int
     reason: CheckpointFailureReason
@@ -213,7 +184,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer a request for which no attempt was started. A request id of None is the coordinator's timer."""
+    """Answer a request for which no attempt was started; an id of None is the coordinator's timer."""
 
     request_id: str | None
     reason: CheckpointFailureReason
@@ -247,7 +218,7 @@ class QueryStarted:
 
 @dataclass(frozen=True)
 class QueryStopped:
-    """The query has ended, for any reason: no more snapshots can be taken from it."""
+    """The query has ended: no more snapshots can be taken from it."""
 
     at_ms: int
 
@@ -256,8 +227,8 @@ class QueryStopped:
 class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
-    Attempts expire and the timer fires only here, so a snapshot that was stored in time is never
-    discarded because of the order in which its report and the tick arrive.
+    Attempts expire and the timer fires only here, so a snapshot stored in time is never discarded
+    because its report arrives after the tick.
     """
 
     at_ms: int
@@ -265,10 +236,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Progressed:
-    """The query has made progress, or time has passed: what a trigger policy may depend on.
+    """What a trigger policy may depend on has changed.
 
     Attributes:
-        at_ms: Monotonic time.
         wall_ms: The same moment in ms since the epoch.
         batches: Batches committed since the query started.
         rows: Their input rows.
@@ -290,7 +260,7 @@ class Triggered:
 
 @dataclass(frozen=True)
 class CutTaken:
-    """The triggering phase of an attempt is over: the consistent cut exists, and the upload continues."""
+    """The consistent cut of an attempt exists, which ends its triggering phase; the upload continues."""
 
     at_ms: int
     number: int
@@ -306,14 +276,7 @@ class AttemptCompleted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """An attempt ended without a snapshot. Also reported for an aborted attempt, once its work has ended.
-
-    Attributes:
-        at_ms: Monotonic time.
-        number: The attempt.
-        reason: Why it failed.
-        detail: The root cause, included in the answer to the request.
-    """
+    """An attempt, which may have been aborted, ended without a snapshot; `detail` is the root cause."""
 
     at_ms: int
     number: int
@@ -325,10 +288,8 @@ class AttemptFailed:
 class CleaningChanged:
     """The number of snapshots being deleted changed.
 
-    Attributes:
-        at_ms: Monotonic time.
-        pending: Deletions in progress, without failed ones that wait for a retry. If those counted, a
-            storage that denies deletion would stop all checkpoints.
+    Failed deletions that wait for a retry do not count: a storage that denies deletion would stop
+    all checkpoints.
     """
 
     at_ms: int
@@ -346,73 +307,3 @@ Event = (
     | AttemptFailed
     | CleaningChanged
 )
-
-
-class PendingAttempts:
-    """Attempts by number. At most one of them is in its triggering phase."""
-
-    def __init__(self) -> None:
-        self._pending: dict[int, Attempt] = {}
-        self._aborted: dict[int, CheckpointFailureReason] = {}
-        self._triggering: int | None = None
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    @property
-    def attempts(self) -> tuple[Attempt, ...]:
-        """The pending attempts, oldest first."""
-        return tuple(self._pending.values())
-
-    @property
-    def is_triggering(self) -> bool:
-        """Whether an attempt has begun but its cut does not exist yet."""
-        return self._triggering is not None
-
-    @property
-    def next_expiry_ms(self) -> int | None:
-        """When the next attempt expires; None if none is pending."""
-        return min((attempt.expires_at_ms for attempt in self._pending.values()), default=None)
-
-    def add(self, attempt: Attempt) -> None:
-        """Add an attempt in its triggering phase."""
-        self._pending[attempt.number] = attempt
-        self._triggering = attempt.number
-
-    def cut_taken(self, number: int) -> None:
-        """End the triggering phase of an attempt."""
-        if self._triggering == number:
-            self._triggering = None
-
-    def end(self, number: int) -> Attempt | None:
-        """Remove an attempt that ended; None if it is not pending."""
-        self.cut_taken(number)
-        return self._pending.pop(number, None)
-
-    def abort(self, which: Callable[[Attempt], bool], reason: CheckpointFailureReason) -> tuple[Attempt, ...]:
-        """Remove the matching attempts, oldest first, and keep the reason until their work has ended."""
-        chosen = tuple(attempt for attempt in self._pending.values() if which(attempt))
-        for attempt in chosen:
-            self.end(attempt.number)
-            self._aborted[attempt.number] = reason
-        return chosen
-
-    def abort_settled(self, number: int) -> CheckpointFailureReason | None:
-        """Forget an aborted attempt whose work has ended, and return its reason; None for other attempts."""
-        return self._aborted.pop(number, None)
-
-
-def expired_at(now_ms: int) -> Callable[[Attempt], bool]:
-    """Match attempts that have expired."""
-    return lambda attempt: attempt.expires_at_ms <= now_ms
-
-
-def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
-    """Match attempts that a completed one makes obsolete: the older checkpoints.
-
-    Never a savepoint, which was requested. And never by a savepoint: since FLIP-193 a savepoint
-    belongs to the user, who may delete it, so it replaces no checkpoint.
-    """
-    return lambda attempt: (
-        completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
-    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from random import Random
+from typing import NamedTuple
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.runtime.checkpoint_messages import (
@@ -14,14 +14,12 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Attempt,
     AttemptCompleted,
     AttemptFailed,
-    CheckpointFailureReason,
     CleaningChanged,
     CutTaken,
     Discard,
     Event,
     FailQuery,
     FailureSide,
-    PendingAttempts,
     Progressed,
     QueryStarted,
     QueryStopped,
@@ -30,12 +28,10 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     StopQuery,
     Tick,
     Triggered,
-    expired_at,
     new_attempt,
-    subsumed_by,
 )
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason as Reason
-from dagster_ckpt.stream.triggers import (
+from dagster_ckpt.runtime.triggers import (
     TIMER_REQUEST,
     Load,
     PeriodicTrigger,
@@ -49,28 +45,18 @@ from dagster_ckpt.stream.triggers import (
 )
 
 UNLIMITED = 2**31 - 1
-"""From this number on, failures are not counted at all (Java's `Integer.MAX_VALUE`, as in Flink)."""
+"""From this number on, failures are not counted (Java's `Integer.MAX_VALUE`, as in Flink)."""
 
 
-@dataclass(frozen=True)
-class FailureTally:
-    """Where a failure stands in its streak, for messages.
-
-    Attributes:
-        consecutive: Failures since the last success, including this one.
-        tolerable: Consecutive failures that are tolerated.
-    """
+class FailureTally(NamedTuple):
+    """Failures in a row, including the one to record, and how many are tolerated."""
 
     consecutive: int
     tolerable: int
 
 
 class FailureCounter:
-    """Counts consecutive failures against the tolerated number.
-
-    Args:
-        tolerable: Consecutive failures that are tolerated; one more fails the query.
-    """
+    """Counts consecutive failures; one more than `tolerable` fails the query."""
 
     def __init__(self, tolerable: int) -> None:
         self._tolerable = tolerable
@@ -82,20 +68,13 @@ class FailureCounter:
         """Counted failures since the last success."""
         return len(self._counted)
 
-    def exceeded_by(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
+    def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
         """Record a failure and return whether it exceeds the tolerated number.
 
-        An attempt counts once, and not at all if it or a later attempt succeeded. When this returns
-        True the counter restarts at zero, so that one streak fails the query once.
-
-        Args:
-            number: The attempt that failed.
-            kind: The kind of its snapshot.
-            reason: Why it failed.
+        An attempt counts once, and not at all if it or a later one succeeded. After True the
+        counter restarts at zero, so that one streak fails the query once.
         """
-        if self._tolerable >= UNLIMITED or not _counts(kind, reason):
-            return False
-        if self._last_success is not None and number <= self._last_success:
+        if self.tally(number, kind, reason) is None:
             return False
         self._counted.add(number)
         if len(self._counted) <= self._tolerable:
@@ -103,7 +82,7 @@ class FailureCounter:
         self._counted.clear()
         return True
 
-    def tally(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> FailureTally | None:
+    def tally(self, number: int, kind: TriggerKind, reason: Reason) -> FailureTally | None:
         """The streak with a failure that is about to be recorded; None if that does not count."""
         if self._tolerable >= UNLIMITED or not _counts(kind, reason):
             return None
@@ -118,26 +97,90 @@ class FailureCounter:
             self._counted.clear()
 
 
-def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
+def _counts(kind: TriggerKind, reason: Reason) -> bool:
     match kind:
         case TriggerKind.CHECKPOINT:
             return reason.counts
         case TriggerKind.SAVEPOINT:
             return reason.counts and reason.side is FailureSide.QUERY
         case TriggerKind.STOP_WITH_SAVEPOINT:
-            # In Flink, tasks block in a synchronous savepoint until they learn that it is complete,
-            # so a failed one must fail the job, or they would wait forever. Here nothing in the
-            # query waits for the savepoint: the process that learns of the failure lets the query
-            # continue, and the attempt's timeout bounds the wait.
+            # In Flink, tasks block in a synchronous savepoint, so a failed one must fail the job.
+            # Here nothing in the query waits: the query continues, and the attempt's timeout bounds
+            # the wait.
             return False
+
+
+class PendingAttempts:
+    """Attempts by number. At most one of them is in its triggering phase."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, Attempt] = {}
+        self._aborted: dict[int, Reason] = {}
+        self._triggering: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The pending attempts, oldest first."""
+        return tuple(self._pending.values())
+
+    @property
+    def is_triggering(self) -> bool:
+        """Whether an attempt has begun but its cut does not exist yet."""
+        return self._triggering is not None
+
+    @property
+    def next_expiry_ms(self) -> int | None:
+        """When the next attempt expires; None if none is pending."""
+        return min((attempt.expires_at_ms for attempt in self._pending.values()), default=None)
+
+    def add(self, attempt: Attempt) -> None:
+        """Add an attempt in its triggering phase."""
+        self._pending[attempt.number] = attempt
+        self._triggering = attempt.number
+
+    def cut_taken(self, number: int) -> None:
+        """End the triggering phase of an attempt."""
+        if self._triggering == number:
+            self._triggering = None
+
+    def end(self, number: int) -> Attempt | None:
+        """Remove an attempt that ended; None if it is not pending."""
+        self.cut_taken(number)
+        return self._pending.pop(number, None)
+
+    def abort(self, which: Callable[[Attempt], bool], reason: Reason) -> tuple[Attempt, ...]:
+        """Remove the matching attempts, oldest first, and keep the reason until their work has ended."""
+        chosen = tuple(attempt for attempt in self._pending.values() if which(attempt))
+        for attempt in chosen:
+            self.end(attempt.number)
+            self._aborted[attempt.number] = reason
+        return chosen
+
+    def abort_settled(self, number: int) -> Reason | None:
+        """Forget an aborted attempt whose work has ended, and return its reason; None for other attempts."""
+        return self._aborted.pop(number, None)
+
+
+def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
+    """Match attempts that a completed one makes obsolete: the older checkpoints.
+
+    Never a savepoint, which was requested, and never by a savepoint: since FLIP-193 its user may
+    delete it, so it replaces no checkpoint.
+    """
+    return lambda attempt: (
+        completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
+    )
 
 
 class CheckpointCoordinator:
     """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
 
-    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across restarts of
-    that query. Its driver passes in each event, carries out the returned actions in order, and
-    sends a `Tick` at `next_deadline_ms`.
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts.
+    The driver passes in each event, carries out the returned actions in order, and sends a `Tick`
+    at `next_deadline_ms`.
 
     A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver
     when it reports the end of an attempt that is still pending.
@@ -145,10 +188,7 @@ class CheckpointCoordinator:
     Args:
         options: The stream's checkpointing options.
         first_number: Number of the first attempt.
-        random: Source of randomness for the periodic timer's first delay.
-
-    Raises:
-        OptionError: The options contradict each other (`CheckpointOptions.in_effect`).
+        random: For the periodic timer's first delay.
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
@@ -168,7 +208,7 @@ class CheckpointCoordinator:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """Monotonic time at which a `Tick` is due; None if nothing waits for time to pass."""
+        """When a `Tick` is due; None if nothing waits for time to pass."""
         deadlines = (self._timer.due_at_ms(self._now_ms), self._pending.next_expiry_ms)
         return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
 
@@ -187,7 +227,7 @@ class CheckpointCoordinator:
         """The queued requests, the next one first."""
         return self._decider.waiting
 
-    def failure_tally(self, attempt: Attempt, reason: CheckpointFailureReason) -> FailureTally | None:
+    def failure_tally(self, attempt: Attempt, reason: Reason) -> FailureTally | None:
         """How the failure of an attempt counts, before it is reported here; None if it does not count."""
         return self._failures.tally(attempt.number, attempt.kind, reason)
 
@@ -197,13 +237,10 @@ class CheckpointCoordinator:
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:
-        """Process an event.
+        """Process an event and return the actions to carry out in this order.
 
-        An event that no longer matters, such as the report of an unknown attempt, changes nothing.
-        A late event is treated as happening now: time never goes back.
-
-        Returns:
-            The actions to carry out, in this order.
+        The report of an unknown attempt changes nothing. A late event happens now: time never goes
+        back.
         """
         self._now_ms = max(self._now_ms, event.at_ms)
         return list(chain(self._react(event), self._start_waiting()))
@@ -301,16 +338,16 @@ class CheckpointCoordinator:
     # Time passes
 
     def _expire(self) -> Iterator[Action]:
-        expired = self._pending.abort(expired_at(self._now_ms), Reason.CHECKPOINT_EXPIRED)
+        expired = self._pending.abort(lambda attempt: attempt.expires_at_ms <= self._now_ms, Reason.CHECKPOINT_EXPIRED)
         for attempt in expired:
             yield Abort(attempt.number, Reason.CHECKPOINT_EXPIRED)
         for attempt in expired:
-            detail = f"The timeout is {self._options.timeout_ms} ms."
+            detail = f"The timeout is {self._options.timeout} ms."
             yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
 
     def _fire_timer(self) -> Iterator[Action]:
-        # Unlike Flink's, this timer never has more than one request queued. Otherwise a long savepoint
-        # would be followed by a burst of checkpoints of the same commit.
+        # Unlike Flink's, this timer has at most one request queued: a long savepoint would
+        # otherwise be followed by a burst of checkpoints of the same commit.
         if self._timer.fires(self._now_ms) and TIMER_REQUEST not in self._decider.waiting:
             yield from self._submit(TIMER_REQUEST)
 
@@ -337,7 +374,7 @@ class CheckpointCoordinator:
 
     def _attempt_lost(self, attempt: Attempt, reason: Reason, detail: str) -> Iterator[Action]:
         if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Without its savepoint the query must not stop: it continues as before.
+            # Without its savepoint the query continues as before.
             self._stop_request = None
             self._timer.start(self._now_ms)
         exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)

@@ -7,6 +7,7 @@ import time
 import uuid
 from random import Random
 
+from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import IS_LAUNCHED, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
@@ -17,30 +18,18 @@ from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, Outcome, QueryEnd
 from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
-from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import monotonic_ms
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
     """Run a stream until it ends, is stopped or canceled, or its restart strategy does not allow another restart.
 
-    On return the last execution has ended in the catalog. It is settled only if nothing is left to do for it: the
-    caller knows the recorded status of the surrounding run, and applies retention.
-
-    Raises:
-        LeaseHeldError: Another execution of the stream is alive.
-        RestartWithdrawnError: The start was withdrawn, or the stream was canceled or suspended before this restart.
-        LeaseLostError: Another execution took the lease before the query was started. Its files were not touched.
-        SnapshotNotFoundError: The snapshot to start from does not exist.
-        LiveDirectoryError: The stream's state is lost, and the request names nothing to restore it from.
-        StateBackendChangeError: The stream's state backend cannot read the state to start from.
-        PlanChangedError: The query keeps different state than the state to start from, and the change was not accepted.
-        SourceChangedError: The query reads other sources than those that its offsets belong to.
-        RowsAtRiskError: The rewind could lose rows of a sink, and `accept_loss` is not set.
-        QueryStalledError: The query stalled for longer than the stream allows, and was stopped.
-        StorageAccessError: The checkpoint storage is not writable.
+    On return the last execution has ended in the catalog. The caller knows the recorded status of
+    the surrounding run, and applies retention.
     """
     record = stream.register()
     execution_id = str(uuid.uuid4())
@@ -79,21 +68,13 @@ class StreamRun:
         self._examiner = Examiner(stream)
 
     def until_the_end(self, execution_id: str) -> Outcome:
-        """Execute the stream, again after each failure that its restart strategy allows a restart for.
-
-        Args:
-            execution_id: Id of the first execution.
-
-        Raises:
-            QueryStalledError: The query stalled.
-            Exception: The start failed or was refused, or the supervision of the query failed.
-        """
+        """Execute the stream, again after each failure that its restart strategy allows a restart for."""
         start_from = self._request.start_from
         cause = self._request.cause
         while True:
             end = self._settlement.query_ended(execution_id, self._execute(execution_id, start_from, cause))
             if end.kind is EndKind.STALLED:
-                # The query waits for something in this process or its JVM. A restart in place would wait for it too.
+                # A restart in place would wait for the same thing in this process or its JVM.
                 raise QueryStalledError(
                     f"Stream {self._stream.stream_id!r}: {end.reason}. Its restart strategy decides whether a new "
                     "process continues."
@@ -160,7 +141,7 @@ class StreamRun:
                 recovery={**started.as_record(), **({IS_LAUNCHED: True} if self._request.is_launched else {})},
                 application=application.as_record() if application is not None else None,
             )
-            if "fork_of" in (stream.catalog.streams.get(stream.stream_id).pending_restore or {}):
+            if isinstance(stream.catalog.streams.get(stream.stream_id).pending_restore, Forked):
                 # In this order: a directory that is still marked has its note in the catalog.
                 started.prepared.live.note_in_use()
                 stream.catalog.streams.restore_finished(self._lease.record)
@@ -185,18 +166,7 @@ class StreamRun:
 def await_restart(
     stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, end: QueryEnd
 ) -> Outcome | None:
-    """Wait until the restart strategy allows a failed query to start again.
-
-    Args:
-        stream: The stream.
-        request: What the run was asked to do.
-        lease: The lease that makes this process the writer.
-        execution_id: The failed execution.
-        end: How it failed.
-
-    Returns:
-        None to restart the query now. Otherwise the outcome of the run: no restart follows.
-    """
+    """Wait until a failed query may start again; returns None then, or the outcome if no restart follows."""
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)
@@ -240,7 +210,7 @@ class StopRequests:
         """How the run ends; None if nothing was requested, or the catalog is unavailable."""
         catalog, lease = self._stream.catalog, self._lease.record
         try:
-            # One whose answer from the catalog was lost comes first: it may have been recorded.
+            # A request whose answer was lost comes first: the stop may have been recorded.
             for request in [*self._tried, *catalog.requests.pending(self._stream.stream_id)]:
                 if request.kind not in ENDS_BY_REQUEST:
                     continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     LeaseRecord,
@@ -20,8 +21,9 @@ from dagster_ckpt.errors import RestartWithdrawnError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import SparkApplication
-from dagster_ckpt.stream.handle import Clock, StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -38,7 +40,7 @@ class EndKind(Enum):
     FAILED: The query failed, or too many checkpoints did.
     LEASE_LOST: Another execution is the writer.
     SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
-    STALLED: It stalled for longer than the stream allows, or its JVM did not answer.
+    STALLED: It made no progress for longer than the stream allows, or its JVM did not answer.
     """
 
     FINISHED = "FINISHED"
@@ -63,9 +65,8 @@ class QueryEnd:
     """The end of one query.
 
     Attributes:
-        kind: How it ended.
         reason: A message for users.
-        savepoint: The savepoint it was stopped with, for FINISHED.
+        savepoint: For FINISHED.
         trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
     """
 
@@ -85,21 +86,23 @@ class RunRequest:
     Attributes:
         run_id: Id of the surrounding run in the orchestrator.
         start_query: Starts the query in a live directory.
-        describe: Describes the query that `start_query` will start. Called before anything is changed. None: nothing
-            is known about the query until it runs.
+        describe: Describes the query that `start_query` will start, before anything is changed;
+            None: it cannot.
         start_from: Where the query starts.
         cause: Whether a user or a restart started this run.
         start_request_id: The request in the catalog that this run answers, if any.
         restart_of: The execution that this run restarts, if any.
-        jvm_pid: Pid of the JVM that runs the query, or `UNSEEN_JVM` for Spark Connect. None: no JVM is involved.
+        jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM is
+            involved.
         application: The Spark application of this process.
         interrupted: Returns True once the process has been interrupted.
-        interrupted_as: Called after `interrupted` has ended the run. Returns the status of its execution; None if
-            that is not known yet, and the supervisor decides.
-        holder_is_over: Returns whether the run of a lease holder is recorded as ended.
-        is_launched: Whether a supervisor launches the runs of this stream, also while its query runs.
+        interrupted_as: The status of an execution that was interrupted; None if the supervisor
+            decides.
+        holder_is_over: Whether the run of a lease holder is recorded as ended.
+        is_launched: Whether a supervisor launches the runs of this stream, also while its query
+            runs.
         ttl_ms: Time to live of the lease without a renewal.
-        wall_clock: Clock for the timestamps of records.
+        wall_clock: For the timestamps of records.
     """
 
     run_id: str
@@ -126,8 +129,7 @@ class Outcome:
     Attributes:
         end: The end of the last query.
         execution_id: The last execution.
-        terminal_failure: Why the restart strategy does not restart the failed query, in the strategy's words.
-        savepoint: The savepoint that the stream was stopped with, if any.
+        terminal_failure: Why the restart strategy does not restart the failed query.
     """
 
     end: QueryEnd
@@ -141,11 +143,7 @@ class Outcome:
 
 
 def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
-    """Refuse a start that was withdrawn while its run was launched or waited for the lease.
-
-    Raises:
-        RestartWithdrawnError: The request was withdrawn, or the execution to restart was canceled or suspended.
-    """
+    """Refuse a start that was withdrawn while its run was launched or waited for the lease."""
     start_request = (
         stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
     )

@@ -1,9 +1,8 @@
 """The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
 
-`_ENDS` is the one table of ends. While the lease is held, `Settlement` records how a query or a start
-ended. Once it is released, `settle_run` and `settle_execution` apply retention under a lease of
-their own. A process that died records nothing: `record_death` does so when an observer finds it
-dead, and the next execution of the stream when it starts. Each of these may be repeated.
+`Settlement` records ends while the lease is held; afterwards `settle_run` and `settle_execution`
+apply retention under a lease of their own. For a process that died, `record_death` or the next
+execution records it. Each may be repeated.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _End:
     """What an end means for the execution.
 
     Attributes:
-        status: The status that is recorded. None: it is not known here, or not this process's to record.
+        status: The status to record. None: not known here, or not this process's to record.
         settled: Whether nothing is left to do.
         terminal: The state that retention is applied for; None if the stream may continue.
     """
@@ -89,21 +88,11 @@ _ENDS = {
 def record_end(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """Record how the query of an execution ended; an execution that has already ended is unchanged.
+    """Record how the query of an execution ended, unless it has already ended.
 
-    Args:
-        catalog: The catalog.
-        lease: The lease of the stream.
-        execution_id: The execution.
-        end: How its query ends.
-        asked_by: The request that asked for this end; it is answered in the same transaction, so that a
-            process killed after the answer stays stopped.
-
-    Returns:
-        False if the request was withdrawn: nothing is recorded, and the query must continue.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
+    A request that asked for this end is answered in the same transaction, so that a process killed
+    after the answer stays stopped. Returns False if it was withdrawn: nothing is recorded, and the
+    query must continue.
     """
     meaning = _ENDS[end.kind]
     if meaning.status is None:
@@ -117,20 +106,9 @@ def record_end(
 def stop_before_restart(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """Record that an execution that failed or died is not restarted, because the stream is canceled or suspended.
+    """Record that an execution that failed or died is not restarted: the stream is canceled or suspended.
 
-    Args:
-        catalog: The catalog.
-        lease: The lease of the stream.
-        execution_id: The execution.
-        end: CANCEL_REQUESTED or SUSPENDED.
-        asked_by: See `record_end`.
-
-    Returns:
-        False if there was nothing to stop, or the request was withdrawn.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
+    Returns False if there was nothing to stop, or the request was withdrawn.
     """
     meaning = _ENDS[end.kind]
     request_id = asked_by.request_id if asked_by is not None else None
@@ -147,9 +125,8 @@ def stop_before_restart(
 def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecord:
     """Record that the process of an execution died, as an observer that holds no lease.
 
-    An execution that has ended is unchanged, and so is one that a successor has already ended, or that
-    lives regardless of the orchestrator's answer: it holds the lease and runs on this machine, or it renews the
-    lease before its death is recorded.
+    Changes nothing if the execution has ended, lives on this machine with its lease, or renews the
+    lease meanwhile.
     """
     lease = catalog.leases.current(execution.stream_id)
     held = lease if lease is not None and lease.execution_id == execution.execution_id else None
@@ -159,16 +136,7 @@ def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecor
 
 
 def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = False) -> RetentionReport | None:
-    """Do what is left to do after a run has ended and released its lease.
-
-    Args:
-        stream: The stream.
-        outcome: How the run ended.
-        is_canceled: Whether a user canceled the run that was interrupted.
-
-    Returns:
-        What retention deleted and kept; None if the stream may continue, so that nothing is deleted.
-    """
+    """Do what is left after a run has released its lease; None if the stream may continue."""
     state = _ENDS[outcome.end.kind].terminal
     if outcome.end.kind is EndKind.INTERRUPTED and is_canceled:
         state = TerminalState.CANCELED
@@ -187,13 +155,7 @@ def settle_execution(
 ) -> RetentionReport:
     """Apply retention for the state in which a stream ended, and record that nothing is left to do.
 
-    May be repeated: after a crash, or by housekeeping for a process that could not do it itself.
-
-    Args:
-        stream: The stream.
-        execution_id: Its last execution.
-        state: How it ended.
-        failure: With FAILED: why it is not restarted any more.
+    May be repeated after a crash. `failure` says why a FAILED execution is not restarted.
     """
     report = apply_terminal_retention(stream, execution_id, state)
     if state is TerminalState.FAILED and failure is not None:
@@ -202,13 +164,7 @@ def settle_execution(
 
 
 class Settlement:
-    """Records in the catalog how the executions of one run end, while the run holds the lease.
-
-    Args:
-        stream: The stream.
-        request: What the run was asked to do.
-        lease: The lease that makes this process the writer.
-    """
+    """Records in the catalog how the executions of one run end, while the run holds the lease."""
 
     def __init__(self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper) -> None:
         self._stream = stream
@@ -217,16 +173,13 @@ class Settlement:
         self._executions = stream.catalog.executions
 
     def query_ended(self, execution_id: str, end: QueryEnd) -> QueryEnd:
-        """Record the end of a query.
-
-        Returns:
-            The end, or LEASE_LOST if the catalog refused the write because another execution is the writer.
-        """
+        """Record the end of a query; LEASE_LOST if the catalog refuses it."""
         try:
             record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
-                # Written while the lease is held: a successor that waits for it would assume that this process died.
+                # While the lease is held: a successor that waits for it would assume that this
+                # process died.
                 settled = status is ExecutionStatus.SUSPENDED
                 self._executions.end(self._lease.record, execution_id, status, end.reason, settled=settled)
         except LeaseLostError as error:
@@ -240,14 +193,8 @@ class Settlement:
     ) -> QueryEnd | None:
         """Record that a start was stopped before it started its query, and answer the requests that wait for it.
 
-        Args:
-            execution_id: The execution.
-            end: Why it was stopped.
-            asked_by: The CANCEL or SUSPEND request that stopped it, if any.
-            message: The same for the run's log and for the request that asked for the start.
-
-        Returns:
-            How the start ended. None if the request was withdrawn in the meantime: start again.
+        Returns None if the request `asked_by` was withdrawn in the meantime: start again. `message`
+        is for the run's log and for the request that asked for the start.
         """
         try:
             if asked_by is None:
@@ -261,11 +208,7 @@ class Settlement:
         return end
 
     def start_failed(self, execution_id: str, error: Exception, cause: StartCause) -> None:
-        """Record that a start raised an error.
-
-        Raises:
-            LeaseLostError: Another execution is the writer.
-        """
+        """Record that a start raised an error."""
         reason = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         # A refused start is settled. After any other error the restart strategy decides.
         is_refused = isinstance(error, _REFUSALS)
@@ -276,12 +219,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """Record that an execution failed.
-
-        Raises:
-            LeaseLostError: Another execution is the writer. That also explains the failure: this execution read files
-                that its successor was changing.
-        """
+        """Record that an execution failed. LeaseLostError explains the failure: a successor was changing its files."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:
@@ -296,8 +234,8 @@ class Settlement:
             )
 
     def _note_loss(self, execution_id: str, reason: str) -> None:
-        # The only write left to this process, and only to its own execution. A successor that has started has already
-        # ended this execution.
+        # The only write left to this process. A successor that has started has already ended this
+        # execution.
         with suppress(CatalogError):
             self._executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
 
@@ -308,8 +246,8 @@ Change = Callable[[], object]
 class RetryQueue:
     """Catalog writes, applied in order and retried until the catalog accepts them.
 
-    A write may be applied twice, because the response to it may be lost: each has to be idempotent. A process that has
-    lost the lease drops its pending writes; they are its successor's to make.
+    Each must be idempotent, because its response may be lost. A process without the lease drops
+    them: they are its successor's to make.
     """
 
     def __init__(self) -> None:

@@ -1,19 +1,28 @@
-"""Detects that a running query has stalled, and since when. Pure functions of values.
+"""Detects a query that has stalled, and kills a JVM that does not answer.
 
-A query without new data polls its sources or waits for its next trigger. Both count as activity, and so does a long
-batch whose tasks finish one after the other. A stalled query does none of this. It looks alive from outside: it keeps
-its lease, and checkpoints of the same batch keep completing.
+Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled
+query does none of this, but looks alive: it keeps its lease, and checkpoints of the same batch
+complete. A JVM that hangs (out of memory, a deadlock) keeps its driver in a call, and the driver
+its lease, so that no successor could start. Flink's counterpart is `heartbeat.timeout`.
 """
 
 from __future__ import annotations
 
+import logging
+import signal
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from types import TracebackType
 from typing import Any
 
+from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.spark.query.progress import QueryActivity, TaskCounts
+from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity
+from dagster_ckpt.values.durations import rounded_duration
 
-# Most triggers have finished by then, so tasks are counted only for a slow one.
+# Most triggers have finished by then.
 LOOK_AT_TASKS_AFTER_MS = 10_000
 
 
@@ -25,7 +34,7 @@ class QueryInactivity:
         doing: The status message of Spark.
         is_idle: Whether it waits for its next trigger, for any length of time.
         stalled_for_ms: Time since the last sign of activity.
-        tasks: Task counts of its active Spark jobs; None if they were not, or cannot be, counted.
+        tasks: Tasks of its active Spark jobs; None if they were not, or cannot be, counted.
     """
 
     doing: str
@@ -39,12 +48,12 @@ class QueryInactivity:
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
     def as_record(self) -> dict[str, Any]:
-        """The form that the catalog stores in the progress of an execution."""
+        """The form in the progress of an execution."""
         return asdict(self)
 
     @staticmethod
     def of_record(record: object) -> QueryInactivity | None:
-        """Read it from the catalog; None if a version that did not record it wrote the progress."""
+        """Read it from the catalog; None if the progress does not have it."""
         if not isinstance(record, Mapping):
             return None
         try:
@@ -60,11 +69,7 @@ class QueryInactivity:
 
 
 class StallDetector:
-    """Tracks the activity of one query.
-
-    Args:
-        now_ms: When the query was started, on the clock that `note` uses.
-    """
+    """Tracks the activity of one query that was started at `now_ms`."""
 
     def __init__(self, now_ms: int) -> None:
         self._moved_at_ms = now_ms
@@ -80,14 +85,7 @@ class StallDetector:
         tasks: Callable[[], TaskCounts | None],
         now_ms: int,
     ) -> QueryInactivity:
-        """Note what the query is doing now.
-
-        Args:
-            activity: What it is doing.
-            batch: The newest batch that it has reported.
-            tasks: Counts the tasks of its Spark jobs. Called only if nothing else has changed for a while.
-            now_ms: The current time of a monotonic clock.
-        """
+        """Note what the query does; tasks are counted only if nothing else has changed for a while."""
         if activity.is_idle or activity != self._activity or batch != self._batch:
             self._moved(now_ms)
         self._activity, self._batch = activity, batch
@@ -101,3 +99,78 @@ class StallDetector:
     def _moved(self, now_ms: int) -> None:
         self._moved_at_ms = now_ms
         self._tasks = None
+
+
+# No call of a supervised query, and no garbage collection, should take as long.
+LONGEST_CALL_MS = 600_000
+_LOOK_S = 1.0
+# For the JVM to print its stacks.
+_PRINT_S = 3.0
+
+
+class JvmWatch:
+    """Watches the JVM calls of one supervised query, in a background thread.
+
+    Args:
+        stream_id: The stream, for the log.
+        jvm: Only one of this machine is ever killed.
+        call: Identifies the call that is waiting for the JVM; None: no call is.
+        limit_ms: How long a call may take.
+    """
+
+    def __init__(
+        self, stream_id: str, jvm: ProcessIdentity | None, call: Callable[[], object | None], *, limit_ms: int
+    ) -> None:
+        self._stream_id = stream_id
+        self._jvm = jvm
+        self._call = call
+        self._limit_ms = limit_ms
+        self._over = threading.Event()
+        self._ended: str | None = None
+        self._thread = threading.Thread(target=self._watch, name=f"jvm-watch-{stream_id}", daemon=True)
+
+    @property
+    def ended(self) -> str | None:
+        """Why the JVM was killed, once it has provably ended."""
+        return self._ended
+
+    def __enter__(self) -> JvmWatch:
+        if self._jvm is not None and self._jvm.liveness() is Liveness.ALIVE:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            # Afterwards, `ended` is final.
+            self._thread.join()
+
+    def _watch(self) -> None:
+        # Looks are counted, not the time: after a pause of the whole machine the JVM gets its time
+        # again.
+        look_ms = min(_LOOK_S * 1000, self._limit_ms / 4)
+        waited_ms, before = 0.0, None
+        while self._ended is None and not self._over.wait(look_ms / 1000):
+            call = self._call()
+            waited_ms = waited_ms + look_ms if call is not None and call is before else 0.0
+            before = call
+            if waited_ms >= self._limit_ms and self._jvm is not None:
+                self._end(self._jvm, call)
+                waited_ms = 0.0
+
+    def _end(self, jvm: ProcessIdentity, call: object) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            jvm.send(signal.SIGQUIT)
+        self._over.wait(_PRINT_S)
+        if self._call() is not call and jvm.liveness() is Liveness.ALIVE:
+            # It has answered after all. One that runs with -Xrs has ended at SIGQUIT.
+            return
+        what = f"its JVM, process {jvm.pid}, did not answer for {rounded_duration(self._limit_ms)} and was killed"
+        if jvm.kill(within_s=JVM_GRACE_S):
+            self._ended = what
+            told = f"{what}. If it still could, it has printed the stacks of its threads"
+        else:
+            told = f"{what}, but has not ended. Kill it: the query may still write"
+        log_transition(self._stream_id, f"Stream {self._stream_id}: {told}", level=logging.ERROR)

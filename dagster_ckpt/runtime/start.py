@@ -23,21 +23,21 @@ from dagster_ckpt.errors import (
     RestoreError,
     StateRewriteError,
 )
+from dagster_ckpt.recovery.adopt import take_over
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
-from dagster_ckpt.recovery.new_directory import StateRewrite
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.live_directories import StateRewrite
+from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryFacts, RecoveryPlan, RestoreAndReplay, Resume
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
-from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
+from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
-from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.runtime.start_watch import StartWatch
@@ -46,21 +46,20 @@ from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
-from dagster_ckpt.spark.query.description import NamedOutput, is_described_query, named_output, session_of
-from dagster_ckpt.spark.query.plan import plan_of_writer
-from dagster_ckpt.spark.query.plan_description import PlanDescription
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.output import NamedOutput, named_output
+from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.spark.query.source_identity import SourceIdentity, source_identities
+from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
 from dagster_ckpt.state.rewriting import require_any_rewriter
 from dagster_ckpt.stream.adopted import refuse_unclaimed
-from dagster_ckpt.stream.completion import advance_checkpoint_id
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
-from dagster_ckpt.stream.handle import StreamHandle, query_ids_of
-from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places
-from dagster_ckpt.stream.snapshots import holding
+from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 if TYPE_CHECKING:
@@ -97,11 +96,15 @@ class Checked:
         query_plan: Description of the query's plan; None if it is not known.
         rewrite: How the state has to be rewritten first; None if it stays as it is.
         sources: What its sources read; None if that is not known.
+        lost: The batches to replay first, if any.
+        survey: The survey of the sinks that the check is based on.
     """
 
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
     sources: Sequence[SourceIdentity] | None
+    lost: LostBatches | None
+    survey: Survey | None
 
 
 class Start:
@@ -201,17 +204,20 @@ class Start:
             try:
                 with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
                     checked = self._check(facts, plan, output)
+                    lost, survey = checked.lost, checked.survey
                     if take_over(
                         stream,
                         self._lease,
-                        resumes=plan.kind is RecoveryKind.RESUME and checked.rewrite is None,
+                        resumes=isinstance(plan, Resume) and checked.rewrite is None,
                         still_mine=self._still_mine,
                     ):
                         # Its query may have gone on until it was fenced.
                         facts = self._facts(output)
                         plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
-                    plan = self._replayed(facts, plan, output)
-                    prepared = self._prepare(facts, plan, output, checked)
+                        lost, survey = self._lost_batches(facts, plan, output), None
+                    if lost is not None:
+                        plan, survey = self._replayed(facts, plan, lost, output)
+                    prepared = self._prepare(facts, plan, output, checked, survey)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
                     prepared = replace(prepared, began=prepared.live.positions())
@@ -248,7 +254,7 @@ class Start:
         refuse_unclaimed(stream, plan.snapshot)
         sources = self._unchanged_sources(plan)
         lost = self._lost_batches(facts, plan, output)
-        ahead = self._preview(facts, plan if lost is None else lost.in_plan(plan), output)
+        ahead = self._preview(facts, plan if lost is None else lost.plan(), output)
         if lost is not None and ahead.gone:
             # Spark would run these batches without a word, and build state that lacks their rows.
             log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
@@ -256,22 +262,26 @@ class Start:
             ahead = self._preview(facts, plan, output)
         self._check_loss(ahead)
         # A fork and an unfinished restore continue where their directory stands.
-        self._check_sources(
-            replace(plan, to_batch=facts.live_batch) if plan.kind is RecoveryKind.FINISH_RESTORE else plan
+        stands = (
+            Resume(reason=plan.reason, from_batch=facts.live_batch, point=plan.point)
+            if isinstance(plan, FinishRestore)
+            else plan
         )
+        self._check_sources(stands)
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         rewrite = self._check_state(plan)
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
-            self._replays = False
-            self._check_loss(self._preview(facts, plan, output))
+            self._replays, lost = False, None
+            ahead = self._preview(facts, plan, output)
+            self._check_loss(ahead)
         query_plan = self._check_plan(plan)
         refuse_shared_folder(stream, output)
-        if plan.kind in (RecoveryKind.RESUME, RecoveryKind.CLONE):
+        if isinstance(plan, Resume | Clone):
             refuse_broken_sinks(stream, LiveDirectory(facts.stream.live_directory or ""), output)
         self._watch()
-        return Checked(query_plan, rewrite, sources)
+        return Checked(query_plan, rewrite, sources, lost, ahead.survey)
 
     def _prepare(
         self,
@@ -279,13 +289,14 @@ class Start:
         plan: RecoveryPlan,
         output: NamedOutput | None,
         checked: Checked,
+        survey: Survey | None,
     ) -> PreparedStart:
         stream = self._stream
         kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record)
         if kept is not None:
             log_message(stream.stream_id, kept)
         self._watch()
-        prepared = prepare(stream, plan, self._lease, output, rewrite=checked.rewrite, watch=self._watch)
+        prepared = prepare(stream, plan, self._lease, output, survey=survey, rewrite=checked.rewrite, watch=self._watch)
         if prepared.rewritten is not None:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
@@ -310,19 +321,21 @@ class Start:
     def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> LostBatches | None:
         return lost_batches(self._stream, facts, plan, output) if self._replays else None
 
-    def _replayed(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> RecoveryPlan:
-        """Replay lost batches, if there are any. Returns the plan to continue after them."""
+    def _replayed(
+        self, facts: RecoveryFacts, plan: RecoveryPlan, lost: LostBatches, output: NamedOutput | None
+    ) -> tuple[RecoveryPlan, Survey | None]:
+        """Replay lost batches. Returns the plan to continue after them, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
-        lost = self._lost_batches(facts, plan, output)
-        if lost is None or describe is None:
-            return plan
+        if describe is None:
+            return plan, None
         try:
-            return replay(stream, plan, lost, self._lease, describe, watch=self._still_mine)
+            return replay(stream, lost, self._lease, describe, watch=self._still_mine), None
         except (RestoreError, LiveDirectoryError) as error:
             self._replays = False
             log_message(stream.stream_id, f"{error} Sinks are rolled back instead, where that is possible")
-            self._check_loss(self._preview(facts, plan, output))
-            return plan
+            ahead = self._preview(facts, plan, output)
+            self._check_loss(ahead)
+            return plan, ahead.survey
 
     def _preview(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> RewindPreview:
         writer = self._request.describe() if self._request.describe is not None else None
@@ -375,7 +388,8 @@ class Start:
     def _report_sinks(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
         for place in prepared.rolled_back:
             log_message(self._stream.stream_id, f"rolled back the sink {place}")
-        if plan.undoes_nothing:
+        if isinstance(plan, RestoreAndReplay) and not plan.rewound_batches:
+            # No sink gets a batch again.
             return
         for sink in prepared.may_repeat:
             log_message(

@@ -7,13 +7,14 @@ from contextlib import suppress
 from threading import Lock
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import LeaseRecord, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, StartStoppedError
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
-from dagster_ckpt.stream.handle import Clock, monotonic_ms
+from dagster_ckpt.values.durations import monotonic_ms
 
 
 class StartWatch:

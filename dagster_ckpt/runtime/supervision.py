@@ -13,11 +13,13 @@ from dataclasses import asdict
 from random import Random
 from typing import Any
 
+from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
+from dagster_ckpt.runtime.batch_progress import BatchLog, Journal
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Action,
@@ -36,39 +38,26 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
-from dagster_ckpt.runtime.journal import Journal
-from dagster_ckpt.runtime.jvm_watch import LONGEST_CALL_MS, JvmWatch
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
-from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
+from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
+from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.query.progress import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
-from dagster_ckpt.stream.batch_progress import BatchLog
-from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import jvm_of
-from dagster_ckpt.stream.triggers import TriggerKind, TriggerOrigin, TriggerRequest
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import monotonic_ms, rounded_duration
 
 POLL_S = 0.25
-
-
 HEARTBEAT_MS = 2_000
-
-
 REQUEST_POLL_MS = 500
-
-
 # Longer than the usual time between two signs of activity.
 REPORT_AFTER_MS = 60_000
-
-
-# A table may be made by the first batch.
+# The first batch may create a table.
 LOOKS_AT_SINKS = 3
-
-
 # A stalled query may not react to an interrupt either.
 STOP_STALLED_MS = 60_000
 
@@ -91,7 +80,7 @@ class Supervisor:
         lease: The lease that makes this process the writer.
         interrupted: Returns True once the surrounding process has been interrupted.
         predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: Clock for the timestamps of records.
+        wall_clock: For the timestamps of records.
     """
 
     def __init__(
@@ -232,35 +221,28 @@ class Supervisor:
                 and handled.number == self._savepoint_to_stop_with
                 and self._end is None
             ):
-                # A savepoint that completed too late is discarded, so it does not end the query either.
+                # A savepoint that completed too late is discarded, so it does not end the query
+                # either.
                 why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
                 self._end = QueryEnd(
                     EndKind.SAVEPOINT_FAILED, f"the savepoint of the stop request failed, the query continues: {why}"
                 )
 
     def _do(self, action: Action) -> list[Event]:
-        if isinstance(action, StartAttempt):
-            return self._attempts.start(action.attempt)
-        if isinstance(action, Abort):
-            return self._attempts.abort(action)
-        if isinstance(action, Discard):
-            self._attempts.discard_late(action.number)
-        elif isinstance(action, Refuse):
-            self._refuse(action)
-        elif isinstance(action, FailQuery):
-            self._end = self._end or QueryEnd(EndKind.FAILED, f"{action.reason.name}: {action.detail}")
-        elif isinstance(action, StopQuery):
-            savepoint = self._attempts.snapshot(action.number)
-            self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, savepoint)
+        match action:
+            case StartAttempt(attempt=attempt):
+                return self._attempts.start(attempt)
+            case Abort():
+                return self._attempts.abort(action)
+            case Discard(number=number):
+                self._attempts.discard_late(number)
+            case Refuse(request_id=request_id, reason=reason, detail=detail):
+                self._attempts.answer(request_id, RequestStatus.FAILED, error=f"{reason.name}: {detail}")
+            case FailQuery(reason=reason, detail=detail):
+                self._end = self._end or QueryEnd(EndKind.FAILED, f"{reason.name}: {detail}")
+            case StopQuery(number=number):
+                self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, self._attempts.snapshot(number))
         return []
-
-    def _refuse(self, action: Refuse) -> None:
-        request_id, why = action.request_id, f"{action.reason.name}: {action.detail}"
-        if request_id is not None:
-            lease = self._lease.record
-            self._retry_queue.run(
-                lambda: self._catalog.requests.resolve(lease, request_id, RequestStatus.FAILED, error=why)
-            )
 
     @property
     def _is_stopped(self) -> bool:
@@ -274,7 +256,7 @@ class Supervisor:
         if not self._is_stopped:
             self._log.note(self._query.recent_progress())
         now_ms = monotonic_ms()
-        # A query may end between two heartbeats; its last batch and its sinks are recorded all the same.
+        # A query may end between two heartbeats; its last batch is recorded all the same.
         if now_ms < self._next_heartbeat_ms and not is_last:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
@@ -282,13 +264,12 @@ class Supervisor:
         if self._still.is_over(REPORT_AFTER_MS) and not before.is_over(REPORT_AFTER_MS):
             stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
             log_message(self._stream_id, f"{_describe_stall(self._still)}. Its thread is{stack or ' not visible'}")
-        # A temporarily unavailable catalog must not end the query. The lease decides whether this process is still the
-        # writer.
+        # The lease, not an unavailable catalog, decides whether this process is still the writer.
         with suppress(CatalogError):
             self._beat()
 
     def _note_sinks(self) -> None:
-        """Find out which tables and topics the first batches have written to, as far as the start did not know them."""
+        """Identify the tables and topics of the first batches that the start did not know."""
         latest = self._log.latest
         if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
             return
@@ -309,7 +290,7 @@ class Supervisor:
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
-                # Before the first report: the sinks named at the start.
+                # Before the first report: those named at the start.
                 "sinks": list(self._attempts.sinks),
                 SINK_IDS: self._sink_ids,
                 # Before the first batch Spark may still be planning the query.
@@ -334,7 +315,7 @@ class Supervisor:
 
     def _take_requests(self) -> None:
         lease = self._lease.record
-        # A stop whose answer from the catalog was lost comes first: it may have been recorded.
+        # A stop whose answer was lost comes first: it may have been recorded.
         pending = [*self._stop_requested, *self._catalog.requests.pending(self._stream_id)]
         for request in pending:
             if request.kind in ENDS_BY_REQUEST:

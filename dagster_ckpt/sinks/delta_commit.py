@@ -1,9 +1,9 @@
-"""Commits to a Delta table that are conditional on the version that they were decided on.
+"""Commits to a Delta table on condition that it is still at the version that they were decided on.
 
-SQL's `RESTORE` reads the newest version when it begins. A process that was paused between its decision
-and the statement would therefore undo what a successor has committed since. So a table is rolled back
-by Delta's own transaction, begun from the version of the decision: `commitLarge`, which `RESTORE` uses
-as well, writes the version after that one or fails. The actions are those of `RestoreTableCommand`.
+SQL's `RESTORE` reads the newest version when it begins, so a process that was paused before the statement would undo
+what a successor has committed since. So a table is rolled back by Delta's own transaction, begun from the version of
+the decision: `commitLarge`, which `RESTORE` uses as well, writes the version after that one or fails. The actions are
+those of `RestoreTableCommand`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.sinks.table import VersionTakenError
 from dagster_ckpt.spark.query.session import active_in_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The id under which a table records a roll-back, so that it is not taken for what others have undone or deleted.
+# Marks a roll-back of this package in the log, to tell it from those of others.
 ROLL_BACK_ID = "dagster_ckpt roll-back"
-# Between the id of a query and the name of one of several writes of a batch.
 _NAME_FOLLOWS = "/"
 _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
@@ -40,22 +40,12 @@ def query_of(app_id: str) -> str:
     return app_id.partition(_NAME_FOLLOWS)[0]
 
 
-class VersionTakenError(Exception):
-    """Another commit has the version that this one was to have; the table is unchanged."""
-
-
 class UnknownDeltaError(SinkRollbackError):
     """This Delta lacks an interface that a conditional commit needs; the table is unchanged."""
 
 
 def restore_version(session: SparkSession, folder: str, version: int, *, decided_on: int) -> None:
-    """Bring the rows of a table back to those of an earlier version, as the version after `decided_on`.
-
-    Args:
-        session: A session with Delta.
-        folder: The table's folder.
-        version: The version to restore; -1 removes all rows.
-        decided_on: The newest version when that was decided.
+    """Restore the rows of a version (-1 removes all rows), as the version after `decided_on`.
 
     Raises:
         VersionTakenError: Another commit has that version.
@@ -83,42 +73,27 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
 
 
 def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> None:
-    """Commit that a table has nothing to undo, as the version after `decided_on`.
-
-    No roll-back that was decided on that version or an earlier one can be committed afterwards.
-
-    Raises:
-        VersionTakenError: Another commit has that version.
-        UnknownDeltaError: This Delta has other interfaces.
-    """
+    """Commit that nothing is undone, as the version after `decided_on`: earlier decisions then fail."""
     with _Table.opened(session, folder, decided_on) as table:
         record = [table.roll_back_mark(decided_on)]
         table.commit(table.transaction(table.snapshot(decided_on)), record, table.manual_update())
 
 
 def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int | None:
-    """The newest batch that a table remembers of a query, also if only a checkpoint of its log has it.
-
-    Raises:
-        UnknownDeltaError: This Delta has other interfaces.
-    """
+    """The newest batch that a table remembers of a query, even if only a checkpoint of its log has it."""
     with _Table.opened(session, folder, _NEVER) as table:
         batches = (batch for app_id, batch in table.transactions() if query_of(app_id) == query_id)
         return max(batches, default=None)
 
 
 def table_id(session: SparkSession, folder: str) -> str:
-    """The id of a table, also if only a checkpoint of its log has it.
-
-    Raises:
-        UnknownDeltaError: This Delta has other interfaces.
-    """
+    """The id of a table, even if only a checkpoint of its log has it."""
     with _Table.opened(session, folder, _NEVER) as table:
         return str(table.current().metadata().id())
 
 
 class _Table:
-    """A table through Delta's classes in the JVM. What it passes around are objects of the JVM."""
+    """A table through Delta's classes in the JVM."""
 
     def __init__(self, session: SparkSession, folder: str) -> None:
         self._session = session
@@ -130,8 +105,7 @@ class _Table:
     @classmethod
     @contextmanager
     def opened(cls, session: SparkSession, folder: str, decided_on: int) -> Iterator[_Table]:
-        """A table, with the JVM's errors translated."""
-        # Imported here, because reading a table's log does not require Spark.
+        # Reading a table's log does not require Spark.
         from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -173,20 +147,14 @@ class _Table:
 
     def files(self, snapshot: Any) -> DataFrame:
         """The data files of a snapshot. One with another deletion vector is another file."""
-        from pyspark.sql import functions as F  # noqa: PLC0415 - see `opened`
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
-        # A DataFrame of this session over one of Delta's.
         of_session: Any = type(self._session.range(0))
         files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
         key = F.concat_ws("|", "path", F.to_json("deletionVector"))
         return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
 
     def additions(self, files: DataFrame, version: int) -> list[Any]:
-        """Actions that add files again.
-
-        Raises:
-            SinkRollbackError: Some were deleted from storage.
-        """
         found = self._add_actions(files)
         missing = [path for path in (str(each.path()) for each in found) if not self._exists(path)]
         if missing:
@@ -221,7 +189,7 @@ class _Table:
         to, now = wanted.metadata(), newest.metadata()
         merge = self.delta.IdentityColumn.copySchemaWithMergedHighWaterMarks
         schema = merge(self._log, to.schema(), now.schema()).json()
-        # Not `copy`, whose parameters differ between versions of Delta.
+        # The parameters of `copy` differ between versions of Delta.
         text = json.loads(to.json())
         text["metaData"]["schemaString"] = schema
         return self.delta.actions.Action.fromJson(json.dumps(text))
@@ -258,8 +226,8 @@ class _Table:
 
 
 def _with_defaults(target: Any, method: str, *given: object) -> Any:
-    """Call a method of Scala with the default values of its other parameters, which differ between versions."""
-    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415 - see `_Table.opened`
+    """Call a method of Scala with its default values, whose number differs between versions."""
+    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415
 
     arguments = list(given)
     while True:

@@ -1,53 +1,95 @@
 """Spark's file sink (Parquet, JSON, CSV, ...): its log numbers the batches, and is rolled back with the query.
 
-`FileSink` implements the protocol. `examine_file_sink` compares a sink with the checkpoint for the doctor, and
-`fork_output` copies the rows to a fork. How the log itself is rolled back: `file_sink_log.py`.
+Part files that the log does not list are leftovers. `fork_output` copies the rows to a fork.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Self
 
-from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError, StorageAccessError, UnknownLayoutError
-from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.errors import CkptError, RestoreError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
-from dagster_ckpt.sinks.file_sink_damage import damaged_log, missing_part_files
+from dagster_ckpt.sinks.file_sink_damage import damaged_log, examine_log, missing_part_files
 from dagster_ckpt.sinks.file_sink_log import (
     LOG,
+    bare,
     capture_log,
+    entry_of,
     files_of,
-    has_beginning,
-    log_entries,
+    listed,
     logged_batch,
-    needed_entries,
+    name_below,
     own_past,
     roll_back,
+    url_of,
 )
-from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
-from dagster_ckpt.sinks.part_files import Leftovers, PartFile, delete_part_files, read_leftovers
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
-from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import checksum_file, fits_hadoop
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
+from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
 _NAME = re.compile(r"FileSink\[(?P<path>.+)\]")
-# Files that a message names.
+# `ManifestFileCommitProtocol`: a uuid makes the bare name unique.
+_PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
+# Left by a batch job (`FileOutputCommitter`).
+_SUCCESS = "_SUCCESS"
 _NAMED = 5
-# Spark's built-in file formats; others with a path (Delta, Iceberg) keep their own record of
-# batches.
+# Spark's own; others with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 
 
+@dataclass(frozen=True)
+class PartFile:
+    """A data file below a sink's folder; `modified_at_ms` is None if the storage does not report it."""
+
+    path: str
+    size: int
+    modified_at_ms: int | None
+
+    @property
+    def name(self) -> str:
+        """Its bare name."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def uuid(self) -> str | None:
+        """The uuid in its name. A file sink makes one for each file, a batch job one for all of its files."""
+        match = _PART.fullmatch(self.name)
+        return match["uuid"] if match else None
+
+
+@dataclass(frozen=True)
+class SinkLog:
+    """The bare names of all files in a sink's log, and when its newest entry was written, if the storage reports it."""
+
+    names: frozenset[str]
+    newest_at_ms: int | None
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """The part files of a folder, and the log that decides which of them are needed.
+
+    Attributes:
+        files: All part files, listed before the log: a file committed in between is then in the log.
+        now_ms: The current time by the clock that dates the files; None if it dates none.
+        has_batch_job: Whether a batch job has written there as well.
+    """
+
+    files: tuple[PartFile, ...]
+    log: SinkLog
+    now_ms: int | None
+    has_batch_job: bool = False
+
+
 class FileSink(Sink):
-    """A folder of files with the log `_spark_metadata`, which skips known batches of any query."""
+    """A folder with the log `_spark_metadata`, which skips known batches of any query."""
 
     on_repeat = OnRepeat.SKIPS
     rolls_back = True
@@ -126,23 +168,23 @@ class FileSink(Sink):
         reason = f"Its log is rolled back to batch {replay.to_batch} (entries removed: {undone})"
         return self._forecast_of(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
-    def leftovers(self) -> Leftovers | None:
-        """See `Sink.leftovers`."""
+    def leftovers(self) -> Leftovers:
+        """Its part files, and the log that decides which of them are needed."""
         return read_leftovers(self.folder)
 
     def delete_leftovers(self, files: Sequence[PartFile]) -> None:
-        """See `Sink.delete_leftovers`."""
+        """Delete part files, with their checksums."""
         delete_part_files(self.folder, files)
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
         """See `Sink.examine`."""
-        return examine_file_sink(subject, open_file_io(self.folder))
+        return examine_log(subject, open_file_io(self.folder))
 
     def _forecast_of(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
         return SinkForecast(self.name, effect, reason, advice)
 
     def _noted(self, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
-        # The catalog may contain the folder in Spark's spelling, and the snapshot in the user's.
+        # The catalog has the folder in Spark's spelling, the snapshot perhaps in the user's.
         return next((entries for noted, entries in log_entries.items() if same_folder(noted, self.folder)), None)
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
@@ -156,96 +198,54 @@ class FileSink(Sink):
         )
 
 
-# A file whose name happens to be a number could make a very large gap.
-_MAX_REPORTED_GAPS = 1_000
+def read_leftovers(path: str) -> Leftovers:
+    """List the part files of a folder, then read its log."""
+    files = tuple(part_files(path))
+    has_batch_job = open_file_io(path).size(_SUCCESS) is not None
+    return Leftovers(files, read_sink_log(path), storage_time_ms(path), has_batch_job)
 
 
-def examine_file_sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
-    """Compare the log of a file sink with the checkpoint."""
-    # Commits, sink, offsets: the reverse of the order in which a running query writes them, so
-    # later reads may be newer.
-    committed = max(batch_ids(subject.folder, COMMITS), default=-1)
-    names = log_entries(folder)
-    planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
-    last = max(names, default=-1)
-    where = f"{folder.url}/{LOG}"
-    if last > planned:
-        yield error(
-            Code.SINK_LOG_AHEAD,
-            where,
-            f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark silently skips "
-            f"every batch up to {last}, and rows are lost if a batch has other boundaries the second time.",
-        )
-    has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
-    # Read the commits again at the end: a running query may have committed this batch, or is about
-    # to.
-    if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
-        yield note(
-            Code.SINK_HAS_BATCH_IN_FLIGHT,
-            f"{where}/{names[last]}",
-            f"The sink has batch {last}, which is not committed, and state is in checkpoint format v2. Unless a "
-            "query runs there, Spark would skip the batch without running it and fail, at every start: assertion "
-            "failed: CheckpointInfo length: 0.",
-        )
-    if last < committed:
-        yield warning(
-            Code.SINK_LOG_BEHIND,
-            where,
-            f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or the "
-            "output folder was replaced or rolled back on its own.",
-        )
-    yield from _entries(folder, names)
+def part_files(path: str) -> list[PartFile]:
+    """Files below a folder with a name in the form of Spark's file sink."""
+    return sorted((file for file in _all_files(path) if _PART.fullmatch(file.name)), key=lambda file: file.path)
 
 
-def _entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Finding]:
-    """Examine each entry that readers of the folder and the next compaction need."""
-    where, is_below = f"{folder.url}/{LOG}", below(folder.url)
-    needed, elsewhere = needed_entries(names), 0
-    if names and not has_beginning(names):
-        yield error(
-            Code.SINK_LOG_GAP,
-            f"{where}/{needed.start - 1}{COMPACT}",
-            f"The sink's log begins with entry {needed.start}, and no compact entry has what came before: readers and "
-            "the next compaction fail, and no snapshot can be taken.",
+def storage_time_ms(path: str) -> int | None:
+    """The current time by the clock that dates the files of a folder; None if it dates none."""
+    # Hidden, so that readers ignore it.
+    return open_file_io(path).clock_ms(f".dagster_ckpt-probe-{uuid.uuid4().hex}")
+
+
+def read_sink_log(path: str) -> SinkLog:
+    """Read the whole log of a file sink."""
+    folder = open_file_io(path)
+    entries = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
+    if not entries:
+        raise SinkRollbackError(
+            f"{path} has no log ({LOG} is missing or empty), so orphaned files there cannot be identified. Readers "
+            "read every file in such a folder; delete unneeded ones by hand."
         )
-    missing = (number for number in needed if number not in names)
-    for number in sorted({*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if number in needed)}):
-        if number not in names:
-            yield error(
-                Code.SINK_LOG_GAP,
-                f"{where}/{number}",
-                f"The sink's log has entries up to {needed.stop - 1}, but not this one: readers and the next "
-                "compaction fail, and no snapshot can be taken.",
-            )
-            continue
-        entry = f"{LOG}/{names[number]}"
-        try:
-            data = folder.read(entry)
-            if fits_hadoop(folder, entry, data) is False:
-                yield error(
-                    Code.CHECKSUM_DIFFERS,
-                    f"{folder.url}/{entry}",
-                    f"It does not match Hadoop's checksum {checksum_file(entry)}: it was altered after it was written, "
-                    "and readers fail on it.",
-                )
-            lines = parse_log_lines(data, f"{folder.url}/{entry}")
-        except UnknownLayoutError as trouble:
-            yield error(Code.UNKNOWN_VERSION, f"{folder.url}/{entry}", str(trouble))
-        except LiveDirectoryError as trouble:
-            yield error(Code.SINK_LOG_UNREADABLE, f"{folder.url}/{entry}", str(trouble))
-        except FileNotFoundError:
-            # Compacted since it was listed.
-            continue
-        else:
-            foreign = [str(line.get("path")) for line in lines if not is_below(str(line.get("path")))]
-            if foreign and not elsewhere:
-                yield error(
-                    Code.SINK_LOG_ELSEWHERE,
-                    where,
-                    f"The sink's log lists files that do not lie in its folder, such as {foreign[0]}: the output was "
-                    "moved or copied. Readers miss these rows, or read another folder's files.",
-                )
-            elsewhere += len(foreign)
+    own_past(path, max(entries.values()))
+    newest = max(entries, key=entries.__getitem__)
+    written = {file.name: file.modified_at_ms for file in _all_files(f"{path.rstrip('/')}/{LOG}")}
+    files = (listed(folder.read(f"{LOG}/{entry}"), f"{path}/{LOG}/{entry}") for entry in entries)
+    return SinkLog(frozenset(bare(file) for each in files for file in each), written.get(newest))
+
+
+def delete_part_files(path: str, files: Iterable[PartFile]) -> None:
+    """Delete files of a sink together with their Hadoop checksum files."""
+    folder = open_file_io(path)
+    for file in files:
+        folder.delete(file.path)
+        parent, _, name = file.path.rpartition("/")
+        folder.delete(f"{parent}/.{name}.crc".lstrip("/"))
+
+
+def _all_files(path: str) -> Iterator[PartFile]:
+    for name, entry in open_file_io(path, follow_links=False).find(hidden=True):
+        with suppress(FileNotFoundError):
+            status = entry.status()
+            yield PartFile(name, status.version.size, status.modified_at_ms)
 
 
 def fork_output(
@@ -259,62 +259,29 @@ def fork_output(
 ) -> None:
     """Copy the rows of a folder up to a batch to another folder; can be interrupted and repeated.
 
-    Args:
-        old: FileIO of the file sink.
-        new: FileIO of the fork; created if it does not exist.
-        batch_id: The batch.
-        entries: The log of `old` up to the batch.
-        still_mine: Entered around each change of a file; raises if this process is no longer the
-            writer.
-        may_link: Hard-link files on one disk, so that they share their bytes; otherwise copy them.
-
-    Raises:
-        RestoreError: The log lists a file that is missing or outside of the folder.
-        LiveDirectoryError: An entry of the log cannot be parsed.
-        SinkRollbackError: The log of the new folder cannot be written.
-        StorageAccessError: A file cannot be read or written.
+    `entries` is the log of `old` up to the batch. With `may_link`, files on one disk share their bytes.
     """
     target = open_file_io(new)
     target.make()
     moved = []
     for entry in entries:
         with still_mine():
-            # The copied files are new or exist already, so nothing of a successor is overwritten.
+            # Once per entry is enough: copies overwrite nothing of a successor.
             pass
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
-        texts = [
-            "v1",
-            *(json.dumps(_moved(old, new, dict(line), may_link=may_link), separators=(",", ":")) for line in lines),
-        ]
-        moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))
-    # Make the files durable first: a log that lists them may be read at once.
+        moved.append(entry_of(entry.name, [_moved(old, new, dict(line), may_link=may_link) for line in lines]))
+    # Before the log that lists them.
     target.flush_all()
     roll_back(new, batch_id, moved, still_mine=still_mine)
 
 
 def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
-    """The files that the log of a folder lists after it got the rows of another one.
-
-    Raises:
-        RestoreError: The log lists a file outside of the folder.
-        LiveDirectoryError: An entry of the log cannot be parsed.
-    """
+    """The files that the log of a folder lists after it got the rows of another one."""
     return frozenset(url_of(new, name_below(old, where)) for where in files_of(entries, old))
 
 
 def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
-    """A file in a folder that `fork_output` would not have created, or None if there is none.
-
-    Args:
-        new: The folder.
-        old: FileIO of the file sink whose rows it gets.
-        entries: The log of `old` up to the copied rows; if empty, the folder must be empty.
-
-    Raises:
-        RestoreError: The log lists a file outside of the folder.
-        LiveDirectoryError: An entry of the log cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """A file in a folder that `fork_output` would not have created, or None."""
     known = {name_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
     return next((path for path, _ in open_file_io(new).find() if path not in known), None)
 
@@ -333,7 +300,7 @@ def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[
 
 def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:
     source, target = open_file_io(old), open_file_io(new)
-    # A file that an interrupted fork brought is whole, and its name is unique.
+    # What an interrupted fork brought is whole.
     if may_link and (target.size(name) is not None or target.adopt(name, source, name)):
         return
     with source.open(name) as stream:

@@ -1,51 +1,48 @@
-"""Whether the log of a file sink is damaged and still its stream's: from its bytes, and from what a snapshot captured.
+"""What is wrong with the log of a file sink: for the doctor, and to decide whether a start can replace the log.
 
-A log that another query wrote, or the same one on another way, is whole: only the guard judges it.
+A log that another query wrote, or this one on another timeline, is not damaged: only the guard judges it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import unquote
+from enum import StrEnum
+from itertools import islice
 
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.file_sink_log import LOG, has_beginning, log_entries, needed_entries
+from dagster_ckpt.sinks.file_sink_log import LOG, bare, below, has_beginning, listed, log_entries, needed_entries
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
+from dagster_ckpt.values.untrusted import from_json
 
 _SHOWN = 3
-# Bare names of part files, which are unique, and their lengths.
+_HEAD_BYTES = 16_384
+# A stray file named by a number could make a huge gap.
+_MAX_REPORTED_GAPS = 1_000
+# Bare names of part files, with their lengths.
 _Files = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class DamagedLog:
-    """A damaged log that is still its stream's.
-
-    Attributes:
-        folder: The folder of the sink.
-        found: What is wrong with it.
-    """
+    """A damaged log that is still its stream's, and what is wrong with it."""
 
     folder: str
     found: str
 
 
 def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None = None) -> DamagedLog | None:
-    """The damage of the log of a file sink; None if it is whole, or if what is left of it is not this stream's.
+    """The damage of a log; None if it is whole, or if what is left of it is not this stream's.
 
-    Args:
-        path: The folder of the sink.
-        captured: Its log as a snapshot of the stream has captured it.
-        committed: A batch that the query has committed, which the sink must have; None if none is known.
-
-    Raises:
-        StorageAccessError: The log cannot be read.
+    `captured` is the log as a snapshot of the stream has it, `committed` a batch that the sink must have.
     """
     folder, noted = open_file_io(path), _Noted.of(captured, path)
     names = log_entries(folder)
@@ -72,19 +69,14 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
-    """Files that a captured log lists, and that are not in the folder with their lengths; bare names.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be listed.
-    """
+    """Bare names of the files that a captured log lists and that are not in the folder with their lengths."""
     listed = _Noted.of(captured, path).files
     return _absent(open_file_io(path), listed)
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """The log as a snapshot has it: its last entry, the files of each entry, and all of them."""
+    """The log as a snapshot has it: its last batch, the files of each entry, and all of them."""
 
     last: int
     entries: Mapping[str, _Files]
@@ -102,11 +94,11 @@ class _Noted:
 
 
 class _Stranger:
-    """An intact entry of another query, or of this one on another way."""
+    """An intact entry of another query, or of this one on another timeline."""
 
 
 class _Doubt(str):
-    """An altered entry, which may as well be another query's: only the rest of the log shows whose it is."""
+    """An altered entry, which may be another query's: only the rest of the log shows whose it is."""
 
     __slots__ = ()
 
@@ -124,7 +116,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
     try:
         files = _files(data, f"{folder.url}/{entry}")
     except UnknownLayoutError as trouble:
-        # Of a later Spark, unless the snapshot has it in a version that is known.
+        # Written by a later Spark, unless the snapshot knows it.
         return str(trouble) if name in noted.entries else _Stranger()
     except LiveDirectoryError as trouble:
         return str(trouble)
@@ -136,7 +128,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
         # The retention time of a sink only drops the oldest files.
         is_cut = is_later and bool(files.keys() & noted.files.keys()) and list(noted.files)[-1] not in files
         return f"entry {name} lacks files that were listed before it" if is_cut else None
-    # An entry that is as it was written, and whose files are there, was not altered.
+    # Such an entry was not altered.
     if fits is True or not _absent(folder, files):
         return _Stranger()
     return _Doubt(f"entry {name} lists files that neither the snapshot has nor exist")
@@ -146,12 +138,11 @@ def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
     """Whether an entry lists what the snapshot, which has all up to its batch, does not."""
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
-    # A later compact entry has what came before, but for what is older than the sink's retention time.
+    # A later compact entry has all before, but for what exceeds the sink's retention time.
     return name.endswith(COMPACT) and bool(noted.files) and not files.keys() & noted.files.keys()
 
 
 def _absent(folder: FileIO, files: _Files) -> list[str]:
-    """Files that are not there with their lengths."""
     there = {path.rpartition("/")[2]: path for path, _ in folder.find()} if files else {}
     return sorted(
         name for name, size in files.items() if name not in there or size not in (None, folder.size(there[name]))
@@ -159,5 +150,125 @@ def _absent(folder: FileIO, files: _Files) -> list[str]:
 
 
 def _files(data: bytes, where: str) -> _Files:
-    lines = parse_log_lines(data, where)
-    return {unquote(str(line.get("path"))).rpartition("/")[2]: line.get("size") for line in lines}
+    return {bare(file): size for file, size in listed(data, where).items()}
+
+
+class LogTrouble(StrEnum):
+    """Why nobody can continue a log as it is.
+
+    GAP: An entry that readers and the next compaction need is missing.
+    ELSEWHERE: It lists files that do not lie in its folder.
+    """
+
+    GAP = "GAP"
+    ELSEWHERE = "ELSEWHERE"
+
+
+def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
+    """What is wrong with a log, from its names up to a batch and the beginning of each entry.
+
+    A folder that was moved or copied shows in the first lines; the doctor reads the entries to their ends.
+    """
+    folder = open_file_io(path)
+    names, is_below = log_entries(folder), below(path)
+    if up_to is not None:
+        names = {number: name for number, name in names.items() if number <= up_to}
+    needed = needed_entries(names)
+    if names and (not has_beginning(names) or any(number not in names for number in needed)):
+        return LogTrouble.GAP
+    for number in needed:
+        try:
+            head = folder.read(f"{LOG}/{names[number]}", _HEAD_BYTES)
+        except FileNotFoundError:
+            # Compacted since it was listed.
+            continue
+        for line in head.split(b"\n")[1:3]:
+            with suppress(ValueError, AttributeError):
+                if not is_below(str(from_json(line).get("path"))):
+                    return LogTrouble.ELSEWHERE
+    return None
+
+
+def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
+    """Compare the log of a file sink with the checkpoint."""
+    # The reverse of the order in which a running query writes them: later reads may be newer.
+    committed = max(batch_ids(subject.folder, COMMITS), default=-1)
+    names = log_entries(folder)
+    planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
+    last = max(names, default=-1)
+    where = f"{folder.url}/{LOG}"
+    if last > planned:
+        yield error(
+            Code.SINK_LOG_AHEAD,
+            where,
+            f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark silently skips "
+            f"every batch up to {last}, and rows are lost if a batch has other boundaries the second time.",
+        )
+    has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
+    # Read again: a running query may have committed the batch meanwhile.
+    if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
+        yield note(
+            Code.SINK_HAS_BATCH_IN_FLIGHT,
+            f"{where}/{names[last]}",
+            f"The sink has batch {last}, which is not committed, and state is in checkpoint format v2. Unless a "
+            "query runs there, Spark would skip the batch without running it and fail, at every start: assertion "
+            "failed: CheckpointInfo length: 0.",
+        )
+    if last < committed:
+        yield warning(
+            Code.SINK_LOG_BEHIND,
+            where,
+            f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or the "
+            "output folder was replaced or rolled back on its own.",
+        )
+    yield from _examine_entries(folder, names)
+
+
+def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Finding]:
+    where, is_below = f"{folder.url}/{LOG}", below(folder.url)
+    needed, elsewhere = needed_entries(names), 0
+    if names and not has_beginning(names):
+        yield error(
+            Code.SINK_LOG_GAP,
+            f"{where}/{needed.start - 1}{COMPACT}",
+            f"The sink's log begins with entry {needed.start}, and no compact entry has what came before: readers and "
+            "the next compaction fail, and no snapshot can be taken.",
+        )
+    missing = (number for number in needed if number not in names)
+    for number in sorted({*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if number in needed)}):
+        if number not in names:
+            yield error(
+                Code.SINK_LOG_GAP,
+                f"{where}/{number}",
+                f"The sink's log has entries up to {needed.stop - 1}, but not this one: readers and the next "
+                "compaction fail, and no snapshot can be taken.",
+            )
+            continue
+        entry = f"{LOG}/{names[number]}"
+        try:
+            data = folder.read(entry)
+            if fits_hadoop(folder, entry, data) is False:
+                yield error(
+                    Code.CHECKSUM_DIFFERS,
+                    f"{folder.url}/{entry}",
+                    f"It does not match Hadoop's checksum {checksum_file(entry)}: it was altered after it was written, "
+                    "and readers fail on it.",
+                )
+            lines = parse_log_lines(data, f"{folder.url}/{entry}")
+        except UnknownLayoutError as trouble:
+            yield error(Code.UNKNOWN_VERSION, f"{folder.url}/{entry}", str(trouble))
+        except LiveDirectoryError as trouble:
+            yield error(Code.SINK_LOG_UNREADABLE, f"{folder.url}/{entry}", str(trouble))
+        except FileNotFoundError:
+            # Compacted since it was listed.
+            continue
+        else:
+            foreign = [str(line.get("path")) for line in lines if not is_below(str(line.get("path")))]
+            if foreign and not elsewhere:
+                yield error(
+                    Code.SINK_LOG_ELSEWHERE,
+                    where,
+                    f"The sink's log lists files that do not lie in its folder, such as {foreign[0]}: the output was "
+                    "moved or copied. Readers miss these rows, or read another folder's files.",
+                )
+            elsewhere += len(foreign)

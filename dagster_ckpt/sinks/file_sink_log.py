@@ -1,27 +1,29 @@
 """A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back to an earlier batch.
 
-`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, regardless of
-which query wrote it. A rewound query would silently lose rows there, so a snapshot includes this
-log and a restore rolls it back. Entries are files: `<batch>`, and every tenth batch
-`<batch>.compact` with all previous entries (`CompactibleFileStreamLog`).
+`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. A rewound
+query would silently lose rows there, so a snapshot includes this log and a restore rolls it back. Entries are files:
+`<batch>`, and every tenth batch `<batch>.compact` with all previous entries (`CompactibleFileStreamLog`).
 
-A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark
-rejects at the next compaction and at the next read (`getAllValidBatches`). Such a folder therefore
-gets a log without files first.
+A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark rejects at the next
+compaction and read (`getAllValidBatches`). Such a folder gets a log without files first.
+
+Spark writes paths absolute, so a folder that was moved lists files of its old place. The same file has several
+spellings: with and without a scheme's slashes, through a symbolic link, by another driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import quote, unquote
 
-from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.errors import IncompleteCutError, RestoreError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.file_sink_paths import below
+from dagster_ckpt.io.location import lies_in, open_file_io
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import (
     SINKS_FOLDER,
     CapturedSink,
@@ -33,28 +35,17 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, parse_log_lines
 from dagster_ckpt.values.storage_path import local_path
-from dagster_ckpt.values.untrusted import from_json
 
 LOG = "_spark_metadata"
 _NOTHING = b"v1"
-# Longer than any version line, so that a file without line breaks is not read completely.
+# Hadoop leaves these unescaped in the path of a URI.
+_SAFE = "/=:@!$&'()*+,;~"
+# Longer than any version line.
 _VERSION_LINE_BYTES = 100
-# Enough for the version and the first files.
-_HEAD_BYTES = 16_384
 
 
 def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSink:
-    """Capture the log of a file sink up to a batch.
-
-    Args:
-        path: FileIO to which the sink writes.
-        folder_in_snapshot: FileIO of the log's entries in the snapshot.
-        batch_id: The batch of the snapshot.
-
-    Raises:
-        IncompleteCutError: An entry is missing.
-        StorageAccessError: The log cannot be read.
-    """
+    """Capture the log of a file sink up to a batch."""
     folder = open_file_io(path)
     everything = log_entries(folder)
     newest = max(everything, default=None)
@@ -79,78 +70,23 @@ def log_entries(folder: FileIO) -> dict[int, str]:
 
 
 def needed_entries(names: Mapping[int, str]) -> range:
-    """The batches whose entries readers need: from the newest compact one, or else from the first that there is."""
+    """The batches whose entries readers need: from the newest compact one, or else from the first."""
     first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
     return range(first, max(names, default=-1) + 1)
 
 
 def has_beginning(names: Mapping[int, str]) -> bool:
-    """Whether a log that has entries has all that came before the first that readers need."""
+    """Whether a log has all that came before the first entry that readers need."""
     first = needed_entries(names).start
     return first == 0 or names[first].endswith(COMPACT)
 
 
-class LogTrouble(StrEnum):
-    """Why nobody can continue the log of a file sink as it is.
-
-    GAP: An entry that readers and the next compaction need is missing.
-    ELSEWHERE: It lists files that do not lie in its folder.
-    """
-
-    GAP = "GAP"
-    ELSEWHERE = "ELSEWHERE"
-
-
-def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
-    """What is wrong with the log of a file sink, from its names and the beginning of each entry.
-
-    The doctor reads the entries to their ends; a folder that was moved or copied shows in the first lines.
-
-    Args:
-        path: The folder of the sink.
-        up_to: The last batch whose entry counts; by default the newest.
-
-    Raises:
-        StorageAccessError: The log cannot be read.
-    """
-    folder = open_file_io(path)
-    names, is_below = log_entries(folder), below(path)
-    if up_to is not None:
-        names = {number: name for number, name in names.items() if number <= up_to}
-    needed = needed_entries(names)
-    if names and (not has_beginning(names) or any(number not in names for number in needed)):
-        return LogTrouble.GAP
-    for number in needed:
-        try:
-            head = folder.read(f"{LOG}/{names[number]}", _HEAD_BYTES)
-        except FileNotFoundError:
-            # Compacted since it was listed.
-            continue
-        for line in head.split(b"\n")[1:3]:
-            with suppress(ValueError, AttributeError):
-                if not is_below(str(from_json(line).get("path"))):
-                    return LogTrouble.ELSEWHERE
-    return None
-
-
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Roll a file sink back to the batch of a snapshot.
+    """Roll a file sink back to the batch of a snapshot; -1 empties the log.
 
-    Readers then see exactly the rows up to that batch; files of later batches stay on disk but are
-    not listed. The roll-back can be interrupted at any point, even by a power failure, and
-    repeated: the needed entries are durable before anything is deleted, and the newest entries are
-    deleted first, so the log never has a hole that Spark would reject. On return the deletions are
-    durable.
-
-    Args:
-        path: FileIO to which the sink writes.
-        batch_id: The batch; -1 empties the log.
-        entries: The snapshot's log entries of this sink.
-        still_mine: Entered around each change of a file; raises if this process is no longer the
-            writer.
-
-    Raises:
-        SinkRollbackError: The sink cannot be read or written; the roll-back is incomplete.
+    Readers then see the rows up to that batch; files of later batches stay on disk. It can be interrupted at any point,
+    even by a power failure, and repeated: the needed entries are durable before anything is deleted, and the newest
+    entries are deleted first, so the log never has a hole that Spark would reject. On return the deletions are durable.
     """
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
@@ -165,8 +101,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
             with still_mine():
                 folder.delete(f"{LOG}/.{name}.crc")
         if present:
-            # Without this flush, deleted entries could reappear after a power failure, and Spark
-            # would skip their batches.
+            # After a power failure, deleted entries could reappear, and Spark would skip their batches.
             folder.flush(LOG)
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(
@@ -177,19 +112,14 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 
 def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Write entries of a log, oldest first, and make them durable; those that are there as they are stay.
-
-    Raises:
-        StorageAccessError: One cannot be written.
-    """
+    """Write entries of a log durably, oldest first; those that are already as wanted stay."""
     present = folder.list(LOG)
     for entry in sorted(entries, key=lambda entry: entry_id(entry.name) or 0):
         if entry.name in present and folder.read(f"{LOG}/{entry.name}") == entry.data:
             # Spark wrote this entry and does not flush.
             folder.flush(f"{LOG}/{entry.name}")
             continue
-        # The checksum file is deleted first: next to new content it would make Hadoop reject the
-        # entry.
+        # First, because Hadoop rejects an entry that does not match it.
         with still_mine():
             folder.delete(f"{LOG}/.{entry.name}.crc")
         with still_mine():
@@ -197,17 +127,7 @@ def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: S
 
 
 def own_past(path: str, batch_id: int) -> list[SinkEntry]:
-    """Read the log of a file sink up to a batch from the sink itself.
-
-    Args:
-        path: FileIO to which the sink writes.
-        batch_id: The batch to go back to.
-
-    Raises:
-        SinkRollbackError: The log no longer reaches back that far.
-        IncompleteCutError: An entry of the log is missing.
-        StorageAccessError: The log cannot be read.
-    """
+    """The log of a file sink up to a batch, from the sink itself."""
     captured = capture_log(path, SINKS_FOLDER, batch_id)
     if not captured.files:
         return _before_its_beginning(path, batch_id)
@@ -221,7 +141,7 @@ def own_past(path: str, batch_id: int) -> list[SinkEntry]:
 
 
 def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
-    """A log up to a batch before its first entry: the query has begun to write there later."""
+    """A log up to a batch before its first entry: the query began to write there later."""
     folder = open_file_io(path)
     names = log_entries(folder)
     first = names.get(min(names, default=-1))
@@ -239,36 +159,21 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
 def _beginning(batch_id: int) -> list[SinkEntry]:
     """A log that lists no file and ends at a batch.
 
-    It is one compact entry. From the batch of the only one, Spark derives an interval of compaction that fits it
-    (`deriveCompactInterval`), whatever the settings of the query and of later readers are. With other entries,
-    which batches must be compact would depend on these settings.
+    It is one compact entry: from its batch, Spark derives an interval of compaction that fits it
+    (`deriveCompactInterval`). Otherwise, the settings of query and readers would decide which batches must be compact.
     """
     # As a compact entry, batch 0 alone would make every later batch one.
     return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]
 
 
 def logged_batch(path: str) -> int | None:
-    """The newest batch in the log of a file sink's folder, or None if it has none.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """The newest batch in the log of a folder, or None."""
     return max(log_entries(open_file_io(path)), default=None)
 
 
 def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
-    """Create a log in a folder that lists no file and ends at a batch; can be interrupted and repeated.
-
-    Args:
-        path: The folder; created if it does not exist.
-        batch_id: The batch after which the query resumes.
-        still_mine: Entered around each change of a file; raises if this process is no longer the
-            writer.
-
-    Raises:
-        SinkRollbackError: The folder cannot be written.
-    """
-    # Only if there is no log yet, or one without files that an interrupted start has left.
+    """Create a log that lists no file and ends at a batch, in a folder that may not exist; can be repeated."""
+    # An interrupted start may have left a log without files.
     roll_back(path, -1, (), still_mine=still_mine)
     roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
@@ -277,11 +182,9 @@ class Past(StrEnum):
     """Relation of the current log to that of a snapshot.
 
     NONE: There is no current log.
-    SAME: Up to the snapshot's batch it lists exactly the same files.
-    PART: It ends at or before the snapshot's batch, and lists some of the snapshot's files and no
-        others.
-    SHARED: They have files in common, but one lists files up to that batch that the other does not:
-        the current log has diverged in between, for example by a rewind.
+    SAME: Up to the snapshot's batch it lists the same files.
+    PART: It ends at or before that batch, and lists some of the snapshot's files and no others.
+    SHARED: They have files in common, but diverge before that batch, for example by a rewind.
     STRANGER: They have no file in common: another query, or another start of this one, wrote it.
     """
 
@@ -298,9 +201,8 @@ class SinkLogAtHand:
 
     Attributes:
         last_batch: Its newest batch; None if there is no log.
-        up_to: Files listed in its entries up to the requested batch.
-        later: Files listed in its later entries; after a compaction these include all earlier
-            files.
+        up_to: Files in its entries up to the requested batch.
+        later: Files in its later entries; after a compaction these include all earlier files.
         compacted: Whether one of the later entries is a compact one.
         is_later: Whether there are later entries.
     """
@@ -323,28 +225,17 @@ def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
         return Past.NONE
     known = at_hand.up_to | at_hand.later
     if not at_hand.up_to <= noted:
-        # Up to the batch, it lists files that the snapshot does not.
         return Past.SHARED if noted & known else Past.STRANGER
     if not noted or noted <= known:
         return Past.SAME
     if not at_hand.is_later:
         return Past.PART
-    # Files of the snapshot are no longer listed. In a compacted log they may have exceeded the
-    # sink's retention time.
+    # In a compacted log, files of the snapshot may have exceeded the sink's retention time.
     return (Past.SAME if at_hand.compacted else Past.SHARED) if noted & known else Past.STRANGER
 
 
 def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
-    """Read the log of a file sink.
-
-    Args:
-        path: Its folder.
-        batch_id: The batch up to which to compare it.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Read a log, divided at a batch."""
     folder = open_file_io(path)
     names = log_entries(folder)
     if not names:
@@ -361,28 +252,33 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
 
 
 def committed_files(path: str) -> list[str]:
-    """Files that the log of a folder lists, as local paths or URLs.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Files that the log of a folder lists, as local paths or URLs."""
     urls = [unquote(url) for url in read_log_at_hand(path, -1).later]
     return [str(local_path(url) or url) for url in urls]
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
-    """Files that entries of a log list.
+    """Files that entries of a log list."""
+    return frozenset(file for entry in entries for file in listed(entry.data, f"{path}/{LOG}/{entry.name}"))
 
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-    """
-    lines = [line for entry in entries for line in parse_log_lines(entry.data, f"{path}/{LOG}/{entry.name}")]
-    return frozenset(str(line.get("path")) for line in lines)
+
+def listed(data: bytes, where: str) -> dict[str, object]:
+    """The files that an entry lists, as it spells them, with their sizes."""
+    return {str(line.get("path")): line.get("size") for line in parse_log_lines(data, where)}
+
+
+def bare(where: str) -> str:
+    """The name of a listed file without its folder; Spark makes it unique."""
+    return unquote(where).rpartition("/")[2]
+
+
+def entry_of(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
+    """An entry that lists some files."""
+    return SinkEntry(name, "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode())
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
-    """The entries needed to list all files up to the batch, and all later files."""
+    """The entries that list all files up to the batch, and all later files."""
     compacts = [number for number, name in names.items() if name.endswith(COMPACT)]
     below = max((number for number in compacts if number <= batch_id), default=-1)
     newest = max(compacts, default=-1)
@@ -392,8 +288,7 @@ def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
     """Entries that do not belong to the snapshot's history: later ones, and those of another timeline."""
     compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
-    # Entries below the snapshot's compact entry are not read, and Spark derives its compaction
-    # interval from the existing entries.
+    # Spark reads no entry below the compact one, but derives its compaction interval from all.
     unread_below = max(compacts, default=-1)
     return [
         name
@@ -416,3 +311,37 @@ def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:
         f"{folder.url}/{LOG}/{name} is missing: rolling the sink back to batch {last} needs its log up to there. Do "
         "not delete files there. Put it back, or let `dagster-ckpt rebuild-output` write it from the snapshots."
     )
+
+
+def url_of(folder: str, name: str) -> str:
+    """How Spark writes a file of a folder in its log."""
+    root = local_path(folder)
+    place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else folder.rstrip("/")
+    return f"{place}/{quote(name, safe=_SAFE)}"
+
+
+def name_below(folder: str, where: str) -> str:
+    """Path of a listed file relative to its folder."""
+    root, file = local_path(folder), local_path(unquote(where))
+    if root is not None and file is not None and file.is_relative_to(root):
+        return file.relative_to(root).as_posix()
+    prefix = f"{folder.rstrip('/')}/"
+    if root is None and unquote(where).startswith(prefix):
+        return unquote(where).removeprefix(prefix)
+    raise RestoreError(
+        f"The log of {folder} lists {where}, which is outside of that folder. If the folder was moved or copied, "
+        "`dagster-ckpt relocate-output` lets its log list the files that are there."
+    )
+
+
+def below(folder: str) -> Callable[[str], bool]:
+    """Whether a listed file lies in a folder, in any spelling. Each parent folder is looked at once."""
+    known: dict[str, bool] = {}
+
+    def check(where: str) -> bool:
+        parent = where.rpartition("/")[0]
+        if parent not in known:
+            known[parent] = lies_in(unquote(parent), folder)
+        return known[parent]
+
+    return check

@@ -1,19 +1,16 @@
-"""Repair the log of a file sink: relocate it after its folder was moved or copied, and rebuild it from a snapshot.
+"""Repairs the log of a file sink: relocates it after its folder was moved or copied, and rebuilds it from a snapshot.
 
-Both only write entries whose part files exist with the length that they list, delete nothing but the Hadoop checksum of
-an entry that changes, and can be interrupted and repeated.
+Both only write entries whose part files exist with the listed length, delete nothing but the Hadoop checksum of an
+entry that changes, and can be interrupted and repeated.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
-from urllib.parse import unquote
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.io.file_io import FileIO
@@ -21,17 +18,22 @@ from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.file_sink_log import (
     LOG,
     Past,
+    bare,
+    below,
+    entry_of,
     has_beginning,
+    listed,
     log_entries,
+    name_below,
     needed_entries,
     past_of,
     read_log_at_hand,
+    url_of,
     write_entries,
 )
-from dagster_ckpt.sinks.file_sink_paths import below, name_below, url_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
+from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 
 _NAMED = 5
@@ -43,7 +45,6 @@ class Relocation:
     """A log whose paths were written for another folder.
 
     Attributes:
-        folder: The folder.
         entries: The entries that change, with paths in the folder.
         files: How many files they list that lay elsewhere.
         old_place: The folder of the first of them.
@@ -56,13 +57,7 @@ class Relocation:
 
 
 def plan_relocation(folder: str) -> Relocation:
-    """Find in a folder the files that its log lists elsewhere: by their names, which are unique, and their lengths.
-
-    Raises:
-        SinkRollbackError: There is no log, or a file is not there. Nothing was changed.
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Find in a folder the files that its log lists elsewhere: by their unique names, and their lengths."""
     there = open_file_io(folder)
     names = sorted(
         (name for name in there.list(LOG) if entry_id(name) is not None), key=lambda name: entry_id(name) or 0
@@ -81,14 +76,14 @@ def plan_relocation(folder: str) -> Relocation:
             if is_below(where):
                 lines.append(line)
                 continue
-            found = [path for path in by_name[_bare(where)] if there.size(path) == line.get("size")]
+            found = [path for path in by_name[bare(where)] if there.size(path) == line.get("size")]
             if len(found) == 1:
                 elsewhere.add(where)
                 changed = True
                 lines.append({**line, "path": url_of(folder, found[0])})
             else:
                 missing.add(where)
-        entries += [_entry(name, lines)] if changed else []
+        entries += [entry_of(name, lines)] if changed else []
     if missing:
         raise SinkRollbackError(
             f"The log of {folder} is not relocated, nothing was changed: {len(missing)} files that it lists are not "
@@ -99,42 +94,30 @@ def plan_relocation(folder: str) -> Relocation:
 
 
 def relocate(relocation: Relocation) -> None:
-    """Let the log list the files where they are now. The query must not be running.
-
-    Raises:
-        StorageAccessError: An entry cannot be written. Repeat it.
-    """
+    """Let the log list the files where they are now. The query must not be running."""
     write_entries(open_file_io(relocation.folder), relocation.entries, still_mine=nullcontext)
 
 
 def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
-    """Whether the log of a folder lists the files that a snapshot captured for another one: these were moved or copied.
+    """Whether a log lists the files that a snapshot captured for another folder: these were moved or copied.
 
     Only names with a uuid, as Spark gives them, prove that.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
     """
-    noted = {_bare(path) for entry in captured for path in _listed(entry, folder)}
+    noted = {bare(path) for entry in captured for path in _listed(entry, folder)}
     last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
     try:
         at_hand = read_log_at_hand(folder, last)
     except LiveDirectoryError:
         return False
-    by_name = replace(at_hand, up_to=frozenset(map(_bare, at_hand.up_to)), later=frozenset(map(_bare, at_hand.later)))
+    by_name = replace(at_hand, up_to=frozenset(map(bare, at_hand.up_to)), later=frozenset(map(bare, at_hand.later)))
     is_unique = bool(noted) and all(_UNIQUE.search(name) for name in noted)
     return is_unique and past_of(by_name, frozenset(noted)) is Past.SAME
 
 
 def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEntry]:
-    """A captured log for the folder to which its files were moved.
-
-    Raises:
-        RestoreError: It lists a file outside of the old folder.
-        LiveDirectoryError: An entry cannot be parsed.
-    """
+    """A captured log for the folder to which its files were moved."""
     return [
-        _entry(
+        entry_of(
             entry.name,
             [
                 {**line, "path": url_of(new, name_below(old, str(line.get("path"))))}
@@ -150,10 +133,8 @@ class RebuiltLog:
     """What a log can be rebuilt to.
 
     Attributes:
-        folder: The folder.
-        entries: The entries to write.
         batch_id: The batch that the rebuilt log reaches.
-        unknown: Later batches that the log should have, and whose files nothing lists; empty if there are none.
+        unknown: Later batches that the log should have, and whose files nothing lists.
     """
 
     folder: str
@@ -165,15 +146,7 @@ class RebuiltLog:
 def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int | None) -> RebuiltLog:
     """Complete a log from what a snapshot has captured of it, and from its own later entries.
 
-    Args:
-        folder: The folder.
-        captured: The log up to the batch of the snapshot.
-        committed: The newest batch that the query has committed; None if unknown.
-
-    Raises:
-        SinkRollbackError: An entry there contradicts the snapshot, or a listed file is not there. Nothing was changed.
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
+    `committed` is the newest batch that the query has committed; None if unknown.
     """
     there = open_file_io(folder)
     at_hand, noted = _intact(there, log_entries(there)), {entry_id(entry.name) or 0: entry for entry in captured}
@@ -202,11 +175,7 @@ def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int 
 
 
 def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
-    """Write the entries.
-
-    Raises:
-        StorageAccessError: An entry cannot be written. Repeat it.
-    """
+    """Write the entries."""
     write_entries(open_file_io(rebuilt.folder), rebuilt.entries, still_mine=still_mine)
 
 
@@ -238,16 +207,7 @@ def _files(there: FileIO, name: str) -> dict[str, object]:
 
 
 def _listed(entry: SinkEntry, folder: str) -> dict[str, object]:
-    lines = parse_log_lines(entry.data, f"{folder}/{LOG}/{entry.name}")
-    return {str(line.get("path")): line.get("size") for line in lines}
-
-
-def _entry(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
-    return SinkEntry(name, "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode())
-
-
-def _bare(where: str) -> str:
-    return unquote(where).rpartition("/")[2]
+    return listed(entry.data, f"{folder}/{LOG}/{entry.name}")
 
 
 def _some(paths: Sequence[str]) -> str:

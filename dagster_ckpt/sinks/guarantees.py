@@ -9,7 +9,7 @@ from typing import Any
 
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, Sink
-from dagster_ckpt.spark.execution_mode import ExecutionMode
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 
 
 class Guarantee(StrEnum):
@@ -23,16 +23,13 @@ class Guarantee(StrEnum):
 class Guarantees:
     """The guarantees of a query, and the reasons.
 
-    They require sources that return the same rows for the same offsets (files, Kafka, rate; not a
-    socket).
+    They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
 
     Attributes:
-        mode: How Spark executes it.
         state: For its state and its position in the input.
         sink: For the output in its sinks.
-        unaligned: Whether a snapshot may include the batch in flight, so that exactly this batch is
-            replayed.
-        why: The reasons, as text for people.
+        unaligned: Whether a snapshot may include the batch in flight, so that exactly this batch is replayed.
+        why: The reasons, for people.
     """
 
     mode: ExecutionMode
@@ -69,12 +66,7 @@ _AT_LEAST_ONCE_MODES = {
 
 
 def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
-    """The guarantees of a query with this mode and these sinks.
-
-    Args:
-        mode: How Spark executes it.
-        sinks: Its sinks as its progress names them; empty means unknown.
-    """
+    """The guarantees of a query with these sinks, as its progress names them; none means unknown."""
     exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
     if mode is ExecutionMode.REAL_TIME:
         why = (
@@ -94,8 +86,7 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
     unsure = _unsure(forgetful[0]) if forgetful else "its sinks are unknown"
     why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may appear twice."
-    # Including the batch in flight is correct for the state; the user decides whether its sink may
-    # get it twice.
+    # The state stays exact with the batch in flight; the user decides whether the sink may get it twice.
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
 
 
@@ -106,5 +97,5 @@ def _unsure(sink: Sink) -> str:
 
 
 def can_replay_a_batch(sinks: Sequence[str]) -> bool:
-    """Whether every sink shows the rows of a repeated batch once, so that a snapshot may carry a batch in flight."""
+    """Whether every sink shows the rows of a repeated batch once, so that a snapshot may carry the batch in flight."""
     return all(sink.shows_rows_once for sink in sinks_of(sinks))

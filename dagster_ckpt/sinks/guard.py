@@ -1,8 +1,7 @@
-"""Guard: decide who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
+"""Decides who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
 
-A sink is rolled back, emptied or continued only if the query about to start names it, and if
-catalog, stream and the sink's own log agree on who wrote it. A sink that a snapshot names and the
-query does not is not changed.
+A sink is rolled back, emptied or continued only if the query about to start names it, and if catalog, stream and the
+sink's own log agree on who wrote it. A sink that only a snapshot names is not changed.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import Past
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 
 
 class Start(StrEnum):
     """Kind of start, as seen by a sink.
 
     RESUME: The query continues where it stopped.
-    TO_SNAPSHOT: It goes back to a snapshot.
-    TO_BATCH: It goes back to a batch in the live directory.
+    TO_SNAPSHOT, TO_BATCH: It goes back to a snapshot, or to a batch in the live directory.
     EMPTY: It starts with empty state.
     FORKED: It starts with the state of another stream, whose output it does not own.
     CLEAN: Nothing is started: files that no log lists are deleted.
@@ -41,11 +39,9 @@ class Verdict(StrEnum):
     """What happens to the log of a folder.
 
     LEAVE: Nothing: the query does not write there.
-    CONTINUE: Nothing: it is at the same batch as the query.
-    ROLL_BACK: It is rolled back to the batch; for a start with empty state, to before the first
-        batch.
-    BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole at
-        its next compaction.
+    CONTINUE: Nothing: it is at the query's batch.
+    ROLL_BACK: It is rolled back to the batch, or emptied for a start with empty state.
+    BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole at its next compaction.
     REFUSE: The query is not started.
     """
 
@@ -83,7 +79,6 @@ class SinkFacts:
     """Facts about one sink that can be rolled back; for the file sink, about its folder.
 
     Attributes:
-        start: The kind of start.
         batch_id: The batch after which the query continues; -1 is before the first.
         named: The query about to start writes there.
         ours: According to the catalog, this stream wrote there last.
@@ -97,9 +92,9 @@ class SinkFacts:
         blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
         left_behind: The snapshot is of an abandoned timeline, so the log may have diverged since.
-        has_log: It is a file sink. Another sink has no log that a query could continue by mistake: what
-            its own stream has written is undone.
-        knows_queries: The sink keeps the batches of different queries apart.
+        has_log: It is a file sink. No query can continue another kind of sink by mistake: only what its own stream
+            has written is undone.
+        knows_queries: See `Sink`.
         former: An earlier execution of this stream wrote there, and a later one elsewhere.
         trouble: Why its log cannot be continued as it is; None if it can.
     """
@@ -126,13 +121,7 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Decision for one sink.
-
-    Attributes:
-        sink: The sink.
-        verdict: What happens to it.
-        refusal: Why the start is refused, for REFUSE.
-    """
+    """Decision for one sink; `refusal` says why it is REFUSE."""
 
     sink: Sink
     verdict: Verdict
@@ -161,7 +150,7 @@ def judge(sink: Sink, facts: SinkFacts) -> Judgement:
 
 
 def _is_replaced(facts: SinkFacts) -> bool:
-    """Whether the start replaces what is wrong with the log."""
+    """Whether the start replaces the damaged log."""
     if facts.start is Start.TO_SNAPSHOT and facts.trouble is Refusal.LOG_HAS_GAP:
         return facts.noted and facts.past is Past.SAME
     return facts.start in (Start.EMPTY, Start.FORKED)
@@ -183,8 +172,7 @@ def _resume(facts: SinkFacts) -> Verdict | Refusal:
         return Refusal.ANOTHERS_LOG
     planned = facts.planned if facts.planned is not None else facts.batch_id
     if not facts.ours and facts.last > max(facts.batch_id, planned):
-        # The query of this live directory never wrote it: undoing it as a batch in flight would
-        # undo another query's batch.
+        # Another query's batch, which must not be undone as one in flight.
         return Refusal.ANOTHERS_LOG
     return _where_the_query_stands(facts)
 
@@ -196,8 +184,7 @@ def _to_snapshot(facts: SinkFacts) -> Verdict | Refusal:
         return Verdict.ROLL_BACK if agrees else Refusal.ANOTHERS_LOG
     if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
-    # The snapshot was taken before the catalog knew the folder, of a query that was at the batch of
-    # the log.
+    # The snapshot is of before the catalog knew the folder, at the batch of the log.
     return Verdict.CONTINUE if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_SNAPSHOT
 
 
@@ -217,14 +204,13 @@ def _empty(facts: SinkFacts) -> Verdict | Refusal:
 
 def _forked(facts: SinkFacts) -> Verdict | Refusal:
     if facts.noted:
-        # The folder gets the rows of the original. Part of them may exist from an earlier,
-        # interrupted start.
+        # The folder gets the rows of the original; an interrupted start may have copied some.
         is_part = facts.past in (Past.SAME, Past.PART) and facts.last is not None and facts.last <= facts.batch_id
         return Verdict.ROLL_BACK if is_part or facts.past is Past.NONE else Refusal.ANOTHERS_LOG
     if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
     if not facts.ours:
-        # A log created by `begin_log` lists no file.
+        # `begin_log` wrote it.
         return Verdict.CONTINUE if facts.blank and facts.last == facts.batch_id else Refusal.ANOTHERS_LOG
     return Verdict.CONTINUE if facts.batch_id <= facts.last <= facts.batch_id + 1 else Refusal.ANOTHERS_LOG
 
@@ -238,15 +224,14 @@ def _clean(facts: SinkFacts) -> Verdict | Refusal:
 
 
 def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
-    # The log may be one batch ahead: the batch in flight, which is decided separately. A query that
-    # still runs may plan further batches.
+    # Ahead by the batch in flight, which is decided separately, or by what a running query plans.
     ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
     last = facts.last if facts.last is not None else -1
     return Verdict.CONTINUE if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
 
 
 def _is_half_started(facts: SinkFacts) -> bool:
-    """Whether the log exists because a start was interrupted while it created the log of a new folder."""
+    """Whether a start was interrupted while it created the log of a new folder."""
     return not facts.ours and facts.blank and facts.last is not None and facts.last < facts.batch_id
 
 
@@ -265,9 +250,7 @@ class NamedSinks:
     """The sinks to which the query about to start writes, as far as they can be rolled back.
 
     Attributes:
-        sinks: The sinks.
-        is_seen: Whether they come from the query itself. Otherwise, if the query is not available, they
-            come from the catalog and the snapshot.
+        is_seen: Whether they come from the query itself; otherwise from the catalog and the snapshot.
     """
 
     sinks: tuple[Sink, ...]
@@ -275,7 +258,7 @@ class NamedSinks:
 
     @staticmethod
     def of(output: NamedOutput | None, last_sinks: Sequence[Sink], noted: Sequence[Sink] = ()) -> NamedSinks:
-        """The sink of a described query, or if there is none, those to which the stream is known to write."""
+        """The sink of a described query; without one, those to which the stream is known to write."""
         if output is None:
             known = [sink for sink in (*last_sinks, *noted) if sink.rolls_back]
             return NamedSinks(tuple(distinct(known)), is_seen=False)
@@ -292,6 +275,6 @@ class NamedSinks:
 
 
 def _may_be_that_of(sink: Sink, output: NamedOutput) -> bool:
-    """Whether a query whose description names no place may write to a sink; a file sink is always named."""
+    """Whether a query whose description names no place may write there; a file sink is always named."""
     described = described_sink(replace(output, place=sink.place))
     return described is not None and described.is_same(sink) and not isinstance(sink, FileSink)

@@ -1,9 +1,8 @@
-"""The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only, changes nothing.
+"""The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only.
 
-A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch
-that is not greater than that of the nearest such ancestor of the current snapshot
-(`SparkWrite.BaseStreamingWrite`). After a roll-back the query continues under a new id, so one query
-id and batch name one snapshot, also if the table has left its timeline.
+A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch that is not
+greater than that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). After a
+roll-back the query continues under a new id, so (query id, batch) identifies one snapshot, on whichever timeline.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
@@ -26,22 +26,14 @@ _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
 # The zlib `wbits` value for a gzip header.
 _GZIP = 31
-# By so much may the clocks of two writers differ before Iceberg refuses a commit.
+# Iceberg refuses a commit if the clocks of two writers differ by more.
 _CLOCKS_DIFFER_MS = 60_000
-# HadoopTableOperations writes v7.metadata.json, catalogs write 00007-<uuid>.metadata.json; both may
-# be compressed.
+# HadoopTableOperations writes v7.metadata.json, catalogs 00007-<uuid>.metadata.json; also compressed.
 _METADATA_NAME = re.compile(r"v?(\d+)(-[^.]+)?(\.gz)?\.metadata\.json(\.gz)?")
 
 
 class IcebergSnapshot(BaseModel):
-    """One snapshot of a table.
-
-    Attributes:
-        id: Its id.
-        parent: The snapshot that it was made from; None for the first.
-        at_ms: When it was committed.
-        summary: What its writer says of it.
-    """
+    """One snapshot of a table; `summary` is what its writer says of it."""
 
     id: int = Field(alias="snapshot-id")
     parent: int | None = Field(default=None, alias="parent-snapshot-id")
@@ -49,7 +41,7 @@ class IcebergSnapshot(BaseModel):
     summary: dict[str, str] = {}
 
     def batch_of(self, query_ids: Collection[str]) -> int | None:
-        """The batch of one of these queries that it contains, or None."""
+        """Its batch, if it is of one of these queries."""
         return number_in(self.summary.get(_EPOCH, "")) if self.summary.get(_QUERY) in query_ids else None
 
     @property
@@ -61,17 +53,17 @@ class IcebergSnapshot(BaseModel):
 
 
 @dataclass(frozen=True)
-class TableRollBack:
-    """What a roll-back to a batch would do to a table.
+class IcebergPlan:
+    """What a roll-back would do to a table.
 
     Attributes:
         moves: Whether anything has to be undone, or done again.
-        snapshot_id: The snapshot to make current; None if all rows are deleted. If `reaches_back` is False, the
-            newest of the branch.
+        snapshot_id: The snapshot to make current; None if all rows are deleted. The newest of the branch if not
+            `reaches_back`.
         others: Snapshots written by others that this would undo too.
         reaches_back: Whether the snapshots that the table still has are sufficient to decide.
-        branch: The branch that the stream writes to, and that would have to go back; None for main. If
-            `reaches_back` is False, it may as well keep what main had.
+        branch: The branch that the stream writes to; None for main. It may merely keep what main had if not
+            `reaches_back`.
     """
 
     moves: bool = False
@@ -87,12 +79,7 @@ class _Ref(BaseModel):
 
 
 class MainEntry(BaseModel):
-    """An entry of the log of main.
-
-    Attributes:
-        snapshot: Id of a snapshot that was the current one.
-        at_ms: Since when.
-    """
+    """An entry of the log of main: a snapshot that was the current one, and since when."""
 
     snapshot: int = Field(alias="snapshot-id")
     at_ms: int = Field(default=0, alias="timestamp-ms")
@@ -111,15 +98,12 @@ class _Metadata(BaseModel):
 
 
 class IcebergHistory:
-    """The snapshots of a table that have not expired.
+    """The snapshots of a table that have not expired, on whichever timeline.
 
     Args:
-        current: Id of the current snapshot; None if the table has none.
-        snapshots: All of them, on whichever timeline.
         branches: Id of the newest snapshot of each branch but main.
-        main_log: The snapshots that were the current one, oldest first. Where one has expired, `expire_snapshots`
-            has deleted its entry and those before it.
-        uuid: The uuid of the table.
+        main_log: The snapshots that were the current one, oldest first. Where one has expired, `expire_snapshots` has
+            deleted its entry and those before it.
     """
 
     def __init__(
@@ -150,7 +134,7 @@ class IcebergHistory:
         return max((batch for batch in batches if batch is not None), default=None)
 
     def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
-        """The newest batch of these queries that main or a branch contains, and whether that is certain."""
+        """The newest batch of these queries in main or a branch, and whether that is certain."""
         heads = [self._current, *(self._snapshots.get(head) for head in self._branches.values())]
         newest: list[int] = []
         is_certain = True
@@ -164,37 +148,31 @@ class IcebergHistory:
                 is_certain &= each.parent is None or self._parent(each) is not None
         return max(newest, default=None), is_certain
 
-    def batch_after(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> int | None:
-        """The newest batch that is shown after a roll-back to a batch; None if that is not known."""
-        own = {*query_ids, *([query_id] if query_id is not None else [])}
-        found = self.plan_roll_back(query_ids, query_id, batch_id)
+    def batch_after(self, to: RollBack) -> int | None:
+        """The newest batch that is shown after a roll-back; None if nothing moves, or it is unknown."""
+        own = to.own_ids
+        found = self.plan(to)
         if not found.reaches_back or not found.moves:
             return None
         target = self._snapshots.get(found.snapshot_id) if found.snapshot_id is not None else None
         batches = (each.batch_of(own) for each in self._from(target))
         return next((batch for batch in batches if batch is not None), None)
 
-    def plan_roll_back(self, query_ids: Collection[str], query_id: str | None, batch_id: int) -> TableRollBack:
-        """Determine what a roll-back to a batch would do.
-
-        Args:
-            query_ids: The ids that the stream's query has had.
-            query_id: The id under which the batch was committed; None if unknown.
-            batch_id: The last batch that stays; -1 keeps none.
-        """
-        own = {*query_ids, *([query_id] if query_id is not None else [])}
+    def plan(self, to: RollBack) -> IcebergPlan:
+        """Determine what a roll-back would do."""
+        own = to.own_ids
         branch, newest = self._branch_of(own)
         if branch is not None and not self._is_in_reach_of_log(newest):
-            return TableRollBack(snapshot_id=self._branches[branch], reaches_back=False, branch=branch)
+            return IcebergPlan(snapshot_id=self._branches[branch], reaches_back=False, branch=branch)
         if branch is not None:
             on_branch = IcebergHistory(self._branches[branch], self._snapshots.values())
-            return replace(on_branch.plan_roll_back(query_ids, query_id, batch_id), branch=branch)
-        wanted = self._holding(own, query_id, batch_id)
+            return replace(on_branch.plan(to), branch=branch)
+        wanted = self._holding(own, to.query_id, to.batch_id)
         if wanted is None or wanted.id in {each.id for each in self._from(self._current)}:
-            return self._back(wanted, own, batch_id)
-        if wanted.batch_of(own) != batch_id:
-            # A tag keeps an older batch, and the snapshot of this one has expired.
-            return TableRollBack(reaches_back=False)
+            return self._back(wanted, own, to.batch_id)
+        if wanted.batch_of(own) != to.batch_id:
+            # The batch's own snapshot has expired; a tag keeps an older one.
+            return IcebergPlan(reaches_back=False)
         return self._to_another_timeline(wanted, own)
 
     def _branch_of(self, own: Collection[str]) -> tuple[str | None, int]:
@@ -211,7 +189,7 @@ class IcebergHistory:
         return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
 
     def _is_in_reach_of_log(self, at_ms: int) -> bool:
-        """Whether the log of main would have a snapshot that was committed then, had it been the current one."""
+        """Whether the log of main would have a snapshot committed then, had it been the current one."""
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
@@ -222,9 +200,9 @@ class IcebergHistory:
         kept = [each for each in ofquery if (each.batch_of(own) or 0) <= batch_id]
         if kept:
             here = {each.id for each in self._from(self._current)}
-            # Undone by hand and run again under the same id, a batch is there twice.
+            # A batch undone by hand and run again is there twice.
             return max(kept, key=lambda each: (each.batch_of(own) or 0, each.id in here, each.at_ms))
-        # The query was restored under a new id, and its own first batch came later.
+        # The query got a new id after that batch.
         first = min(ofquery, key=lambda each: (each.batch_of(own) or 0, each.at_ms), default=None)
         start = self._current if first is None else self._parent(first)
         for each in self._from(start):
@@ -233,8 +211,8 @@ class IcebergHistory:
                 return each
         return None
 
-    def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> TableRollBack:
-        """Undo what the stream has written after a snapshot; only the batches above one, if there is none."""
+    def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> IcebergPlan:
+        """Undo what the stream has written after a snapshot, or, without one, its batches above `batch_id`."""
         oldest: IcebergSnapshot | None = None
         foreign: list[int] = []
         others: list[int] = []
@@ -254,12 +232,12 @@ class IcebergHistory:
                 foreign.append(each.id)
         if last is not None and last.parent is not None and self._parent(last) is None:
             # Older snapshots have expired.
-            return TableRollBack(reaches_back=False)
+            return IcebergPlan(reaches_back=False)
         if oldest is None:
-            return TableRollBack()
-        return TableRollBack(True, oldest.parent, tuple(sorted(others)))
+            return IcebergPlan()
+        return IcebergPlan(True, oldest.parent, tuple(sorted(others)))
 
-    def _to_another_timeline(self, wanted: IcebergSnapshot, own: Collection[str]) -> TableRollBack:
+    def _to_another_timeline(self, wanted: IcebergSnapshot, own: Collection[str]) -> IcebergPlan:
         ahead = {each.id for each in self._from(wanted)}
         others: list[int] = []
         for each in self._from(self._current):
@@ -268,9 +246,9 @@ class IcebergHistory:
             if each.changes_rows and each.batch_of(own) is None:
                 others.append(each.id)
             if each.parent is not None and each.parent not in ahead and self._parent(each) is None:
-                # Expired snapshots, which a tag does not keep, may hold rows of others.
-                return TableRollBack(reaches_back=False)
-        return TableRollBack(True, wanted.id, tuple(sorted(others)))
+                # Expired snapshots may hold rows of others.
+                return IcebergPlan(reaches_back=False)
+        return IcebergPlan(True, wanted.id, tuple(sorted(others)))
 
     def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
         """A snapshot and its ancestors, newest first."""
@@ -291,15 +269,7 @@ def _is_batch_of(snapshot: IcebergSnapshot, query_id: str) -> bool:
 
 
 def history_in(text: str | bytes, where: str) -> IcebergHistory:
-    """Parse the metadata of a table.
-
-    Args:
-        text: The metadata, as JSON.
-        where: What contains it, for messages.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """Parse the metadata of a table, found at `where`."""
     with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
         metadata = _Metadata.model_validate_json(text)
         return metadata.history()
@@ -310,13 +280,8 @@ def history_in_folder(table: FileIO) -> IcebergHistory:
 
     Only in a Hadoop table is that certain to be the current one: elsewhere the catalog says which is.
 
-    Args:
-        table: The table's folder.
-
     Raises:
         FileNotFoundError: The folder contains no Iceberg metadata.
-        LiveDirectoryError: The newest metadata cannot be parsed.
-        StorageAccessError: The folder cannot be reached.
     """
     matches = [match for match in map(_METADATA_NAME.fullmatch, table.list(METADATA_FOLDER)) if match]
     if not matches:

@@ -1,13 +1,11 @@
-"""Decide what happens to the batch in flight (planned but not committed), based on what each sink remembers of it.
+"""Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
-Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have
-*without running it*: no task runs, no state is written, and Spark commits the batch. For a sink that
-has batch N+1 when the query continues after N, every start must therefore ensure one of three
-things: the complete state of N+1 is available as well, or the sink is rolled back to N, or the query
-is not started. Checkpoint
-format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3 does not
-even resume in place (`assertion failed: CheckpointInfo length: 0`), so there only the second way is
-possible.
+Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*:
+no task runs, no state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after
+N, every start must ensure one of three things: the complete state of N+1 is available, or the sink is rolled back to
+N, or the query is not started. Checkpoint format v2 identifies state by ids that only the missing commit would
+contain, and Spark 4.3 does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there the
+sink must go back.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from enum import StrEnum
 from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, RollBack, Sink, SinkEffect, SinkForecast, newest_batch, roll_back
+from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
@@ -35,13 +34,10 @@ class InFlight(StrEnum):
     """What happens to the batch after the committed one.
 
     RUN: The sink does not have it: Spark runs it.
-    SKIPPED: The sink has it, and its state is available or the query keeps none: Spark skips
-        it.
-    ROLL_BACK: The sink has it and its state is missing: the sink's log is rolled back first, and
-        Spark runs it again.
-    REFUSE: The sink has it, its state is missing, and the sink cannot be rolled back from here.
-    FOREIGN: The sink has later batches that the query never planned: another query wrote them, and
-        Spark would skip this query's own batches.
+    SKIPPED: The sink has it, and its state is available or the query keeps none: Spark skips it.
+    ROLL_BACK: The sink has it without its state: the sink goes back first, and Spark runs it again.
+    REFUSE: The sink has it without its state, and cannot be rolled back from here.
+    FOREIGN: Another query wrote later batches there, and Spark would skip this query's own up to them.
     """
 
     RUN = "RUN"
@@ -56,9 +52,8 @@ class InFlightFacts:
     """Facts about the batch after the committed one.
 
     Attributes:
-        in_sink: The sink's log contains it.
+        in_sink: The sink has it.
         planned: Its planned offsets exist, so that exactly the same batch is run again.
-        stateful: The query keeps state.
         unique_ids: State is in checkpoint format v2.
         state_is_there: The complete state after it is available where the query will start.
         can_go_back: The sink can be rolled back to the committed batch from here.
@@ -84,14 +79,9 @@ def decide_in_flight(facts: InFlightFacts) -> InFlight:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The position of a live directory, and what it contains of the batch in flight.
+    """The position of a live directory, and what it contains of the batch in flight (see `InFlightFacts`).
 
-    Attributes:
-        batch_id: The newest committed batch; -1 before the first.
-        planned: Whether the offsets of the next batch exist.
-        stateful: Whether the query keeps state.
-        unique_ids: Whether its state is in checkpoint format v2.
-        state_is_there: Whether the complete state after the planned batch is available.
+    `batch_id` is the newest committed batch, -1 before the first.
     """
 
     batch_id: int
@@ -101,19 +91,14 @@ class Unfinished:
     state_is_there: bool
 
     def facts(self, *, in_sink: bool, can_go_back: bool) -> InFlightFacts:
-        """Combine this with the facts about a sink."""
+        """With the facts about a sink."""
         return InFlightFacts(
             in_sink, self.planned, self.stateful, self.unique_ids, self.state_is_there, can_go_back=can_go_back
         )
 
 
 def unfinished(live: LiveDirectory) -> Unfinished:
-    """Inspect the batch after the newest committed one.
-
-    Raises:
-        LiveDirectoryError: An entry of a log cannot be parsed.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Inspect the batch after the newest committed one."""
     folder = live.folder
     positions = live.positions()
     batch_id = BEFORE_THE_FIRST_BATCH if positions.commit is None else positions.commit
@@ -133,36 +118,21 @@ def unfinished(live: LiveDirectory) -> Unfinished:
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None
         except (LiveDirectoryError, FileNotFoundError):
-            # Unreadable state counts as missing; other checks decide whether the directory as a
-            # whole is intact.
+            # Unreadable state counts as missing; whether the directory is intact is checked elsewhere.
             is_there = False
     unique_ids = commit is not None and commit.state_ids is not None
     return Unfinished(batch_id, planned, stateful=True, unique_ids=unique_ids, state_is_there=is_there)
 
 
 def keeps_state(live: LiveDirectory) -> bool:
-    """Whether the query of a live directory keeps state.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Whether the query of a live directory keeps state."""
     return any(name.isdecimal() for name in live.folder.listing(STATE).names)
 
 
 def forecast_in_flight(
     live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool = True
 ) -> list[SinkForecast]:
-    """Forecast what each sink does with the batch after the committed one, if it already has that batch.
-
-    Args:
-        live: The directory in which the query continues, or that is cloned for it.
-        sinks: The query's sinks.
-        roll_back_tables: Whether the start may roll a table back.
-
-    Raises:
-        LiveDirectoryError: A log cannot be parsed.
-        StorageAccessError: The directory or a sink cannot be reached.
-    """
+    """Forecast what each sink does with the batch after the committed one, if it already has that batch."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     return [forecast for sink, at, what in found if (forecast := _forecast(sink.name, at, what)) is not None]
 
@@ -175,25 +145,9 @@ def settle_in_flight(
     roll_back_tables: bool = True,
     before_roll_back: Callable[[int], None] = lambda _batch_id: None,
 ) -> list[Sink]:
-    """Before a query starts in a directory, roll back the sinks that would skip a batch whose state is missing.
+    """Roll back the sinks that would skip a batch whose state is missing, before a query starts; returns them.
 
-    Can be interrupted at any point and repeated.
-
-    Args:
-        live: The directory, ready for Spark.
-        sinks: The query's sinks, all owned by it.
-        still_mine: Entered around each change; raises if this process is no longer the writer.
-        roll_back_tables: Whether this process may roll a table back.
-        before_roll_back: Called before a sink is rolled back, with the batch to which it goes back.
-
-    Returns:
-        The sinks that were rolled back.
-
-    Raises:
-        RowsAtRiskError: A sink that cannot be rolled back would skip such a batch.
-        SinkRollbackError: A sink could not be rolled back.
-        LiveDirectoryError: A log cannot be parsed.
-        StorageAccessError: The directory or a sink cannot be reached.
+    Can be interrupted at any point and repeated. `before_roll_back` is called with the batch to which a sink goes back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]
@@ -212,18 +166,10 @@ def refuse_skipped_batch(
 ) -> list[tuple[Sink, int, InFlight]]:
     """Refuse a start if a sink would skip a batch whose state is missing, and cannot be rolled back.
 
-    Args:
-        live: The directory in which the query would start.
-        sinks: The query's sinks.
-        roll_back_tables: Whether this process may roll a table back.
-
-    Returns:
-        Each sink with the batch after which the query continues, and what happens to the next one.
+    Returns each sink with the batch after which the query continues, and what happens to the next one.
 
     Raises:
         RowsAtRiskError: A sink would.
-        LiveDirectoryError: A log cannot be parsed.
-        StorageAccessError: The directory or a sink cannot be reached.
     """
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
@@ -235,7 +181,6 @@ def refuse_skipped_batch(
 
 
 def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[tuple[Sink, int, InFlight]]:
-    """Each sink with the batch after which the query continues, and what happens to the next one."""
     memories = [sink for sink in sinks_of(sinks) if sink.on_repeat is OnRepeat.SKIPS]
     if not memories:
         return []
@@ -248,7 +193,7 @@ def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: boo
         if not sink.knows_queries and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
             found.append((sink, at.batch_id, InFlight.FOREIGN))
             continue
-        can_go_back = sink.rolls_back and (roll_back_tables or not sink.is_table)
+        can_go_back = sink.rolls_back and (roll_back_tables or not isinstance(sink, TableSink))
         facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
         found.append((sink, at.batch_id, decide_in_flight(facts)))
     return found
@@ -261,7 +206,7 @@ def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
 
 
 def _asks_the_sink(at: Unfinished) -> bool:
-    """Whether the memory of the sink matters: if the state is available, an unreadable table prevents no start."""
+    """Whether the sink's memory matters: if the state is available, an unreadable table prevents no start."""
     passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.SKIPPED
     return at.planned and not passed
 

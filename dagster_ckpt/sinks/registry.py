@@ -1,21 +1,152 @@
-"""Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own."""
+"""Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own.
+
+The kinds that need no module of their own are here: Spark's sinks that remember no batch, and tables known by name
+only. Spark calls every `foreachBatch` query `ForeachBatchSink`. If the writer has the option `path` or `table`, the
+package adds it, as in `ForeachBatchSink[sqlite:/data/totals.db]`, and a kind of sink of your own recognizes it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Self
 
 from dagster_ckpt.errors import OptionTypeError
-from dagster_ckpt.sinks.builtin import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
-from dagster_ckpt.sinks.delta import DeltaTable
-from dagster_ckpt.sinks.delta_merge import DeltaMerge
+from dagster_ckpt.sinks.delta import DeltaMerge, DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
-from dagster_ckpt.sinks.sink import Replay, Sink, SinkForecast
-from dagster_ckpt.sinks.tables import HudiOrPaimonTable, NamedTable
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, foreach_batch_name
 
-# In this order: class names are matched before the general form of a table name.
+_FOREACH_BATCH = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
+_FOREACH = re.compile(r"Foreach.*")
+_NAMED = re.compile(r"[\w`-]+(?:\.[\w`-]+)+")
+_HUDI_OR_PAIMON = re.compile(r"(?i).*(hoodie|hudi|paimon).*")
+_CONSOLE = re.compile(r".*Console(Table|Sink).*")
+_MEMORY = re.compile(r"MemorySink.*|.*MemoryTable.*")
+_NOOP = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
+
+
+class ConsoleSink(Sink):
+    """It prints each batch."""
+
+    on_repeat = OnRepeat.REPEATS
+    effect = SinkEffect.DUPLICATE
+    reason = "The rewound batches are printed again."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _CONSOLE.fullmatch(name) else None
+
+
+class NoopSink(Sink):
+    """It discards all rows."""
+
+    effect = SinkEffect.EXACT
+    reason = "It keeps nothing."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _NOOP.fullmatch(name) else None
+
+
+class MemorySink(Sink):
+    """A table in the session."""
+
+    reason = "Its table lives in the session: after a restart it contains only later rows."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _MEMORY.fullmatch(name) else None
+
+
+class ForeachBatchSink(Sink):
+    """A function that is called with each batch."""
+
+    # A second stream may write there, as far as is known.
+    knows_queries = True
+
+    reason = (
+        "The function is called again for batch numbers that it has seen, with other rows: the effect depends on the "
+        "function."
+    )
+    advice = (
+        "A function that keeps its own record of batch numbers, such as Delta's txnVersion, must forget these. "
+        "Describe such a sink with register_sink."
+    )
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        match = _FOREACH_BATCH.fullmatch(name)
+        return cls(name, match["place"]) if match else None
+
+    @classmethod
+    def name_of(cls, output_format: str, place: str) -> str | None:
+        """See `Sink.name_of`."""
+        return foreach_batch_name(place) if output_format == FOREACH_BATCH else None
+
+
+class ForeachSink(Sink):
+    """A writer that is called with each row."""
+
+    reason = "The writer receives the rewound rows again: the effect depends on the writer."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _FOREACH.fullmatch(name) else None
+
+
+class NamedTable(Sink):
+    """A table known by its name in a catalog only: its forecast is the worst of the possible formats."""
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name, name) if _NAMED.fullmatch(name) else None
+
+    def forecast(self, replay: Replay) -> SinkForecast:
+        """See `Sink.forecast`."""
+        if not replay.keeps_query_id:
+            return SinkForecast(
+                self.name,
+                SinkEffect.DUPLICATE,
+                "A table known by name only. Under another query id, Paimon accepts the rewound batches again.",
+                "Roll the table back first.",
+            )
+        return SinkForecast(
+            self.name,
+            SinkEffect.LOSE,
+            "A table known by name only. Tables that record batch numbers skip the batches that they have of a query, "
+            "and a batch with other boundaries then loses rows.",
+            "Roll the table back to the time of the batch.",
+        )
+
+
+class HudiOrPaimonTable(Sink):
+    """A Hudi or Paimon table, which is not inspected."""
+
+    on_repeat = OnRepeat.RUNS
+    is_proven = False
+    effect = SinkEffect.LOSE
+    reason = (
+        "Hudi and Paimon record batch numbers in their commits and skip the batches that they have, under an "
+        "identifier that a new query id does not change."
+    )
+    advice = "Roll the table back to the batch (Hudi: a savepoint, or another checkpoint identifier), then start."
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """See `Sink.of`."""
+        return cls(name) if _HUDI_OR_PAIMON.fullmatch(name) else None
+
+
+# Class names are matched before the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (
     FileSink,
     DeltaTable,
@@ -37,13 +168,12 @@ _registered: list[type[Sink]] = []
 def register_sink(kind: type[Sink]) -> type[Sink]:
     """Teach the package a kind of sink. Can be used as a decorator.
 
-    The kind registered last is asked first, and all of them before the built-in kinds. Register it
-    where the streams are defined: every process that starts, forks, rewinds or examines one of them
-    imports that module. A kind of the same module and name is replaced, so that a code location can
-    be reloaded.
+    The kind registered last is asked first, and all of them before the built-in kinds. Register it where the streams
+    are defined, so that every process that starts, forks, rewinds or examines one imports it. A kind of the same module
+    and name is replaced, so that a code location can be reloaded.
 
     Args:
-        kind: A subclass of `Sink` that overrides at least `of`.
+        kind: A subclass of `Sink`, such as a `TableSink`, that overrides at least `of`.
 
     Raises:
         OptionTypeError: It is no such subclass.
@@ -65,11 +195,7 @@ def _identity(kind: type[Sink]) -> tuple[str, str]:
 
 
 def sink_of(name: str) -> Sink:
-    """The sink with a name; an unknown one is a plain `Sink`.
-
-    Args:
-        name: `sink.description` of the query's progress.
-    """
+    """The sink with a name (`sink.description` of the progress); an unknown one is a plain `Sink`."""
     found = (kind.of(name) for kind in (*_registered, *_BUILT_IN))
     return next((sink for sink in found if sink is not None), Sink(name))
 
@@ -80,7 +206,7 @@ def sinks_of(names: Sequence[str]) -> list[Sink]:
 
 
 def described_sink(output: NamedOutput | None) -> Sink | None:
-    """The sink to which a described query is about to write; None if its name cannot be known before the start."""
+    """The sink of a described query; None if its name cannot be known before the start."""
     if output is not None and output.sink is not None:
         return sink_of(output.sink)
     if output is None or output.place is None:
@@ -90,16 +216,11 @@ def described_sink(output: NamedOutput | None) -> Sink | None:
 
 
 def output_of(names: Sequence[str]) -> NamedOutput:
-    """The output of a query that reported some sinks: the first one that can be rolled back."""
+    """The output of a query that reported some sinks: the first that can be rolled back."""
     sink = next((sink for sink in sinks_of(names) if sink.rolls_back), None)
     return NamedOutput("", sink.place, sink.name) if sink is not None else NamedOutput("", None)
 
 
 def forecast(name: str, replay: Replay) -> SinkForecast:
-    """Forecast what one sink does with the batches after `replay.to_batch`. Changes nothing.
-
-    Args:
-        name: `sink.description` of the query's progress.
-        replay: The replay that it will see.
-    """
+    """`Sink.forecast` of the sink with a name."""
     return sink_of(name).forecast(replay)

@@ -1,9 +1,8 @@
 """The protocol of a sink: what the package asks every sink about the batches that it has written.
 
-Sinks identify a batch by its number: some regardless of the query (the file sink), some together
-with the query's id (Delta, Iceberg), some not at all. A query that goes back plans its batches
-again, so the same number can stand for other rows. What a sink then does, and whether it can be
-rolled back first, is known by one class for each kind of sink. `registry.py` finds the class.
+Sinks identify a batch by its number: some whatever the query (the file sink), some together with the query's id
+(Delta, Iceberg), some not at all. A query that goes back plans its batches again, so the same number can stand for
+other rows. One class for each kind of sink knows what it then does. `registry.py` finds the class.
 """
 
 from __future__ import annotations
@@ -18,19 +17,16 @@ from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 
 if TYPE_CHECKING:
-    from dagster_ckpt.sinks.part_files import Leftovers, PartFile
-    from dagster_ckpt.spark.doctor.finding import Finding
-    from dagster_ckpt.spark.doctor.subject import Subject
+    from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
 
 class OnRepeat(StrEnum):
     """What a sink does with a batch of its query that it already has.
 
-    SKIPS: Spark or the sink skips the batch without running it: its rows are there once, and no
-        state is written for it.
-    RUNS: The batch is run again, and its rows are there once.
-    REPEATS: The rows are written twice.
-    UNKNOWN: It depends on facts that are not visible here.
+    SKIPS: Skips it without running it: its rows are there once, and no state is written for it.
+    RUNS: Runs it again; its rows are there once.
+    REPEATS: Writes its rows twice.
+    UNKNOWN: Cannot be told from here.
     """
 
     SKIPS = "SKIPS"
@@ -43,19 +39,17 @@ class SinkEffect(StrEnum):
     """Effect of a start on the rows of a sink.
 
     EXACT: Each row is written exactly once, as a test with the real sink shows.
-    SKIP: The sink skips batches that it has, and these contain the same rows: each row is written
-        exactly once.
+    SKIP: The sink skips batches that it has, and these contain the same rows: each row is there exactly once.
     DUPLICATE: Rows of the rewound batches are written twice.
     LOSE: Rows may be lost.
-    UNKNOWN: The effect depends on facts that are not visible here.
-    UNREACHABLE: The sink did not answer, so nothing is known of it: the start fails and can be retried.
+    UNKNOWN: Cannot be told from here.
+    UNREACHABLE: The sink did not answer: the start fails and can be retried.
     IRREVERSIBLE: The sink has to be rolled back but cannot be: the start is refused.
-    UNTOUCHED: The query about to start does not write there: the sink is not changed.
+    UNTOUCHED: The query about to start does not write there.
     STARTS: The query has not written there before: the sink contains only rows from now on.
     SHARED: Another stream of the catalog wrote there last, and the query starts from the beginning: rows may be there
         twice.
-    REFUSED: The sink belongs to another query, or is at another batch than the query: the start is
-        refused.
+    REFUSED: The sink belongs to another query, or is not at the query's batch: the start is refused.
     """
 
     EXACT = "EXACT"
@@ -73,14 +67,7 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
-    """The expected effect on one sink.
-
-    Attributes:
-        sink: Spark's name for it.
-        effect: Effect on its rows.
-        reason: Why, in a sentence or two.
-        advice: How to make it exact, or an empty string.
-    """
+    """The expected effect on one sink: why, in a sentence or two, and how to make it exact (or an empty string)."""
 
     sink: str
     effect: SinkEffect
@@ -97,9 +84,8 @@ class Replay:
         query_id: Id of the query before the start.
         keeps_query_id: Whether the started query has the same id.
         in_flight: The batch after `to_batch` if exactly its rows are replayed, else None.
-        log_entries: Log entries of each file sink from a snapshot, by its folder. None reads the
-            sink's own log.
-        query_ids: The ids that the stream's query has had.
+        log_entries: Log entries of each file sink from a snapshot, by folder; None: the sink's own log counts.
+        query_ids: All ids that the stream's query has had.
         roll_back_tables: Whether the start may roll a table back; otherwise a person does.
     """
 
@@ -111,6 +97,17 @@ class Replay:
     query_ids: Collection[str] = ()
     roll_back_tables: bool = True
 
+    @property
+    def back(self) -> RollBack:
+        """The point to which a sink without a log in a snapshot is rolled back."""
+        return RollBack(
+            self.to_batch,
+            query_id=self.query_id,
+            query_ids=self.query_ids,
+            may_repeat=not self.keeps_query_id and self.to_batch >= 0,
+            roll_back_tables=self.roll_back_tables,
+        )
+
 
 @dataclass(frozen=True)
 class RollBack:
@@ -118,11 +115,11 @@ class RollBack:
 
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
-        entries: What a snapshot has captured of the sink; None if the sink's own memory is used.
+        entries: The sink's log as a snapshot has it; None: the sink's own memory counts.
         query_id: The id of the query that committed that batch; None if unknown.
-        query_ids: The ids that the stream's query has had.
-        may_repeat: Whether a new query id was requested: a sink in which others have written since may then
-            be left as it is, and gets the batches again.
+        query_ids: All ids that the stream's query has had.
+        may_repeat: Whether a new query id was requested: a table in which others have written since is then left as it
+            is, and gets the batches again.
         roll_back_tables: Whether this process may roll a table back; otherwise a person does.
     """
 
@@ -133,14 +130,19 @@ class RollBack:
     may_repeat: bool = False
     roll_back_tables: bool = True
 
+    @property
+    def own_ids(self) -> frozenset[str]:
+        """Ids of the queries whose batches are the stream's."""
+        return frozenset((*self.query_ids, *(() if self.query_id is None else (self.query_id,))))
+
 
 @dataclass(frozen=True)
 class FoundSink:
     """The table or topic that is now at the place of a sink.
 
     Attributes:
-        identity: Its id, which another one made under the same name does not have; None if there is none.
-        batch: The newest batch of the stream that its readers see; None if they see none, or that is not known.
+        identity: Its id, which changes if it is dropped and made again; None if nothing is there.
+        batch: The newest batch of the stream that readers see; None if they see none, or that is not known.
         is_certain: Whether `batch` comes from its whole history, and the stream writes there with each batch.
     """
 
@@ -152,23 +154,19 @@ class FoundSink:
 class Sink:
     """A sink of a query, and the protocol of all kinds of sinks.
 
-    The base class is a sink of which nothing is known. A kind of sink overrides what it knows, and
-    is made known by `register_sink`. Its class attributes:
+    The base class is a sink of which nothing is known. A kind of sink overrides what it knows, and is registered with
+    `register_sink`. A table that can go back is a `TableSink`.
 
     Attributes:
         on_repeat: What it does with a batch that it already has.
         is_proven: Whether a test with the real sink shows that.
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
-        knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream
-            must not write there.
-        is_table: Whether the option `roll_back_tables` decides if it is rolled back.
-        has_parts: Whether it may know a batch of which it does not have all rows, because a batch is more than one
-            write.
-        remembers_undone: Whether it still skips an undone batch of the same query id, so that the query
-            continues under a new one after a roll-back.
-        effect: Effect of a replay, for a sink that does not roll back.
-        reason: Why, in a sentence or two.
-        advice: How to make it exact, or an empty string.
+        knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream must not write
+            there.
+        has_parts: Whether a batch is more than one write, so that it may know a batch without having all rows.
+        remembers_undone: Whether it still skips an undone batch of the same query id, so that the query continues under
+            a new one after a roll-back.
+        effect: Effect of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
         noun: What it is, for messages.
     """
 
@@ -177,7 +175,6 @@ class Sink:
     is_proven: ClassVar[bool] = True
     rolls_back: ClassVar[bool] = False
     knows_queries: ClassVar[bool] = False
-    is_table: ClassVar[bool] = False
     has_parts: ClassVar[bool] = False
     remembers_undone: ClassVar[bool] = False
     effect: ClassVar[SinkEffect] = SinkEffect.UNKNOWN
@@ -195,25 +192,24 @@ class Sink:
         """The sink of this kind with a name, or None if the name is that of another kind.
 
         Args:
-            name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A
-                `foreachBatch` query whose writer has the option `path` or `table` is named
-                `ForeachBatchSink[<that option>]`.
+            name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A `foreachBatch` query
+                whose writer has the option `path` or `table` is named `ForeachBatchSink[<that option>]`.
         """
         return None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """The name that a sink will have whose query is only described; None for another kind of sink.
+        """The name that Spark will report for a described query; None for another kind of sink.
 
         Args:
-            output_format: The format of the described query, such as `parquet` or `foreachbatch`.
+            output_format: Such as `parquet` or `foreachbatch`.
             place: The folder, topic or table that the description names.
         """
         return None
 
     @property
     def shows_rows_once(self) -> bool:
-        """Whether it shows the rows of a repeated batch once, as a test with the real sink shows."""
+        """Whether a test with the real sink shows the rows of a repeated batch once."""
         return self.is_proven and self.on_repeat in (OnRepeat.SKIPS, OnRepeat.RUNS)
 
     def is_same(self, other: Sink) -> bool:
@@ -236,38 +232,31 @@ class Sink:
 
         Raises:
             StorageAccessError: It cannot be reached.
-            LiveDirectoryError: Its memory of batches cannot be parsed.
         """
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """The newest batch of the stream that its readers see after its roll-back.
+        """The newest batch of the stream that readers see after a roll-back; None if nothing changes, or it is unknown.
 
-        None if that changes nothing, or is not known. A roll-back may go forward, to batches that an earlier one has
-        undone.
-
-        Raises:
-            StorageAccessError: It cannot be reached.
-            LiveDirectoryError: Its memory of batches cannot be parsed.
+        A roll-back may go forward, to batches that an earlier one has undone.
         """
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:
         """The newest batch of a query that it has; None if it has none, or keeps no memory of batches.
 
-        Args:
-            query_id: Id of the query; None if unknown. A sink that does not keep queries apart ignores it.
+        A sink that does not keep queries apart ignores the id, which is None if unknown.
         """
         return None
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it to bring it back to a batch. See `SinkToCapture`."""
+        """What a snapshot needs of it (see `SinkToCapture`); None for nothing."""
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
         """Forecast what it does with the batches after `replay.to_batch`. Changes nothing.
 
-        For a sink that rolls back, the start has checked that it belongs to the stream.
+        The start has already checked that a sink that rolls back belongs to the stream.
         """
         if not self.rolls_back:
             return SinkForecast(self.name, self.effect, self.reason, self.advice)
@@ -288,30 +277,21 @@ class Sink:
         """Refuse a roll-back that is known to be impossible, before anything is changed.
 
         Raises:
-            SinkRollbackError: The sink cannot be rolled back to that batch.
+            SinkRollbackError: It is.
         """
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """Undo all batches after `to.batch_id`.
-
-        It may be interrupted at any point, and is then repeated by the next start.
+        """Undo all batches after `to.batch_id`. The next start repeats it if it was interrupted.
 
         Args:
             to: The point to go back to.
-            still_mine: Enter it around each change (`with still_mine():`). It raises if this process is no
-                longer the writer of the stream.
+            still_mine: Enter it around each change (`with still_mine():`). It raises if another process has become the
+                writer of the stream.
 
         Raises:
             SinkRollbackError: The sink cannot be reached or changed.
         """
         raise NotImplementedError(f"{type(self).__name__} sets rolls_back but does not define roll_back.")
-
-    def leftovers(self) -> Leftovers | None:
-        """Files that no batch may need any more; None for a sink that leaves none."""
-        return None
-
-    def delete_leftovers(self, files: Sequence[PartFile]) -> None:
-        """Delete some of the files that `leftovers` has listed."""
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
         """Compare it with a live directory, for the doctor."""
@@ -319,12 +299,7 @@ class Sink:
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
-    """The newest batch of a query in a sink.
-
-    Raises:
-        StorageAccessError: The sink cannot be asked.
-        LiveDirectoryError: Its memory of batches cannot be parsed.
-    """
+    """`sink.last_batch`, with the errors of a user's sink as StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
@@ -337,20 +312,9 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
-    """Roll a sink back; can be interrupted at any point and repeated.
-
-    Raises:
-        SinkRollbackError: It could not be rolled back; the next start tries again.
-        LeaseLostError: This process is no longer the writer.
-        IncompleteCutError: An entry of its log is missing.
-        StorageAccessError: It cannot be read.
-    """
+    """`sink.roll_back`, with the errors of a user's sink as SinkRollbackError."""
     try:
-        if sink.is_table and not to.roll_back_tables:
-            # A person has done it already, or it is refused.
-            sink.check_roll_back(to)
-        else:
-            sink.roll_back(to, still_mine)
+        sink.roll_back(to, still_mine)
     except CkptError:
         raise
     except Exception as error:  # a user's sink raises what its own library raises

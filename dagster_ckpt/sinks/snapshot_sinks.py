@@ -1,7 +1,6 @@
 """The sinks that a snapshot names, and the logs of its file sinks. The only reader of these properties.
 
-`sinks` lists what the snapshot has captured, with the place of each; `other_sinks` the names of the
-sinks that have no log to capture.
+`sinks` lists what the snapshot has captured, with its place; `other_sinks` names the sinks that have no log to capture.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.part_files import names_in
+from dagster_ckpt.sinks.file_sink_log import bare, listed
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.snapshot.store import SnapshotStore, read_files
@@ -18,7 +17,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkE
 
 
 def captured_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """The sinks whose log is in a snapshot; None if the snapshot does not say which sinks its query wrote to."""
+    """The sinks whose log is in a snapshot; None if it does not say which sinks its query wrote to."""
     described = properties.get("sinks")
     return [FileSink.at(str(sink["path"])) for sink in described] if isinstance(described, list) else None
 
@@ -35,31 +34,20 @@ def sinks_in(properties: Mapping[str, Any]) -> list[Sink]:
 
 
 def names_of_others(sinks: Sequence[str]) -> list[str]:
-    """The names of those sinks that a cut does not capture, for the properties of a snapshot."""
+    """The names of the sinks that a cut does not capture, for the properties of a snapshot."""
     return [sink.name for sink in sinks_of(sinks) if not isinstance(sink, FileSink)]
 
 
 def logs_in_snapshot(store: SnapshotStore, location: str) -> dict[str, list[SinkEntry]]:
-    """The logs of file sinks contained in a snapshot, by folder.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: It cannot be reached.
-    """
+    """The logs of file sinks contained in a snapshot, by folder."""
     properties = store.manifest(location).header.properties
     return logs_of_sinks(properties, _files(store, location) if captured_sinks(properties) else {})
 
 
 def part_files_in_snapshot(store: SnapshotStore, location: str) -> set[str]:
-    """Bare names of all part files that the sink logs in a snapshot list, also if it does not name its sinks.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        LiveDirectoryError: An entry of a log cannot be parsed.
-        StorageAccessError: It cannot be reached.
-    """
+    """Bare names of all part files that the sink logs in a snapshot list, even if it does not name its sinks."""
     entries = _files(store, location).items()
-    return {name for path, data in entries for name in names_in(data, f"{location}/{path}")}
+    return {bare(file) for path, data in entries for file in listed(data, f"{location}/{path}")}
 
 
 def _files(store: SnapshotStore, location: str) -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """The snapshot format and snapshot stores: write, read, share and delete the bytes of snapshots.
 
-Nothing here knows Spark or the lifecycle of a stream: the input and output are named byte streams.
-Start with docs/snapshot-format.md, then `entries.py` and `manifest.py` (what a snapshot contains),
-`writer.py` and `reader.py`; `store.py` has the interface that every store implements.
+Nothing here knows Spark or the lifecycle of a stream. Start with docs/snapshot-format.md, then
+`entries.py` and `manifest.py` (what a snapshot contains), `writer.py` and `reader.py`; `store.py`
+has the interface of every store.
 """

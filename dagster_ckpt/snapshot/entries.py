@@ -1,8 +1,8 @@
 """The files of a snapshot, listed in compressed blocks (docs/snapshot-format.md, sections 2.1 and 3).
 
-A block lists up to 1,024 files. It is encoded once: every later snapshot that still has these files
-as a whole contains the same bytes. In memory, blocks stay compressed, because a snapshot may have a
-hundred thousand files: 45 MB as `FileEntry` objects, 6 MB as blocks.
+A block is encoded once: later snapshots that still have all its files contain the same bytes.
+Blocks stay compressed in memory, because a hundred thousand files take 45 MB as `FileEntry` objects
+and 6 MB as blocks.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import msgspec
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotTooLargeError
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
-# Limits of a block. They bound the memory of a reader for any input.
+# These bound the memory of a reader for any input.
 BLOCK_FILES = 1024
 BLOCK_BYTES = 1024 * 1024
-# Decoded blocks that stay in memory, at most 0.6 MB each. Most lookups are in the order of the
-# paths, and need one block at a time of each snapshot that contributed blocks.
+# Decoded blocks in memory, at most 0.6 MB each. Lookups in the order of the paths need one at a
+# time of each snapshot that contributed blocks.
 _DECODED_BLOCKS = 16
-# Most of a line is its digest, which hardly compresses; level 1 takes a third of the time of 6.
+# Digests hardly compress; level 1 takes a third of the time of 6.
 _COMPRESSION_LEVEL = 1
-# The zlib `wbits` value for a gzip header.
+# zlib's `wbits` for a gzip header.
 _GZIP = 31
 _REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
 # Names between single slashes, none of which is `.` or `..`.
 _PLAIN_PATH = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+")
-# File system limits on the length of a path and of each name in it.
+# Limits of file systems.
 _PATH_BYTES = 4096
 _NAME_BYTES = 255
 
@@ -46,11 +46,11 @@ class FileEntry(NamedTuple):
     Attributes:
         digest: BLAKE3 of its content, hexadecimal.
         path: Its name.
-        size: Its length in bytes.
+        size: Bytes.
         identity: See `Source.identity`.
         token: See `Source.token`.
-        object: The data object that contains it, relative to the snapshot's directory; None means
-            the metadata itself.
+        object: The data object that contains it, relative to the snapshot's directory; None: the
+            metadata.
         offset: Its offset in that object.
     """
 
@@ -68,7 +68,7 @@ class ObjectUse(NamedTuple):
 
     Attributes:
         length: The object must have at least this many bytes.
-        used: Number of its bytes that belong to files of the snapshot.
+        used: Bytes in it that belong to files of the snapshot.
     """
 
     length: int = 0
@@ -89,8 +89,6 @@ class Block:
         stable: Whether the next snapshot will probably contain all of them.
         first: The first path.
         last: The last path.
-        file_count: Number of files.
-        full_bytes: Total size.
         inline_length: End offset of the last inlined file.
         uses: The data objects that contain them, relative to the snapshot's directory.
     """
@@ -106,11 +104,7 @@ class Block:
 
     @classmethod
     def read(cls, packed: bytes, *, stable: bool) -> Block:
-        """Validate a block that was read from storage.
-
-        Raises:
-            ValueError: It is damaged, or an entry is invalid (sections 3.2 to 3.4).
-        """
+        """Read a block, or raise ValueError if it is damaged or an entry is invalid (sections 3.2 to 3.4)."""
         entries = _decoded(packed)
         if not entries:
             raise ValueError("a block of its list of files is empty")
@@ -128,12 +122,7 @@ class Block:
 
     @classmethod
     def pack(cls, entries: Iterable[FileEntry], *, stable: bool) -> Iterator[Block]:
-        """Encode entries, in as many blocks as needed.
-
-        Raises:
-            LiveDirectoryError: The name of a file is not UTF-8.
-            SnapshotTooLargeError: A single entry exceeds the size of a block.
-        """
+        """Encode entries, in as many blocks as needed."""
         in_order = sorted(entries, key=_path_of)
         for first in range(0, len(in_order), BLOCK_FILES):
             yield from cls._pack(in_order[first : first + BLOCK_FILES], stable=stable)
@@ -179,7 +168,7 @@ class Block:
 
     @property
     def entries(self) -> Mapping[str, FileEntry]:
-        """Its entries by path, in order. The last few blocks that were decoded are remembered."""
+        """Its entries by path, in order."""
         return _decoded(self.packed)
 
 
@@ -208,7 +197,7 @@ class BlockBuilder:
         self._pending: dict[bool, list[FileEntry]] = {True: [], False: []}
 
     def add(self, entry: FileEntry, *, stable: bool) -> None:
-        """Add a file. Lookups are fastest if files are added in the order of their paths."""
+        """Add a file. Adding in the order of the paths makes lookups fastest."""
         pending = self._pending[stable]
         pending.append(entry)
         if len(pending) == BLOCK_FILES:
@@ -238,12 +227,7 @@ class Paths:
         self._folders: set[str] = set()
 
     def add(self, paths: Collection[str]) -> None:
-        """Add the paths of more files, which differ from each other.
-
-        Raises:
-            ValueError: Two files of the snapshot have the same path, or a path is the folder of
-                another.
-        """
+        """Add paths that differ from each other; ValueError if one conflicts with those before."""
         if not self._files.isdisjoint(paths):
             raise ValueError("two files of the snapshot have the same path")
         self._files.update(paths)
@@ -258,11 +242,7 @@ class Paths:
 
 
 def _check_path(path: str) -> None:
-    """Reject a path that a restore would write outside its directory, or could not write at all.
-
-    Raises:
-        ValueError: It is such a path (section 3.2).
-    """
+    """ValueError for a path that a restore would write outside its directory, or could not write (section 3.2)."""
     if _PLAIN_PATH.fullmatch(path) is None:
         raise ValueError(f"{path[:120]!r} is not a plain relative path")
     if path.isascii() and len(path) <= _NAME_BYTES:
@@ -273,7 +253,7 @@ def _check_path(path: str) -> None:
 
 
 def is_reference(reference: str) -> bool:
-    """Whether a name is in the snapshot's directory or in the folder shared by a stream's checkpoints (section 3.3)."""
+    """Whether a name is in the snapshot's directory or in the stream's shared folder (section 3.3)."""
     return _REFERENCE.fullmatch(reference) is not None
 
 

@@ -1,8 +1,8 @@
-"""Delete snapshots and the remains of crashes without deleting a byte that another snapshot needs.
+"""Delete snapshots and the remains of crashes, but no byte that another snapshot needs.
 
-Deletion of a snapshot can be interrupted at any point (docs/snapshot-format.md, section 5).
-`_metadata` is renamed to `_deleting`, so that the snapshot is no longer listed but its references
-remain known; then its objects are deleted, then `_deleting`.
+A deletion can be interrupted at any point (docs/snapshot-format.md, section 5): `_metadata` is
+renamed to `_deleting`, which hides the snapshot and keeps its references; then its objects are
+deleted, then `_deleting`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dagster_ckpt.snapshot.writer import METADATA_NAME
 SHARED = "shared"
 SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
-# First object of a savepoint, deleted when the savepoint is complete. It distinguishes a crashed
-# savepoint from a copy that a user is making.
+# First object of a savepoint, deleted when it is complete. It distinguishes a crashed savepoint
+# from a copy that a user is making.
 INCOMPLETE_NAME = "_incomplete"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_directories(file_io: FileIO) -> list[str]:
-    """Directories of the checkpoints in a stream's folder, including broken ones, oldest first."""
+    """Directories of a stream's checkpoints, including broken ones, oldest first."""
     return [name for name in _numbered(file_io) if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
@@ -45,33 +45,27 @@ def savepoint_directories(file_io: FileIO) -> list[str]:
 def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -> None:
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
-    Shared objects are kept if a snapshot that may need them cannot be read, because a deletion
-    cannot be undone.
+    If a snapshot that may share its objects cannot be read, shared objects are kept.
 
     Args:
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
         directory: Its directory.
         protected: Directories of snapshots whose objects must be kept, whether listed or not.
-
-    Raises:
-        StorageAccessError: Something could not be read or deleted; another call resumes the
-            deletion.
     """
-    # Another process may be deleting the same snapshot, so a missing object is not an error at any
-    # step.
+    # Another process may be deleting the same snapshot: no missing object is an error.
     metadata = _read_if_there(file_io, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         file_io.write(f"{directory}/{DELETING_NAME}", [metadata])
         file_io.delete(f"{directory}/{METADATA_NAME}")
     try:
-        objects = _referred(file_io, directory, DELETING_NAME)
+        objects = read_references(file_io, directory, DELETING_NAME)
     except SnapshotNotFoundError:
         return
     except SnapshotCorruptError as error:
         _log.warning("The shared objects of %s/%s are kept until the next sweep: %s", file_io.url, directory, error)
         objects = frozenset()
     with suppress(FileNotFoundError):
-        # Before what it refers to goes: after a power failure it must not be listed again.
+        # Before its objects go: after a power failure it must not be listed again.
         file_io.flush(directory)
     for name in sorted(_disposable(file_io, objects, directory, protected)):
         file_io.delete(name)
@@ -87,8 +81,6 @@ class Garbage:
     """An object that is no longer needed.
 
     Attributes:
-        location: Its URL.
-        reason: Why it is not needed.
         age_ms: Time since it was last changed.
     """
 
@@ -112,17 +104,13 @@ def probe_name() -> str:
 class Sweep:
     """One garbage collection pass over the remains of crashes.
 
-    Lists objects first, then the snapshots that refer to them.
-
-    Objects of an attempt in progress are younger than the minimum age. Objects of a snapshot that
-    is published during the pass count as used, because snapshots are read after the objects were
-    listed.
+    It lists the objects before it reads the snapshots, so those of a snapshot published meanwhile
+    count as used.
 
     Attributes:
         file_io: The folder.
-        now_ms: The current time by the storage's clock, ms since the epoch.
-        older_than_ms: Minimum age: younger objects are kept, because they may belong to an attempt
-            in progress.
+        now_ms: The time by the storage's clock, ms since the epoch.
+        older_than_ms: Minimum age: younger objects may belong to an attempt in progress.
         dry_run: Report garbage without deleting it.
         under_way: Numbers of attempts whose process is alive: their objects are kept regardless of
             age.
@@ -135,11 +123,7 @@ class Sweep:
     under_way: frozenset[int] = frozenset()
 
     def stream(self, protected: Iterable[str]) -> list[Garbage]:
-        """Remains of crashed checkpoints and deletions in a stream's folder.
-
-        Args:
-            protected: Directories of snapshots whose objects must be kept.
-        """
+        """Remains of crashed checkpoints and deletions in a stream's folder."""
         file_io = self.file_io
         candidates = {
             f"{SHARED}/{name}": changed
@@ -175,8 +159,7 @@ class Sweep:
     def savepoints(self, stream_id: str) -> list[Garbage]:
         """Remains of crashed savepoints of a stream.
 
-        Only directories that still contain the marker of an unfinished savepoint are considered:
-        savepoints belong to users, who may be copying one.
+        Only those with the marker of an unfinished savepoint: users may be copying others.
         """
         file_io = self.file_io
         found = self._probes()
@@ -213,10 +196,10 @@ class Sweep:
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
     def _changes(self, directory: str) -> dict[str, int | None]:
-        """Names in a directory with the time of their last change; None for a directory, and where it is unknown."""
+        """Names in a directory with the time of their last change; None for a directory, or if it is unknown."""
         found: dict[str, int | None] = {}
         for name, entry in self.file_io.list(directory, hidden=True).items():
-            # An object that is deleted concurrently is omitted; all others are listed.
+            # An object that is deleted meanwhile is left out.
             with suppress(FileNotFoundError):
                 found[name] = None if entry.is_directory else entry.status().changed_at_ms
         return found
@@ -233,7 +216,7 @@ class Sweep:
         return Garbage(f"{self.file_io.url}/{name}", reason, self.now_ms - (changed_ms or 0))
 
     def _is_old(self, changed_ms: int | None) -> bool:
-        # An object of unknown age counts as new, and no object to collect is a directory.
+        # An object of unknown age counts as new, and directories are never garbage.
         return changed_ms is not None and changed_ms < self.now_ms - self.older_than_ms
 
     def _is_under_way(self, name: str) -> bool:
@@ -244,7 +227,7 @@ class Sweep:
 
 @contextmanager
 def _logging_failure(file_io: FileIO, directory: str) -> Iterator[None]:
-    """Log a failure with one snapshot and continue with the others; the next pass retries."""
+    """Log a failure with one snapshot and continue; the next pass retries."""
     try:
         yield
     except (CkptError, OSError) as error:
@@ -273,15 +256,17 @@ def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protec
 
 
 def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
-    """Objects that snapshots refer to; None if the references of a snapshot are unknown."""
+    """Objects that snapshots refer to; None if the references of one are unknown."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):
         try:
-            used |= _referred_at_all(file_io, directory)
+            try:
+                used |= read_references(file_io, directory)
+            except SnapshotNotFoundError:
+                used |= read_references(file_io, directory, DELETING_NAME)
         except SnapshotNotFoundError:
-            # A snapshot that was listed may have been deleted since. A protected snapshot must
-            # exist.
+            # A listed snapshot may have been deleted meanwhile; a protected one must exist.
             if directory not in wanted:
                 continue
             _log.warning("Shared objects in %s are kept: the protected snapshot %s is missing.", file_io.url, directory)
@@ -292,17 +277,6 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> f
     return frozenset(used)
 
 
-def _referred_at_all(file_io: FileIO, directory: str) -> frozenset[str]:
-    try:
-        return _referred(file_io, directory, METADATA_NAME)
-    except SnapshotNotFoundError:
-        return _referred(file_io, directory, DELETING_NAME)
-
-
-def _referred(file_io: FileIO, directory: str, name: str) -> frozenset[str]:
-    return read_references(file_io, directory, name)
-
-
 def _is_ours(name: str) -> bool:
-    """Whether this package creates such a name in a snapshot's directory; files that a user put there are kept."""
+    """Whether this package creates such a name; a user's files in a snapshot's directory are kept."""
     return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))

@@ -33,8 +33,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     savepoint_directories,
     storage_time_ms,
 )
-from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
-from dagster_ckpt.snapshot.metadata_file import Metadata
+from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
@@ -51,7 +50,7 @@ from dagster_ckpt.snapshot.writer import (
 )
 
 SHARED_PREFIX = f"../{SHARED}/"
-# Number of metadata kept in memory: each snapshot is written incrementally to the previous one.
+# Metadata in memory: each snapshot is written incrementally to the previous one.
 _REMEMBERED = 2
 
 OpenFileIO = Callable[[str], FileIO]
@@ -62,11 +61,10 @@ class StoreLayout:
     """Where and how a stream's snapshots are written.
 
     Attributes:
-        stream_id: The stream.
-        stream_root: URL of the stream's folder: `chk-<n>/_metadata` and `shared/` are below it.
-        savepoint_root: URL of the savepoint folder, or None if none is configured.
+        stream_root: URL of the stream's folder, with `chk-<n>/_metadata` and `shared/`.
+        savepoint_root: URL of the savepoint folder; None if none is configured.
         inline_threshold: See `WriteOptions`.
-        max_bytes: Size limit of a checkpoint; None means no limit.
+        max_bytes: Size limit of a checkpoint; None: no limit.
         transfer_threads: Maximum number of data objects written or read concurrently.
         pack_least_bytes: See `WriteOptions`.
     """
@@ -81,12 +79,7 @@ class StoreLayout:
 
 
 class ObjectSnapshotStore:
-    """A snapshot store on any storage that `FileIO` reaches.
-
-    Args:
-        layout: Where and how.
-        open_file_io: Opens the folder at a URL.
-    """
+    """A snapshot store on any storage that `FileIO` reaches."""
 
     def __init__(self, layout: StoreLayout, open_file_io: OpenFileIO) -> None:
         self._layout = layout
@@ -97,7 +90,6 @@ class ObjectSnapshotStore:
         self._lock = threading.Lock()
 
     def check_access(self) -> None:
-        """Check that snapshots can be written, by writing and deleting a probe object."""
         folders = [self._stream_io]
         if self._layout.savepoint_root is not None:
             folders.append(self._open_file_io(self._layout.savepoint_root))
@@ -117,7 +109,6 @@ class ObjectSnapshotStore:
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
-        """Write a checkpoint as `chk-<n>`, sharing bytes with the snapshot at `base`."""
         if header.number is None:
             raise OptionError(f"The checkpoint of stream {header.stream_id!r} has no number. Give it one.")
         shared = base if isinstance(base, BaseSnapshot) else self.base(base)
@@ -157,9 +148,7 @@ class ObjectSnapshotStore:
     ) -> StoredSnapshot:
         """Write a self-contained savepoint into a new folder.
 
-        Data objects of the snapshot at `base` are hard-linked on the same disk, or copied by the
-        object store itself: the savepoint depends on no other snapshot, and its bytes do not pass
-        through this process.
+        The storage links or copies the data objects of the snapshot at `base` itself.
         """
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
@@ -197,13 +186,12 @@ class ObjectSnapshotStore:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
         except BaseException:
-            # An interrupted attempt is recorded as failed: nothing whole is left that a rebuild would find.
+            # The attempt is recorded as failed: a rebuild must not find a whole savepoint.
             self.discard(location)
             raise
         return self._stored(location, written)
 
     def base(self, location: str | None) -> BaseSnapshot | None:
-        """An earlier snapshot to share with, of this stream or another; None if it is missing or broken."""
         if location is None:
             return None
         folder = _folder(location)
@@ -211,12 +199,11 @@ class ObjectSnapshotStore:
         try:
             metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(file_io, directory))
         except (SnapshotNotFoundError, SnapshotCorruptError):
-            # The snapshot is then written in full, which is always correct.
+            # The snapshot is then written in full.
             return None
         return BaseSnapshot(metadata, file_io, directory, same_folder=file_io.url == self._stream_io.url)
 
     def manifest(self, location: str) -> Manifest:
-        """The manifest of a snapshot."""
         file_io, directory = self._at(location)
         return read_metadata(file_io, directory).manifest
 
@@ -228,38 +215,29 @@ class ObjectSnapshotStore:
         only: Callable[[str], bool] = lambda _path: True,
         missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
-        """Pass the files of a snapshot to `write`, each checked against its digest."""
         file_io, directory = self._at(location)
         extract(file_io, directory, write, only=only, missing=missing, threads=self._layout.transfer_threads)
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
-        """Problems of a snapshot; an empty list means that it is intact."""
         file_io, directory = self._at(location)
         return verify_snapshot(file_io, directory, deep=deep)
 
     def checkpoints(self) -> list[str]:
-        """Locations of all checkpoints of the stream, including broken ones, oldest first."""
         return [f"{self._stream_io.url}/{directory}" for directory in checkpoint_directories(self._stream_io)]
 
     def savepoints(self) -> list[str]:
-        """Locations of all complete savepoints in the configured folder, including other streams', by name."""
         if self._layout.savepoint_root is None:
             return []
         file_io = self._open_file_io(self._layout.savepoint_root)
         return [f"{file_io.url}/{directory}" for directory in savepoint_directories(file_io)]
 
     def is_own(self, location: str) -> bool:
-        """Whether a location is in this store's folders: the stream's, or the configured savepoint folder."""
         root = _folder(location).rpartition("/")[0]
         savepoints = self._layout.savepoint_root
         return root == self._stream_io.url or (savepoints is not None and root == self._open_file_io(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
-        """Delete a snapshot: its metadata first, so that it is no longer found, then bytes that only it refers to.
-
-        If another checkpoint of the stream cannot be read, shared bytes are kept and a warning is
-        logged.
-        """
+        """Delete a snapshot: its metadata first, so that it is no longer found, then bytes that only it refers to."""
         kept = {_folder(other) for other in protected}
         if _folder(location) in kept:
             raise StorageAccessError(
@@ -279,10 +257,6 @@ class ObjectSnapshotStore:
         protected: Iterable[str] = (),
         dry_run: bool = False,
     ) -> list[Garbage]:
-        """Delete remains of crashed attempts older than the limit.
-
-        No shared object is deleted if a checkpoint is broken.
-        """
         kept = {_folder(other) for other in protected}
         swept: list[Garbage] = []
         now_ms = storage_time_ms(self._stream_io)

@@ -40,18 +40,7 @@ CHECKPOINT_PREFIX = "chk-"
 def open_store(
     storage: CheckpointStorage, stream_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
 ) -> SnapshotStore:
-    """Open the store of a stream's snapshots.
-
-    Args:
-        storage: Configuration of the storage.
-        stream_id: The stream; its id is the name of its folder.
-        transfer_threads: Maximum number of data objects written or read concurrently. A custom
-            storage may ignore it.
-
-    Raises:
-        OptionError: A custom storage cannot be loaded, or the stream id names another folder.
-        StorageAccessError: The file system is unknown or its driver is not installed.
-    """
+    """Open the store of a stream's snapshots; a custom storage may ignore `transfer_threads`."""
     checked_stream_id(stream_id)
     if isinstance(storage, FileSystemCheckpointStorage):
         root = storage.checkpoint_location.url
@@ -93,15 +82,7 @@ def open_store(
 
 
 def stream_folders(storage: CheckpointStorage) -> list[str]:
-    """Names of the folders in a storage that hold checkpoints: the ids of streams, sorted.
-
-    Args:
-        storage: Configuration of the storage.
-
-    Raises:
-        OptionError: The storage has no folder for each stream that can be listed.
-        StorageAccessError: The storage cannot be reached.
-    """
+    """Folders in a storage that hold checkpoints: the ids of streams, sorted."""
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
@@ -174,7 +155,7 @@ def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> 
 
 
 def _store_over(file_io: FileIO, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
-    """Snapshots in a user-defined storage; savepoints too, unless the deployment has a savepoint folder."""
+    """Snapshots in a user's storage; savepoints too, unless the deployment has a folder for them."""
     root = normalised(file_io.url)
     if root != file_io.url:
         raise OptionError(f"The url of {type(file_io).__name__} is {file_io.url!r}; write it as {root!r}.")
@@ -207,7 +188,7 @@ def _file_io(
         # Housekeeping deletes what it lists.
         return LocalFileIO(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes, follow_links=False)
     path = StoragePath.parse("location", url)
-    # A location contains no user info: that of the configured storage on the same host is used.
+    # A location contains no user info: use that of the configured storage on the same host.
     user = (users or {}).get((path.scheme, path.authority), "")
     return FsspecFileIO(url, options, url_to_open=replace(path, user_info=user).url_to_open)
 

@@ -16,15 +16,13 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
 from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 
-# Reading and hashing in smaller pieces costs more than it saves; files up to this size are read in
-# one call.
+# Smaller pieces cost more than they save; files up to this size are read in one call.
 CHUNK_BYTES = 1024 * 1024
-# Small files are batched up to these limits: a call per file costs more than its bytes, and buffers
-# of this size are reused. Aborts are not checked within a batch, and each read from an object store
-# may be slow.
+# Small files are batched up to these limits: a call per file costs more than its bytes. Aborts are
+# not checked within a batch, and each read from an object store may be slow.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
-# Equal files of one snapshot are stored once, as far as a table of this many digests detects them.
+# Equal files of one snapshot are stored once, as far as this many digests detect them.
 _REMEMBERED_DIGESTS = 1_024
 
 # Below this size a second thread costs more than it saves.
@@ -41,7 +39,7 @@ class PackTask:
 
     Attributes:
         name: Unique prefix of the names of its data objects.
-        files: The files. Each is removed from the queue when it is written, to free its memory.
+        files: Each is removed when it is written, to free its memory.
         target_bytes: Size from which a data object takes no further file. A file is never split.
     """
 
@@ -60,14 +58,12 @@ class PackCallbacks:
     """What a worker calls while it writes.
 
     Attributes:
-        stored_at: Called with a file and the digest of its content; returns the data object that
-            contains it already, and its offset there, or None.
+        stored_at: Where the content of a file with this digest is stored already, or None.
         is_likely_unchanged: Whether to read a large file for its digest first.
-        check_aborted: Called at short intervals; raises SnapshotAbortedError if the snapshot is
-            aborted.
+        check_aborted: Raises SnapshotAbortedError; called at short intervals.
         creating: Called with the name of each data object before it is created, so that a partial
-            object can be removed.
-        complete: Called with a function that completes the last data object of a task and must run
+            one can be removed.
+        complete: Called with a function that completes a task's last data object, and must run
             before the snapshot is finished.
     """
 
@@ -80,12 +76,7 @@ class PackCallbacks:
 
 @dataclass(frozen=True)
 class Packed:
-    """Files that were written into data objects.
-
-    Attributes:
-        entries: Their entries.
-        written: Number of bytes written.
-    """
+    """The entries of files that were written into data objects, and the number of bytes written."""
 
     entries: BlockBuilder = field(default_factory=BlockBuilder)
     written: int = 0
@@ -101,19 +92,7 @@ class Packed:
 
 
 def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Packed:
-    """Write the files of a task.
-
-    Args:
-        task: The task.
-        create: Opens a new data object by name.
-        callbacks: What to call while writing.
-
-    Raises:
-        SnapshotAbortedError: The snapshot was aborted.
-        CutOvertakenError: A file vanished or has another length than expected.
-        DamagedCutError: A file does not have the checksum that it carries.
-        StorageAccessError: A data object could not be written.
-    """
+    """Write the files of a task; `create` opens a new data object by name."""
     with _PackWriter(task, create, callbacks) as writer:
         while task.files:
             callbacks.check_aborted()
@@ -126,7 +105,7 @@ def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Pac
 
 
 def pack_names(task: PackTask) -> list[str]:
-    """Names of the data objects that a task may create, in order. Equal files may leave the last ones unused."""
+    """Data objects that a task may create, in order. Equal files may leave the last ones unused."""
     count, length = 0, task.target_bytes + 1
     for file in task.files:
         if not count or length + file.size > task.target_bytes:
@@ -140,31 +119,14 @@ class PackRunner(Protocol):
 
     def width(self, total_bytes: int) -> int:
         """Number of tasks to create for this many bytes."""
-        ...
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
-        """Write every task.
-
-        Args:
-            tasks: The tasks; their files are in order of path within a task and from task to task.
-            create: Opens a new data object by name.
-            callbacks: What to call while writing.
-
-        Raises:
-            SnapshotAbortedError: The snapshot was aborted.
-            CutOvertakenError: A file vanished or has another length than expected.
-            StorageAccessError: A data object could not be written.
-        """
-        ...
+        """Write every task. Their files are in order of path within a task and from task to task."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Writes in threads of this process; a single task runs in the caller's thread.
-
-    Attributes:
-        count: Maximum number of threads.
-    """
+    """Writes in up to `count` threads of this process."""
 
     count: int
 
@@ -180,8 +142,8 @@ class Threads:
                 check_canceled()
                 callbacks.check_aborted()
 
-            # With several tasks, the next one reuses the thread, so the buffers of the previous one
-            # must be released first.
+            # With several tasks, the next one reuses the thread: release the buffers of the
+            # previous one first.
             complete = callbacks.complete if len(tasks) == 1 else run_now
             return write_packs(task, create, replace(callbacks, check_aborted=check_aborted, complete=complete))
 
@@ -189,11 +151,7 @@ class Threads:
 
 
 def read_small(file: Source) -> bytes:
-    """All bytes of a small file.
-
-    Raises:
-        CutOvertakenError: It vanished or has another length than expected.
-    """
+    """All bytes of a small file."""
     try:
         data = file.read()
     except FileNotFoundError as error:
@@ -204,11 +162,7 @@ def read_small(file: Source) -> bytes:
 
 
 def check_content(file: Source, data: bytes) -> None:
-    """Compare a file that enters a snapshot with the checksums that it carries.
-
-    Raises:
-        DamagedCutError: It differs.
-    """
+    """Compare a file with the checksums that it carries."""
     check = file.check()
     if check is not None:
         check.update(data)
@@ -240,7 +194,7 @@ class _PackWriter:
         self._open = contextlib.ExitStack()
         self._stream: BinaryIO | None = None
         self._length = 0
-        # Data object and offset of stored content, by digest.
+        # Where content is stored, by digest.
         self._places: dict[str, Place] = {}
         self._packs: list[str] = []
         self._pending: list[bytes] = []
@@ -270,7 +224,6 @@ class _PackWriter:
         self._flush()
 
     def add_large(self, file: Source) -> None:
-        """Add a file piece by piece."""
         if self._callbacks.is_likely_unchanged(file):
             read = blake3()
             for chunk in _chunks(file):
@@ -289,7 +242,7 @@ class _PackWriter:
         self._add(file, digest.hexdigest(), place)
 
     def _is_stored(self, file: Source, digest: str) -> bool:
-        """Whether the content of a file is stored already; if it is, the file is added."""
+        """Add a file if its content is stored already; returns whether it is."""
         place = self._callbacks.stored_at(file, digest) or self._places.get(digest)
         if place is None:
             return False
@@ -317,7 +270,6 @@ class _PackWriter:
         return place
 
     def _flush(self) -> None:
-        """Write the buffered bytes."""
         if self._stream is not None and self._pending:
             pieces, self._pending = self._pending, []
             self._stream.writelines(pieces)
@@ -340,7 +292,7 @@ def _chunks(file: Source) -> Iterator[bytes]:
     left = file.size
     try:
         with file.open() as stream:
-            # Read one byte more than expected, to detect a file that has grown.
+            # One more byte than expected detects a file that has grown.
             while chunk := stream.read(min(left + 1, CHUNK_BYTES)):
                 left -= len(chunk)
                 if left < 0:

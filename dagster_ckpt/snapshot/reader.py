@@ -14,43 +14,22 @@ from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import object_name
-from dagster_ckpt.snapshot.metadata_file import Metadata, decode_metadata, decode_references
+from dagster_ckpt.snapshot.manifest import Metadata, decode_metadata, decode_references, object_name
 from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
-# Size of one work item for a thread: large enough that reopening the object does not matter.
+# A work item of a thread: large enough that reopening the object does not matter.
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
 def read_metadata(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> Metadata:
-    """Read the metadata of a snapshot.
-
-    Args:
-        file_io: The parent folder of the snapshot.
-        directory: Its directory there.
-        name: The object to read; it differs only while the snapshot is being deleted.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: It is truncated or modified.
-    """
+    """Read the metadata of a snapshot, or of one that is being deleted by another `name`."""
     return decode_metadata(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
 
 
 def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
-    """The data objects that a snapshot refers to, by their names in its parent folder; cheap even with many files.
-
-    Args:
-        file_io: The parent folder of the snapshot.
-        directory: Its directory there.
-        name: The object to read; it differs only while the snapshot is being deleted.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: It is truncated or modified.
-    """
+    """The data objects that a snapshot refers to, by name in its parent folder; cheap with many files."""
     references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
 
@@ -73,37 +52,20 @@ def extract(
     only: Callable[[str], bool] = lambda _path: True,
     missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     threads: int = 1,
+    metadata: Metadata | None = None,
 ) -> None:
     """Pass the files of a snapshot to `write`, object by object, each checked against its digest.
 
     Args:
         file_io: The parent folder of the snapshot.
         directory: Its directory there.
-        write: Called with an entry and its bytes, which it must consume: the last piece raises if
-            the content is wrong. With several threads it is called concurrently.
+        write: See `SnapshotStore.extract`.
         only: Selects paths.
-        missing: Called with the files; returns those that the caller does not have yet. Only their
-            bytes are read.
+        missing: See `SnapshotStore.extract`.
         threads: Number of objects, or parts of one, read concurrently.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: Data is missing or was modified.
+        metadata: Its metadata, if it has been read.
     """
-    metadata = read_metadata(file_io, directory)
-    _extract(file_io, directory, metadata, write, only=only, missing=missing, threads=threads)
-
-
-def _extract(
-    file_io: FileIO,
-    directory: str,
-    metadata: Metadata,
-    write: WriteEntry,
-    *,
-    only: Callable[[str], bool] = lambda _path: True,
-    missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
-    threads: int = 1,
-) -> None:
+    metadata = metadata or read_metadata(file_io, directory)
     wanted = (entry for entry in metadata.manifest.files if only(entry.path))
     entries = sorted(missing(wanted), key=lambda entry: (entry.object or "", entry.offset))
 
@@ -118,16 +80,10 @@ def _extract(
 
 
 def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> list[str]:
-    """Problems of a snapshot, of all its files; an empty list means that it is intact.
+    """Problems of a snapshot; an empty list means that it is intact.
 
-    Args:
-        file_io: The parent folder of the snapshot.
-        directory: Its directory there.
-        deep: Read every byte and compare digests. Otherwise check only that the data objects exist
-            and are long enough.
-
-    Raises:
-        StorageAccessError: The storage could not be read, which says nothing about the snapshot.
+    Without `deep`, only that the data objects exist and are long enough. A storage that cannot be
+    read raises StorageAccessError, which says nothing about the snapshot.
     """
     try:
         metadata = read_metadata(file_io, directory)
@@ -145,7 +101,7 @@ def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> li
             problems.append(str(error))
 
     try:
-        _extract(file_io, directory, metadata, check)
+        extract(file_io, directory, check, metadata=metadata)
     except SnapshotCorruptError as error:
         problems.append(str(error))
     return problems
@@ -156,8 +112,7 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
     for _, group in groupby(entries, key=lambda entry: entry.object):
         share: list[FileEntry] = []
         for entry in group:
-            # Measured from the first to the last byte of a work item, because gaps are fetched as
-            # well.
+            # From the first to the last byte, because gaps are fetched as well.
             if share and entry.offset + entry.size - share[0].offset > _SHARE_BYTES:
                 yield share
                 share = []
@@ -166,7 +121,7 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
 
 
 def _opened(file_io: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> BinaryIO:
-    """A data object opened for reading; if it is missing, the snapshot is reported as corrupt."""
+    """A data object opened for reading; a missing one makes the snapshot corrupt."""
     if reference is None:
         return io.BytesIO(inline)
     name = object_name(directory, reference)

@@ -10,8 +10,7 @@ from typing import BinaryIO, Protocol
 
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import Manifest, object_name
-from dagster_ckpt.snapshot.metadata_file import Metadata
+from dagster_ckpt.snapshot.manifest import Manifest, Metadata, object_name
 
 
 class ContentCheck(Protocol):
@@ -19,24 +18,13 @@ class ContentCheck(Protocol):
 
     def update(self, chunk: bytes) -> None:
         """Pass the next piece of the file."""
-        ...
 
     def trouble(self) -> str | None:
         """What is wrong with it, once all of it was passed; None if it is intact."""
-        ...
 
 
 class Source(Protocol):
     """One file to put into a snapshot.
-
-    Attributes:
-        path: Its name in the snapshot, a relative POSIX path.
-        size: Its length in bytes; a stream of another length is rejected.
-        identity: A name that is unique to this content, such as one that contains a uuid, or None.
-        token: A value that changes when the file is replaced: inode and time of a local file, the
-            entity tag of an object. None if the storage has nothing reliable.
-        stable: Whether the next snapshots will probably contain it too. Stable files are stored
-            together, so that a snapshot can reuse all of them at once.
 
     If an earlier snapshot has the same path with the same identity or token, the bytes are not
     read. Otherwise the content is compared.
@@ -44,45 +32,37 @@ class Source(Protocol):
 
     @property
     def path(self) -> str:
-        """Name in the snapshot."""
-        ...
+        """Name in the snapshot, a relative POSIX path."""
 
     @property
     def size(self) -> int:
-        """Length in bytes."""
-        ...
+        """Bytes; a stream of another length is rejected."""
 
     @property
     def identity(self) -> str | None:
-        """A name that is unique to this content."""
-        ...
+        """A name that is unique to this content, such as one that contains a uuid."""
 
     @property
     def token(self) -> str | None:
-        """A value that changes when the file is replaced."""
-        ...
+        """Changes when the file is replaced, see `FileVersion.token`."""
 
     @property
     def stable(self) -> bool:
-        """Whether the next snapshots will probably contain it too."""
-        ...
+        """Whether the next snapshots will probably contain it too, so that it is worth storing for reuse."""
 
     def open(self) -> BinaryIO:
         """Open the bytes."""
-        ...
 
     def read(self) -> bytes:
         """All bytes, or more than `size` if the file has grown; for small files."""
-        ...
 
     def check(self) -> ContentCheck | None:
-        """A check of its content that new bytes must pass; None if it carries no checksums."""
-        ...
+        """A check that new bytes must pass; None if the file carries no checksums."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source that is opened by a function. See `Source` for the attributes."""
+    """A source that is opened by a function."""
 
     path: str
     size: int
@@ -92,22 +72,19 @@ class SourceFile:
     stable: bool = False
 
     def read(self) -> bytes:
-        """All bytes."""
         with self.open() as stream:
             return stream.read(self.size + 1)
 
     def check(self) -> None:
-        """It carries no checksums that are known."""
         return
 
 
-# If less than this share of an object's bytes is in use, it is not shared any more: the remaining
-# files are written again, so that it can be deleted. Rewriting costs at most a third of what it
-# frees.
+# An object with a smaller share of bytes in use is not shared: its files are written again so that
+# it can be deleted, at a cost of at most a third of what that frees.
 SPARSE = 0.25
 
-# Makes an object of the base snapshot available to the new one, given its reference there; returns
-# the new reference, or None if the object cannot be shared.
+# Makes an object of the base available to the new snapshot; returns the new reference, or None if
+# it cannot be shared.
 ShareObject = Callable[[str], str | None]
 
 
@@ -116,11 +93,10 @@ class BaseSnapshot:
     """An earlier snapshot, whose content a new one may share.
 
     Attributes:
-        metadata: Its metadata.
         file_io: Its parent folder.
         directory: Its directory there.
-        same_folder: Whether both snapshots refer to the same objects by the same names. Otherwise
-            each object has to be linked or copied first, and is not shared if that is impossible.
+        same_folder: Both snapshots refer to the same objects by the same names. Otherwise each
+            object has to be linked or copied first.
     """
 
     metadata: Metadata
@@ -137,8 +113,8 @@ class BaseSnapshot:
     def usable_objects(self) -> frozenset[str]:
         """References of the data objects worth sharing.
 
-        Missing and truncated objects are left out, so that damage to one snapshot does not spread
-        to the next. So are objects of which hardly anything is still in use.
+        Without missing and truncated ones, so that damage to one snapshot does not spread to the
+        next, and without those of which hardly anything is in use.
         """
         uses = self.manifest.uses
         sizes = self.file_io.sizes([object_name(self.directory, name) for name in uses])
@@ -160,10 +136,10 @@ class Reuse:
     """Finds files that a new snapshot can share with its base.
 
     Args:
-        base: The snapshot, or None to share nothing.
+        base: The snapshot; None shares nothing.
         share_object: Makes an object of the base available to the new snapshot.
-        extends: Whether the new snapshot contains all stable blocks of the base. Its stable files
-            are then new, and not searched in the base.
+        extends: The new snapshot contains all stable blocks of the base. Its stable files are then
+            new, and not searched in the base.
     """
 
     def __init__(self, base: BaseSnapshot | None, share_object: ShareObject, *, extends: bool) -> None:
@@ -196,7 +172,7 @@ class Reuse:
         return entry is not None and entry.size == file.size and entry.object is not None
 
     def stored_at(self, file: Source, digest: str) -> tuple[str, int] | None:
-        """The data object and offset of a file that turned out to have the same content as in the base, or None."""
+        """Where the base stores a file that turned out to be unchanged, or None."""
         entry = self._entry(file)
         if entry is None or entry.object is None or (entry.size, entry.digest) != (file.size, digest):
             return None

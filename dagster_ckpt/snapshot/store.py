@@ -23,9 +23,8 @@ class StoredSnapshot:
 
     Attributes:
         location: URL of its folder.
-        full_bytes: Number of bytes that a restore writes.
-        incremental_bytes: Number of bytes written for it.
-        file_count: Number of files.
+        full_bytes: Bytes that a restore writes.
+        incremental_bytes: Bytes written for it.
     """
 
     location: str
@@ -43,7 +42,6 @@ class SnapshotStore(Protocol):
 
     def check_access(self) -> None:
         """Check that snapshots can be written, so that problems show before the first checkpoint."""
-        ...
 
     def write_checkpoint(
         self,
@@ -62,18 +60,17 @@ class SnapshotStore(Protocol):
             header: The header of the snapshot.
             files: Its files; iterated once.
             base: A snapshot or its location, which must exist until this returns; or None.
-            extends: The checkpoint contains all stable files of the base in addition to `files`;
-                requires that the base `can_be_extended`.
-            stage: Called with the files to read, before any of them is read; returns them
-                protected from deletion, in the form to read.
+            extends: The checkpoint contains all stable files of the base, which `can_be_extended`,
+                in addition to `files`.
+            stage: Called with the files before any of them is read; returns them protected from
+                deletion, in the form to read.
             should_abort: Called at short intervals.
-            runner: Writes the data objects; None means threads of this process.
+            runner: Writes the data objects; None: threads of this process.
 
         Raises:
             SnapshotTooLargeError: The snapshot exceeds the store's size limit.
             SnapshotAbortedError: `should_abort` returned true.
         """
-        ...
 
     def write_savepoint(
         self,
@@ -93,22 +90,18 @@ class SnapshotStore(Protocol):
             header: The header of the snapshot.
             files: Its files; iterated once.
             target_directory: Target folder, if not the configured one.
-            base: Location of a snapshot whose bytes can be linked or copied by the storage, or
-                None.
-            stage: Called with the files to read, before any of them is read; returns them
-                protected from deletion, in the form to read.
+            base: Location of a snapshot whose bytes the storage can link or copy; or None.
+            stage: As for a checkpoint.
             should_abort: Called at short intervals.
-            runner: Writes the data objects; None means threads of this process.
-            progress: Called now and then with the number of files that were written, and of those to write.
+            runner: Writes the data objects; None: threads of this process.
+            progress: Called now and then with the number of files written, and to write.
 
         Raises:
             SnapshotAbortedError: `should_abort` returned true.
         """
-        ...
 
     def base(self, location: str | None) -> BaseSnapshot | None:
-        """An earlier snapshot to share with; None if it is missing or if this store does not share."""
-        ...
+        """An earlier snapshot to share with; None if it is missing or broken, or if this store does not share."""
 
     def manifest(self, location: str) -> Manifest:
         """The manifest of a snapshot.
@@ -117,7 +110,6 @@ class SnapshotStore(Protocol):
             SnapshotNotFoundError: There is no snapshot.
             SnapshotCorruptError: Its metadata is truncated or modified.
         """
-        ...
 
     def extract(
         self,
@@ -131,33 +123,28 @@ class SnapshotStore(Protocol):
 
         Args:
             location: The snapshot.
-            write: Called with an entry and its bytes, which it must consume; may be called from
-                several threads.
+            write: Called with an entry and its bytes, which it must consume: the last piece raises
+                if the content is wrong. May be called from several threads.
             only: Selects paths.
-            missing: Called with the files; returns those that the caller does not have yet. Only
-                their bytes are read.
+            missing: Called with the files; returns those that the caller does not have. Only their
+                bytes are read.
 
         Raises:
             SnapshotNotFoundError: There is no snapshot.
             SnapshotCorruptError: Data is missing or was modified.
         """
-        ...
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
         """Problems of a snapshot; an empty list means that it is intact."""
-        ...
 
     def checkpoints(self) -> list[str]:
-        """Locations of all checkpoints of the stream, including broken ones, oldest first."""
-        ...
+        """Locations of the stream's checkpoints, including broken ones, oldest first."""
 
     def savepoints(self) -> list[str]:
-        """Locations of all complete savepoints in the configured folder, including other streams', by name."""
-        ...
+        """Locations of the complete savepoints in the configured folder, including other streams', by name."""
 
     def is_own(self, location: str) -> bool:
-        """Whether a location is in this store's folders: the stream's, or the configured savepoint folder."""
-        ...
+        """Whether a location is in the stream's folder or the configured savepoint folder."""
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.
@@ -171,7 +158,6 @@ class SnapshotStore(Protocol):
             StorageAccessError: It is protected itself, or something could not be deleted; another
                 call resumes.
         """
-        ...
 
     def sweep(
         self,
@@ -183,31 +169,18 @@ class SnapshotStore(Protocol):
     ) -> list[Garbage]:
         """Delete objects that no snapshot refers to and that are old enough; returns each with the reason.
 
-        Ages are measured by the storage's clock, not by that of this machine.
-
         Args:
-            older_than_ms: Minimum age; younger objects may belong to an attempt in progress.
+            older_than_ms: Minimum age by the storage's clock; younger objects may belong to an
+                attempt in progress.
             under_way: Numbers of attempts whose process is alive: their objects are kept regardless
                 of age.
-            protected: Further snapshots whose bytes must be kept, besides those that `checkpoints`
-                lists.
+            protected: As in `discard`.
             dry_run: Report what would be deleted without deleting it.
         """
-        ...
 
 
 def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool]) -> dict[str, bytes]:
-    """Read small files of a snapshot into memory, by path.
-
-    Args:
-        store: The store of the snapshot.
-        location: The snapshot.
-        only: Selects paths.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: Data is missing or was modified.
-    """
+    """Read small files of a snapshot into memory, by path."""
     files: dict[str, bytes] = {}
 
     def keep(entry: FileEntry, chunks: Iterable[bytes]) -> None:
@@ -218,7 +191,7 @@ def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool])
 
 
 def sources_in(store: SnapshotStore, location: str, entries: Iterable[FileEntry]) -> list[Source]:
-    """Files of a snapshot as sources of another one. Bytes that the store can link or copy itself are never read."""
+    """Files of a snapshot as sources of another one. Bytes that the store can link or copy are never read."""
 
     def read(path: str) -> BytesIO:
         return BytesIO(read_files(store, location, path.__eq__).get(path, b""))

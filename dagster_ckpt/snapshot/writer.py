@@ -18,20 +18,18 @@ from dagster_ckpt.errors import CkptError, SnapshotAbortedError, StorageAccessEr
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import start_in_thread
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
-from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, object_name
-from dagster_ckpt.snapshot.metadata_file import Metadata, encode_metadata
+from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader, encode_metadata, object_name
 from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Threads, check_content, read_small
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 
 METADATA_NAME = "_metadata"
 # Called with the files to read; returns them protected from deletion, in the form to read.
 Stage = Callable[[list[Source]], Sequence[Source]]
-# Called with the number of files that were written, and of those to write.
+# Called with the number of files written, and to write.
 Progress = Callable[[int, int], None]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_PER_SNAPSHOT = 64
-# Inlined bytes are written again with every snapshot: beyond this size an object that snapshots
-# share is cheaper.
+# Inlined bytes are written again with every snapshot: beyond this size a shared object is cheaper.
 INLINE_LIMIT_BYTES = 256 * 1024
 ONE_THREAD = Threads(1)
 _path_of = attrgetter("path")
@@ -44,13 +42,11 @@ class WriteOptions:
     Attributes:
         inline_threshold: Files smaller than this many bytes are stored in the metadata; None stores
             every file there.
-        inline_limit_bytes: Maximum total size of inlined files; further small files go into a data
-            object.
-        pack_target_bytes: Size from which a data object takes no further file. A file is never
-            split.
+        inline_limit_bytes: Maximum total size of inlined files; further ones go into a data object.
+        pack_target_bytes: Size from which a data object takes no further file.
         pack_least_bytes: The same for small snapshots, because object stores write small objects
-            faster; up to `PACKS_PER_SNAPSHOT` data objects of this size are created before they
-            become larger.
+            faster: up to `PACKS_PER_SNAPSHOT` data objects of this size are created before they
+            grow.
         object_prefix: Prefix of data object names, relative to the snapshot's directory.
     """
 
@@ -66,9 +62,8 @@ class WrittenSnapshot:
     """A written snapshot.
 
     Attributes:
-        metadata: Its metadata.
-        incremental_bytes: Number of bytes written for it, including metadata.
-        new_objects: Names of the data objects created for it, relative to its directory.
+        incremental_bytes: Bytes written for it, including metadata.
+        new_objects: Data objects created for it, relative to its directory.
     """
 
     metadata: Metadata
@@ -93,8 +88,7 @@ def write_snapshot(
     """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
     A crash leaves either unreferenced data objects or a complete snapshot. After an error the
-    written objects are removed, unless `_metadata` may have become visible: then nothing is
-    removed.
+    written objects are removed, unless `_metadata` may have become visible.
 
     Args:
         file_io: The parent folder of the snapshot.
@@ -103,19 +97,11 @@ def write_snapshot(
         files: Its files; iterated once.
         options: Options.
         base: An earlier snapshot whose data objects may be shared.
-        extends: The snapshot contains all stable files of the base, which `can_be_extended`, in
-            addition to `files`. The cost then depends only on the new files.
-        stage: Called with the files to read, before any of them is read; returns them protected
-            from deletion, in the form to read.
+        extends: See `SnapshotStore.write_checkpoint`. The cost then depends only on the new files.
+        stage: See `SnapshotStore.write_checkpoint`.
         should_abort: Called at short intervals.
         runner: Writes the data objects.
-        progress: Called now and then with the number of files that were written, and of those to write.
-
-    Raises:
-        SnapshotAbortedError: `should_abort` returned true.
-        CutOvertakenError: A file vanished or has another length than expected.
-        DamagedCutError: A file does not have the checksum that it carries.
-        StorageAccessError: The storage could not be written, or the snapshot already exists.
+        progress: Called now and then.
     """
     if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
         raise _exists(file_io, directory)
@@ -126,7 +112,7 @@ def write_snapshot(
             raise SnapshotAbortedError(f"{file_io.url}/{directory} was aborted before it was complete.")
 
     try:
-        # No list of all files outlives the next step: a snapshot may have a hundred thousand.
+        # The file list is freed before the next step: a snapshot may have a hundred thousand files.
         inline, packed = writer.split(stage(writer.share(files)))
         small, total = len(inline), len(inline) + len(packed)
         for number, file in enumerate(inline):
@@ -170,20 +156,18 @@ class _Writer:
         self._entries = BlockBuilder()
         extended = base.metadata if base is not None and extends else None
         self._stable_blocks = extended.manifest.stable_blocks if extended is not None else ()
-        # Extending the stable files includes their inlined bytes, with a few bytes of files that no
-        # longer exist, until the next snapshot that does not extend one.
+        # Includes a few bytes of files that no longer exist, until a snapshot does not extend its
+        # base.
         self._inline = bytearray(extended.inline if extended is not None else b"")
-        # Digests of inlined files, so that logs that are read again need not be written again.
+        # So that logs that are read again need not be written again.
         others = extended.manifest.other_blocks if extended is not None else ()
         self._inlined = {
             entry.digest: entry.offset for block in others for entry in block.entries.values() if entry.object is None
         }
-        # Unique per write: a retry of the same snapshot must not touch the objects of an earlier
-        # attempt.
+        # A retry of the same snapshot must not touch the objects of an earlier attempt.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._created: list[str] = []
-        # Completing the last data object on the disk or in the store overlaps with encoding the
-        # metadata.
+        # Completing the last data object overlaps with encoding the metadata.
         self._completing: list[Future[None]] = []
         self._adopted = 0
         self._written = 0
@@ -199,7 +183,7 @@ class _Writer:
             entry = self._reuse.unchanged(file)
             if entry is None:
                 rest.append(file)
-            # When extending a base, all its inlined bytes are included at the same offsets.
+            # An extended base's inlined bytes keep their offsets.
             elif entry.object is not None or self._extends:
                 self._entries.add(entry, stable=file.stable)
             elif self._may_inline(file.size) and self._base is not None:
@@ -214,7 +198,7 @@ class _Writer:
         """Split files into those to inline and those to pack into data objects.
 
         If a data object is written anyway, small files that the next snapshots will share go there
-        too: inlined, their bytes would be written again with each snapshot.
+        too: inlined, they would be written again each time.
         """
         inline, packed = [], []
         size = len(self._inline)
@@ -229,7 +213,6 @@ class _Writer:
         return inline, packed
 
     def inline(self, file: Source) -> None:
-        """Store a file in the metadata."""
         data = read_small(file)
         digest = blake3(data).hexdigest()
         if digest not in self._inlined:
@@ -247,7 +230,6 @@ class _Writer:
         check_aborted: Callable[[], None],
         packed_so_far: Callable[[int], None],
     ) -> None:
-        """Store files in data objects."""
         if not files:
             return
         tasks, total = self._tasks(files, runner), len(files)
@@ -287,17 +269,16 @@ class _Writer:
         try:
             self._completing.append(start_in_thread(work))
         except RuntimeError:
-            # The system cannot start another thread; run it in this one.
+            # The system cannot start another thread.
             work()
 
     def _complete(self, manifest: Manifest) -> None:
-        """Wait until the data objects are complete; only then may the snapshot become visible."""
+        """Wait for the data objects; only then may the snapshot become visible."""
         for completing in self._completing:
             completing.result()
         if self._adopted:
             self._file_io.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
-        # Check again, including objects that existed when the attempt began: another process may
-        # have deleted one.
+        # Also objects that existed when the attempt began: another process may have deleted one.
         problems = manifest.unusable_objects(self._file_io, self._directory) if manifest.objects else []
         if problems:
             raise StorageAccessError(
@@ -320,10 +301,7 @@ class _Writer:
         self._file_io.delete_if_empty(self._directory)
 
     def _may_be_published(self) -> bool:
-        """Whether `_metadata` may be visible: a put can fail here and succeed in the store.
-
-        Then the snapshot is complete and needs its objects.
-        """
+        """Whether `_metadata` may be visible: a put can fail here and succeed in the store."""
         if not self._publishing:
             return False
         try:
@@ -336,8 +314,8 @@ class _Writer:
         base = self._base
         if base is None or base.same_folder:
             return reference
-        # Adopted objects get a unique name too: another snapshot that adopted the same object may
-        # be deleted or aborted concurrently.
+        # Adopted objects get a unique name too: another snapshot that adopted the same one may be
+        # deleted concurrently.
         self._adopted += 1
         name = f"{self._options.object_prefix}{self._write_id}-adopted-{self._adopted}.pack"
         self._created.append(name)
@@ -346,7 +324,7 @@ class _Writer:
 
     def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold
-        # An empty file needs no object, regardless of the threshold.
+        # An empty file needs no object.
         if threshold is None or size == 0:
             return True
         inlined = len(self._inline) if inlined is None else inlined

@@ -1,5 +1,5 @@
 """Everything that knows Spark: `checkpointLocation` directories, sessions, queries, and diagnosis.
 
-Nothing here may import Dagster, the catalog or the snapshot store. `checkpoint_dir` handles the
-files, `query` the running query, and `doctor` the diagnosis.
+Nothing here imports Dagster. `checkpoint_dir` handles the files, `query` the running query, and `doctor` the
+diagnosis. PySpark is imported inside functions: reading live directories does not require it.
 """

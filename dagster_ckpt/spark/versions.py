@@ -1,10 +1,8 @@
-"""What differs between the versions of Spark: the one place that knows, and that everything else asks.
+"""What differs between the versions of Spark: the one place that knows.
 
-`RELEASES` lists the supported releases with the features that not all of them have. Readers of
-files do not ask which Spark is installed: a directory may have been written by another one. They go
-by the version line of each file, and `SparkFile` lists the versions that some supported release
-writes. A newer Spark may write references to files that this package does not look for, so an
-unknown version is rejected before anything is copied.
+Readers of files do not ask which Spark is installed, since another one may have written the directory: they
+go by the version line of each file. An unknown version is refused before anything is copied, because a newer
+Spark may refer to files that this package does not look for.
 
 Sources: the class files and package metadata of pyspark 3.5.9, 4.0.5, 4.1.4, 4.2.1 and 4.3.0.
 """
@@ -40,7 +38,7 @@ class Feature(StrEnum):
     JOIN_STATE_4 = "join state format v4"
     STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2"
     STATE_CHECKSUMS = "checksums of state files"
-    # Spark 4.0 expects the ids of as many partitions as the query has otherwise, and its query fails.
+    # A query of Spark 4.0 fails: it expects ids for every partition.
     CHECKPOINT_FORMAT_2_WITHOUT_KEY = "state checkpoint format v2 of an aggregation without a key"
     UPLOAD_THREAD_SHARE = "threads that only upload state"
     NAMED_SOURCES = "named sources"
@@ -94,10 +92,7 @@ class SparkRelease:
     """A minor release of Spark.
 
     Attributes:
-        minor: Its number, such as `4.1`.
-        oldest_java: Oldest Java that it runs on.
-        newest_python: Newest Python that it supports, of those that this package supports.
-        features: Its features, of those that not every supported release has.
+        newest_python: The newest that it supports.
         requirements: Packages that it needs in another version than pip would choose.
         jars: Maven coordinates of the newest jar of each table format that runs on it.
     """
@@ -117,15 +112,7 @@ class SparkRelease:
         return feature in self.features
 
     def require(self, feature: Feature, what: str) -> None:
-        """Refuse what needs a feature that this release lacks.
-
-        Args:
-            feature: The feature.
-            what: What needs it, as the subject of the message.
-
-        Raises:
-            UnsupportedSparkError: This release lacks it; the message names the oldest one that has it.
-        """
+        """Refuse what needs a feature that this release lacks."""
         if feature in self.features:
             return
         having = [str(release) for release in RELEASES if feature in release.features]
@@ -146,7 +133,6 @@ RELEASES = (
         8,
         (3, 11),
         frozenset(),
-        # Its pyarrow must be as old as its numpy.
         ("numpy<2", "pandas<3", "pyarrow<20"),
         # PyPI's Spark 3.5 is built with Scala 2.12.
         _jars(delta="2.12:3.3.3", iceberg="3.5_2.12:1.12.0"),
@@ -170,19 +156,12 @@ SETTINGS: Mapping[str, Feature] = MappingProxyType(
         "spark.sql.streaming.queryEvolution.enableSinkEvolution": Feature.NAMED_SINKS,
     }
 )
-# Pinned in the offset log by every release that writes metadata of stateful operators.
+# Every release that writes operator metadata pins it in the offset log.
 PINNED_SINCE_OPERATOR_METADATA = f"{_STATE_STORE}encodingFormat"
 
 
 def release_of(version: str) -> SparkRelease:
-    """The release that a version belongs to.
-
-    Args:
-        version: A version as Spark reports it, such as `4.1.4` or a vendor's `3.5.6-amzn-1`.
-
-    Raises:
-        UnsupportedSparkError: It is not supported.
-    """
+    """The release of a version such as `4.1.4`, or a vendor's `3.5.6-amzn-1`."""
     found = _MINOR.match(version)
     minor = f"{found[1]}.{found[2]}" if found else ""
     for release in RELEASES:
@@ -196,11 +175,7 @@ def release_of(version: str) -> SparkRelease:
 
 
 def oldest_release(features: Iterable[Feature]) -> SparkRelease:
-    """The oldest release that has all of some features.
-
-    Raises:
-        UnsupportedSparkError: No supported release has them all.
-    """
+    """The oldest release that has all of some features."""
     needed = frozenset(features)
     for release in RELEASES:
         if needed <= release.features:
@@ -209,12 +184,7 @@ def oldest_release(features: Iterable[Feature]) -> SparkRelease:
 
 
 def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
-    """Which releases may have written a live directory, in words. Spark does not record its version there.
-
-    Args:
-        settings: The settings that its offset log pins.
-        features: The features that its files show.
-    """
+    """Which releases may have written a live directory, in words: Spark does not record its version there."""
     oldest = oldest_release(features)
     if PINNED_SINCE_OPERATOR_METADATA not in settings:
         return f"{RELEASES[0]} or older"
@@ -222,12 +192,7 @@ def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
 
 
 def installed_release() -> SparkRelease:
-    """The release that this process uses.
-
-    Raises:
-        SparkNotFoundError: PySpark is not installed.
-        UnsupportedSparkError: Its version is not supported.
-    """
+    """The release that this process uses."""
     try:
         # Imported here, because reading live directories does not require Spark. The package's
         # metadata is not asked: a platform that brings Spark may have none.
@@ -274,15 +239,7 @@ def spark_packages(*formats: TableFormat | str) -> str:
 
 
 def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
-    """Refuse settings that a release would silently ignore.
-
-    Args:
-        version: Version of the running Spark.
-        settings: Names of the settings.
-
-    Raises:
-        UnsupportedSparkError: The release does not have the feature that one of them controls.
-    """
+    """Refuse settings that a release would silently ignore."""
     needed = {name: feature for name in settings if (feature := SETTINGS.get(name)) is not None}
     if needed:
         release = release_of(version)
@@ -291,17 +248,10 @@ def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
 
 
 def refuse_names_without_offsets(version: str, setting: Callable[[str], str | None]) -> None:
-    """Refuse named sources with an offset log that does not say which offset belongs to which source.
+    """Refuse named sources with an offset log that does not assign offsets to names.
 
-    Spark 4.2 keeps the log of a source under its name and its offset under its position, unless the
-    offset log has version 2; later releases take that version for named sources.
-
-    Args:
-        version: Version of the running Spark.
-        setting: Looks up a setting of the session.
-
-    Raises:
-        UnsupportedSparkError: The session has this combination.
+    Spark 4.2 names the log of a source but numbers its offset, unless the offset log has version 2. Later
+    releases use that version for named sources.
     """
     release = release_of(version)
     if Feature.NAMED_SOURCES not in release.features or Feature.OFFSET_LOG_2_FOR_NAMES in release.features:
@@ -315,21 +265,16 @@ def refuse_names_without_offsets(version: str, setting: Callable[[str], str | No
 
 
 class SparkFile(Enum):
-    """A kind of file in a live directory, and the versions of it that some supported release writes.
-
-    Attributes:
-        label: What it is, for messages.
-        versions: Its versions.
-    """
+    """A kind of file in a live directory, and its versions that some supported release writes."""
 
     OFFSETS = "an offset log entry", {1, 2}
     COMMITS = "a commit log entry", {1, 2, 3}
     FILE_LOG = "a file log entry", {1}
     OPERATOR_METADATA = "operator metadata", {1, 2}
     STATE_SCHEMA = "a state schema", {1, 2, 3}
-    # Without a header (1), with column families (2), with a lineage (3), with both (4).
+    # Without a header, with column families, with a lineage, with both.
     CHANGELOG = "a changelog", {1, 2, 3, 4}
-    # Version 2 is that of Spark 4.0.x; the content is the same.
+    # Spark 4.0.x writes 2, with the same content.
     ROCKSDB_SNAPSHOT = "a RocksDB snapshot", {1, 2}
 
     def __init__(self, label: str, versions: set[int]) -> None:
@@ -337,18 +282,7 @@ class SparkFile(Enum):
         self.versions = frozenset(versions)
 
     def version_in(self, line: str, where: str) -> int | None:
-        """Parse a version line.
-
-        Args:
-            line: The line, such as `v2`.
-            where: Path of the file.
-
-        Returns:
-            The version, or None if the line is not a version.
-
-        Raises:
-            UnknownLayoutError: No supported release writes this version.
-        """
+        """Parse a version line such as `v2`; None if it is none. An unknown version is an error."""
         match = _FILE_VERSION.fullmatch(line.strip())
         if match is None:
             return None
@@ -363,7 +297,7 @@ class SparkFile(Enum):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the releases that run on this Python, or what pip installs for one of them; used by the Makefile."""
+    """For the Makefile: print the releases for this Python, or what pip installs for one of them."""
     here = [release for release in RELEASES if sys.version_info < (*release.newest_python, sys.maxsize)]
     if not arguments:
         sys.stdout.write(" ".join(release.minor for release in here) + "\n")

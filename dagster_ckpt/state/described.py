@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
-from dagster_ckpt.state.skeleton import StoppedState
+from dagster_ckpt.state.stopped_state import StoppedState
 
 # The last column of the key of session windows (`StreamingSessionWindowStateManager`), whose rows of one key RocksDB
 # finds by the columns before it, and which has no part in the choice of the partition.

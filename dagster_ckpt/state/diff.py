@@ -1,7 +1,6 @@
 """What two states of a query differ in, row by row.
 
-Rows are matched by their keys, and partitions are left out: a state and its copy in another number
-of partitions, or in another state backend, do not differ.
+Rows are matched by keys, without partitions: a copy in other partitions or another backend does not differ.
 """
 
 from __future__ import annotations
@@ -37,11 +36,10 @@ class StateDifference:
     """What one state differs in.
 
     Attributes:
-        name: The state, as in the second of the two, or in the first if only that has it.
-        rows: The differences: `change`, `key` (and `map_key`), the value `before` and `after`, and for
-            how many equal `rows`, which is 1 except for join sides.
-        reader: Reads that state.
-        note: Why every row differs, if the two states cannot be compared; or None.
+        name: The state, as in the second of the two if it has it.
+        rows: `change`, `key` (and `map_key`), the value `before` and `after`, and for how many equal `rows`
+            (1 except for join sides).
+        note: Why every row differs, if the two cannot be compared.
     """
 
     name: StateName
@@ -51,12 +49,8 @@ class StateDifference:
 
     @cached_property
     def counts(self) -> Mapping[Change, int]:
-        """Number of rows by change; computed once.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read one of the states.
-        """
-        from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+        """Number of rows by change; computed once."""
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         totals = self.rows.groupBy(CHANGE).agg(F.sum(ROWS).alias(ROWS))
         found = {row[0]: int(row[1]) for row in attempt(totals.collect, self.reader.live, str(self.name))}
@@ -74,18 +68,12 @@ def differences(
     """Compare states.
 
     Args:
-        before: Reads the first.
         after: Reads the second.
-        names: The pairs to compare, as from `paired`.
-
-    Raises:
-        LiveDirectoryError: Spark cannot read one of the states.
     """
     found = []
     for old, new in names:
         first = before.frame(old) if old is not None else None
         if first is not None and before.format_version != after.format_version:
-            # Spark reads one checkpoint format in a query.
             first = replace(first, rows=attempt(first.rows.localCheckpoint, before.live, str(old)))
         second = after.frame(new) if new is not None else None
         found.extend(_difference(first, second, after if new is not None else before))
@@ -93,7 +81,7 @@ def differences(
 
 
 def paired(before: Sequence[StateName], after: Sequence[StateName]) -> list[tuple[StateName | None, StateName | None]]:
-    """The states of two snapshots, side by side: those of the same number of operator and the same name."""
+    """The states of two snapshots, side by side: same operator number and name."""
     old = {(name.operator_id, name.state): name for name in before}
     new = {(name.operator_id, name.state): name for name in after}
     return [(old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]
@@ -124,7 +112,7 @@ def _difference(before: StateFrame | None, after: StateFrame | None, reader: Sta
 
 
 def _all_of(frame: StateFrame, change: Change) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     kind = frame.content.schema[VALUE].dataType
     nothing = F.lit(None).cast(kind)
@@ -139,10 +127,10 @@ def _all_of(frame: StateFrame, change: Change) -> DataFrame:
 
 
 def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     old, new = _marked(before, "b"), _marked(after, "a")
-    # Prefixed names are unambiguous where both sides read the same files.
+    # Prefixed: both sides may read the same files.
     joined = old.join(new, _all_equal(before.identity), "full_outer")
     kinds = (old.schema[f"b_{VALUE}"].dataType, new.schema[f"a_{VALUE}"].dataType)
     values = [comparable(F.col(f"{side}_{VALUE}"), kind) for side, kind in zip("ba", kinds, strict=True)]
@@ -164,7 +152,7 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
 
 def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
     """Compare states in which a key may have several rows: how often each whole row occurs."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     old, new = (frame.content.withColumn(ROWS, F.lit(sign).cast("long")) for frame, sign in ((before, -1), (after, 1)))
     kinds = {each.name: each.dataType for each in before.content.schema.fields}
@@ -182,14 +170,14 @@ def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
 
 
 def _marked(frame: StateFrame, prefix: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     columns = [F.col(each).alias(f"{prefix}_{each}") for each in frame.content.columns]
     return frame.content.select(*columns, F.lit(True).alias(f"{prefix}_there"))
 
 
 def _all_equal(identity: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     condition = F.lit(True)
     for name in identity:
@@ -205,18 +193,13 @@ def _same_types(before: StateFrame, after: StateFrame, columns: Sequence[str]) -
 
 
 def _simple(schema: StructType, column: str) -> str:
-    # Without nullability, which an upgrade of Spark may change.
+    # Without nullability, which upgrades may change.
     return schema[column].dataType.simpleString()
 
 
 def comparable(column: Column, kind: DataType) -> Column:
-    """A column whose values can be compared and hashed: maps, intervals and variants cannot.
-
-    Args:
-        column: The column.
-        kind: Its type.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `attempt`
+    """A form of a column that can be compared and hashed, as maps, intervals and variants cannot."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
     from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
 
     if _is_comparable(kind):
@@ -237,7 +220,7 @@ def comparable(column: Column, kind: DataType) -> Column:
 
 
 def _is_comparable(kind: DataType) -> bool:
-    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415 - see `attempt`
+    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
 
     if isinstance(kind, StructType):
         return all(_is_comparable(each.dataType) for each in kind.fields)

@@ -1,4 +1,4 @@
-"""Edits of state: rows to forget, and rows to write instead, as changes that a rewrite of state applies."""
+"""Edits of state: rows to forget, and rows to write instead, which a rewrite of state applies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
-from dagster_ckpt.state.raw_rows import StateStoreName
 from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
 from dagster_ckpt.state.rewriting import PARTITION_KEY
+from dagster_ckpt.state.stopped_state import StateStoreName
 from dagster_ckpt.state.unsafe_rows import encoder, plain
 
 if TYPE_CHECKING:
@@ -25,21 +25,20 @@ _VALUE_BYTES = "value_bytes"
 _FAMILY = "column_family_name"
 _DEFAULT = "default"
 _LIMIT = "globalLimit"
-# Names of the errors that Spark has for a column, or a field of one, that is not there.
+# Spark's errors for a missing column or field.
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
 _ENCODING = PINNED_SINCE_OPERATOR_METADATA
 
 
 @dataclass(frozen=True)
 class StateEdit:
-    """A change of the rows of state. Rows are forgotten first, then replaced. Of several edits, the last decides.
+    """A change of the rows of state. Rows are forgotten first, then replaced; of several edits, the last decides.
 
     Attributes:
-        operator: Number or name of the operator; None for every operator whose key has the columns of
-            `forget`.
-        forget: Which keys to forget: a condition on the fields of the key, as a column or in SQL.
-        replace: Rows to write, with the columns `key` and `value` as `StreamState.rows` returns them. A
-            row replaces the one with the same key.
+        operator: Number or name; None for every operator whose key has the columns of `forget`.
+        forget: Keys to forget: a condition on the fields of the key, as a column or in SQL.
+        replace: Rows with the columns `key` and `value` as `StreamState.rows` returns them; each replaces the
+            row with its key.
 
     Example:
         >>> StateEdit(forget="user_id = 7")
@@ -51,12 +50,7 @@ class StateEdit:
     replace: DataFrame | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an edit that does nothing, and rows of no operator.
-
-        Raises:
-            StateRewriteError: The edit names neither rows to forget nor rows to write, or rows to write
-                without an operator.
-        """
+        """Refuse an edit that does nothing, and rows without an operator."""
         if self.forget is None and self.replace is None:
             raise StateRewriteError("The edit changes nothing. Name the keys to forget, or the rows to write.")
         if self.replace is not None and self.operator is None:
@@ -68,10 +62,7 @@ class PlannedEdit:
     """An edit that was checked against the state that it changes.
 
     Attributes:
-        edit: The edit.
-        reader: Reads the state.
-        states: The states whose rows it changes.
-        skipped: States of other operators, whose keys do not have the columns of `forget`.
+        skipped: States whose keys do not have the columns of `forget`.
     """
 
     edit: StateEdit
@@ -97,7 +88,7 @@ class PlannedEdit:
 
     @cached_property
     def _encoded(self) -> DataFrame | None:
-        from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         if self.edit.replace is None:
             return None
@@ -111,16 +102,7 @@ class PlannedEdit:
 
 
 def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
-    """Check an edit against the state that it changes, before anything is written.
-
-    Args:
-        edit: The edit.
-        reader: Reads the state.
-
-    Raises:
-        OptionError: There is no such operator.
-        StateRewriteError: The state cannot be edited like this; the message says why.
-    """
+    """Check an edit against the state that it changes, before anything is written."""
     wanted = reader.select(edit.operator)
     states, skipped = list(wanted), []
     if edit.forget is not None:
@@ -136,22 +118,12 @@ def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
 
 
 def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, after: StateReader) -> None:
-    """Check that a state differs in the rows that the edits name, and in no other.
-
-    Args:
-        planned: The edits.
-        difference: What the edited state differs in from the original.
-        after: Reads the edited state.
-
-    Raises:
-        StateRewriteError: It does not; the message says how many rows are wrong.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """Check that a state differs in the rows that the edits name, and in no other."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     unasked, name = difference.rows, difference.name
     left = after.frame(name).rows
     later: list[StateEdit] = []
-    # The last edit of a key decides about it.
     for edit in (each for each in reversed(planned) if name in each.states):
         if edit.edit.forget is not None:
             is_removed = F.col(CHANGE) == Change.REMOVED.value
@@ -180,7 +152,7 @@ def _undecided(rows: DataFrame, later: Sequence[StateEdit]) -> DataFrame:
 
 
 def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     keys = asked.select(F.col(KEY).alias("__asked"))
     return rows.join(keys, F.col(KEY).eqNullSafe(F.col("__asked")), "left_anti")
@@ -195,7 +167,7 @@ def _wrong(name: StateName, what: str) -> StateRewriteError:
 
 def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
     """None if a condition fits the keys of a state, else why not."""
-    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - Spark is optional
+    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
 
     if frame.name.operator == _LIMIT:
         return "a limit keeps a counter and no keys."
@@ -212,8 +184,7 @@ def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
         raise StateRewriteError(
             f"The condition does not fit the key of {frame.name}: {cause_in(error)} Nothing was changed."
         ) from error
-    # Spark takes a name that is no column for a function, if it has one: `user` is the current user, the
-    # same for every key.
+    # Spark may take an unknown name for a function: `user` is the current user.
     names_a_column = not left._jdf.queryExecution().analyzed().condition().references().isEmpty()
     return None if names_a_column or _is_true(condition) else other
 
@@ -224,8 +195,8 @@ def _is_true(condition: Column | str) -> bool:
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
-    """The rows whose key does not meet a condition; one that is null is not met."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """The rows whose key does not meet a condition (null counts as not met)."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     left = _unmet(_with_fields(rows, key), condition)
     return left.select(*(F.col(f"__{name}").alias(name) for name in rows.columns))
@@ -233,17 +204,17 @@ def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
 
 def _with_fields(rows: DataFrame, key: str) -> DataFrame:
     """Rows with the fields of their key by name, and their own columns under other names."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     fields = rows.select(f"{key}.*").columns
     assert not set(fields) & {f"__{name}" for name in rows.columns}
-    # Without an alias, a condition would find the columns below, such as `value`, too.
+    # Without an alias, a condition would find columns below, such as `value`.
     return rows.select(*(F.col(name).alias(f"__{name}") for name in rows.columns), F.col(f"{key}.*")).alias("__rows")
 
 
 def _unmet(rows: DataFrame, condition: Column | str) -> DataFrame:
     """The rows that do not meet a condition on their columns."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     met = F.expr(condition) if isinstance(condition, str) else condition
     return rows.where(~F.coalesce(met, F.lit(False)))
@@ -284,14 +255,14 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
 
 
 def _partition_key(rows: DataFrame) -> Column:
-    """The columns of the key that decide about the partition, as the rows of a store have them."""
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """The key columns that decide the partition, as the rows of a store have them."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
     return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
 
 
 def _literal(text: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     return F.lit(text)

@@ -1,10 +1,9 @@
 """Heap state (`HDFSBackedStateStoreProvider`) as rows of bytes: read and written by Spark's executors.
 
-Spark has no reader of the bytes and no way to write them, so tasks read and write the files
-themselves. A file is a compressed stream of records: length of the key, key, length of the value,
-value, with -1 for the value of a deleted key and -1 instead of a key at the end
-(`HDFSBackedStateStoreProvider.writeUpdateToDeltaFile`). Keys and values are the bytes of an
-`UnsafeRow`, as in RocksDB. Executors need this package, as they do to copy snapshots.
+Spark cannot read or write these bytes, so tasks do it themselves; executors need this package. A file is a
+compressed stream of records: length of the key, key, length of the value, value, with -1 for the value of a
+deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are bytes of an
+`UnsafeRow`, as in RocksDB.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import fits_hadoop
+from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, block_checksum
+from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import LARGEST_BLOCK, Pieces, read_blocks, write_blocks
 from dagster_ckpt.spark.checkpoint_dir.state.version_files import StoreDirectory, heap_files
 from dagster_ckpt.values.untrusted import reading
 
@@ -28,17 +27,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# What heap state is written with: the only codec of which Spark writes checksums.
+# The only codec of which Spark writes checksums.
 HEAP_CODEC = "lz4"
-# Every row is a whole number of words.
 _WORD = 8
 _LENGTH = struct.Struct(">i")
-_LZ4_HEADER = struct.Struct("<8sBiii")
-_LZ4_MAGIC = b"LZ4Block"
-_LZ4_PACKED, _LZ4_STORED = 0x20, 0x10
-# The size of our blocks, and how a token says it: as a power of two above 2 ** 10.
-_LZ4_BLOCK, _LZ4_LEVEL = 1 << 16, 6
-# Header of snappy-java: its magic, its version, and the oldest version that reads it.
+# snappy-java: magic, version, oldest compatible version.
 _SNAPPY_HEADER = 16
 _CHUNK = 1 << 20
 _ROWS_A_BATCH = 4_096
@@ -47,15 +40,7 @@ _END = _LENGTH.pack(-1)
 
 @dataclass(frozen=True)
 class HeapStore:
-    """One store of one operator; a task gets it with its partition.
-
-    Attributes:
-        folder: The live directory.
-        operator: Number of the operator.
-        store: Name of the store.
-        version: Version of the state.
-        codec: Name of the codec that its files are compressed with.
-    """
+    """One store of one operator, at a version, with the codec of its files; tasks receive it."""
 
     folder: FileIO
     operator: int
@@ -64,43 +49,27 @@ class HeapStore:
     codec: str = HEAP_CODEC
 
     def rows(self, session: SparkSession, partitions: int) -> DataFrame:
-        """The rows as bytes, each in its partition of the state, with the columns `key_bytes` and `value_bytes`.
-
-        Args:
-            session: The session.
-            partitions: Number of partitions.
-        """
+        """The rows as columns `key_bytes` and `value_bytes`, each in its partition of the state."""
         numbers = session.range(0, partitions, 1, partitions)
         return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
 
     def write(self, rows: DataFrame) -> int:
-        """Write one snapshot of each partition.
-
-        Args:
-            rows: With the columns `key_bytes` and `value_bytes`, each in its partition of the state.
-
-        Returns:
-            The number of rows.
-        """
+        """Write one snapshot of each partition from rows like those of `rows`; returns their number."""
         written = rows.select("key_bytes", "value_bytes").mapInArrow(partial(_write_partition, self), "rows long")
         return sum(row.rows for row in written.collect())
 
     def read(self, partition: int) -> dict[bytes, bytes]:
-        """The rows of one partition.
-
-        Raises:
-            LiveDirectoryError: A file is missing or damaged, or rows have checksums.
-        """
+        """The rows of one partition."""
         state: dict[bytes, bytes] = {}
         path = store_directory(self.operator, partition, self.store)
         for file in heap_files(StoreDirectory(self.folder, path), self.version):
             refuse = partial(_refuse, f"{self.folder.url}/{file.source}")
             with reading(refuse):
                 data = self.folder.read(file.source)
-                # Only blocks of LZ4 have checksums of their own.
+                # Only LZ4 has checksums of its own.
                 if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
                     raise ValueError("it does not have the checksum that Hadoop wrote beside it")
-                for key, value in _records(_Plain(_plain(BytesIO(data), self.codec))):
+                for key, value in _records(Pieces(_plain(BytesIO(data), self.codec))):
                     if value is None:
                         state.pop(key, None)
                     else:
@@ -121,7 +90,7 @@ def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 
 def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A task: reads the partitions whose numbers it gets."""
-    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+    import pyarrow as pa  # noqa: PLC0415
 
     for batch in batches:
         for partition in batch.column(0).to_pylist():
@@ -133,7 +102,7 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
 
 def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A task: writes the partition of the state that has its own number."""
-    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+    import pyarrow as pa  # noqa: PLC0415
     from pyspark import TaskContext  # noqa: PLC0415
 
     context = TaskContext.get()
@@ -148,36 +117,13 @@ def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
                 yield key.as_py(), value.as_py()
 
     path = f"{store_directory(store.operator, context.partitionId(), store.store)}/{store.version}.snapshot"
-    # A second attempt of a task writes the same rows.
-    store.folder.write(path, compressed(heap_snapshot(rows())))
+    # A second attempt writes the same.
+    store.folder.write(path, write_blocks(heap_snapshot(rows())))
     yield pa.RecordBatch.from_arrays([pa.array([count], pa.int64())], names=["rows"])
 
 
-def compressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks that lz4-java writes (`LZ4BlockOutputStream`), each with its checksum; the last one is empty."""
-    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
-
-    codec, pending = pa.Codec("lz4_raw"), bytearray()
-    for chunk in chunks:
-        pending += chunk
-        while len(pending) >= _LZ4_BLOCK:
-            yield _lz4_block(codec, bytes(pending[:_LZ4_BLOCK]))
-            del pending[:_LZ4_BLOCK]
-    if pending:
-        yield _lz4_block(codec, bytes(pending))
-    yield _LZ4_HEADER.pack(_LZ4_MAGIC, _LZ4_STORED | _LZ4_LEVEL, 0, 0, 0)
-
-
-def _lz4_block(codec: pa.Codec, plain: bytes) -> bytes:
-    data, method = bytes(codec.compress(plain, asbytes=True)), _LZ4_PACKED
-    if len(data) >= len(plain):
-        data, method = plain, _LZ4_STORED
-    head = _LZ4_HEADER.pack(_LZ4_MAGIC, method | _LZ4_LEVEL, len(data), len(plain), block_checksum(plain))
-    return head + data
-
-
 class _Opened:
-    """A stream with what pyarrow asks of a file; the caller, who opened it, closes it."""
+    """A stream with what pyarrow asks of a file; the opener closes it."""
 
     closed = False
 
@@ -206,7 +152,7 @@ class _Opened:
 
 def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
     """The decompressed content of a file, in pieces."""
-    import pyarrow as pa  # noqa: PLC0415 - every executor of Spark has it
+    import pyarrow as pa  # noqa: PLC0415
 
     if codec == "zstd":
         with pa.CompressedInputStream(pa.PythonFile(_Opened(stream), "rb"), "zstd") as plain:
@@ -215,21 +161,7 @@ def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
     elif codec == "snappy":
         yield from _snappy(stream, pa.Codec("snappy"))
     else:
-        yield from _lz4(stream, pa.Codec("lz4_raw"))
-
-
-def _lz4(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
-    """Blocks of lz4-java (`LZ4BlockInputStream`)."""
-    while header := stream.read(_LZ4_HEADER.size):
-        magic, token, packed, length, checksum = _LZ4_HEADER.unpack(header)
-        if magic != _LZ4_MAGIC or not (0 <= packed <= LARGEST_BLOCK and 0 <= length <= LARGEST_BLOCK):
-            raise ValueError("it has a block that LZ4 did not write")
-        data = _exactly(stream, packed)
-        if length:
-            plain = data if token & 0xF0 == _LZ4_STORED else bytes(codec.decompress(data, length))
-            if len(plain) != length or block_checksum(plain) != checksum:
-                raise ValueError("a block does not have the checksum it was written with")
-            yield plain
+        yield from read_blocks(stream)
 
 
 def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
@@ -260,31 +192,7 @@ def _exactly(stream: BinaryIO, count: int) -> bytes:
     return data
 
 
-class _Plain:
-    """Reads pieces as one stream."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._data = b""
-        self._at = 0
-
-    def take(self, count: int) -> bytes:
-        """Exactly this many bytes."""
-        if self._at + count > len(self._data):
-            parts = [self._data[self._at :]]
-            held = len(parts[0])
-            while held < count:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    raise EOFError("it ends within a row")
-                parts.append(piece)
-                held += len(piece)
-            self._data, self._at = b"".join(parts), 0
-        self._at += count
-        return self._data[self._at - count : self._at]
-
-
-def _records(plain: _Plain) -> Iterator[tuple[bytes, bytes | None]]:
+def _records(plain: Pieces) -> Iterator[tuple[bytes, bytes | None]]:
     while True:
         (length,) = _LENGTH.unpack(plain.take(4))
         if length < 0:

@@ -1,7 +1,6 @@
-"""Read the state of every operator as Spark DataFrames.
+"""Read the state of every operator as Spark DataFrames (sources `state-metadata` and `statestore`).
 
-Sources: `state-metadata` and `statestore`
-(https://spark.apache.org/docs/latest/streaming/structured-streaming-state-data-source.html).
+https://spark.apache.org/docs/latest/streaming/structured-streaming-state-data-source.html
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ VALUE = "value"
 PARTITION = "partition"
 
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-# Settings of a session that its copies have too: of state stores, and what an SQL condition depends on.
+# Settings that a copied session keeps: of state stores, and what SQL conditions depend on.
 _KEPT = (
     "spark.sql.streaming.stateStore.",
     "spark.sql.session.timeZone",
@@ -40,11 +39,9 @@ _T = TypeVar("_T")
 
 
 class StateKind(StrEnum):
-    """What the rows of a state are.
+    """What the rows of a state are: one for each key (`VALUE`, `LIST` with all elements), or for each key of a map.
 
-    `VALUE` has one row for each key, `LIST` one row for each key with all elements in order, `MAP` one
-    row for each key and key of the map. `JOIN_SIDE` has a row for each row that a join keeps, and
-    `TIMERS` a row for each timer, so a key may have several.
+    A `JOIN_SIDE` has a row for each kept row, and `TIMERS` one for each timer, so a key may have several.
     """
 
     VALUE = "VALUE"
@@ -59,10 +56,7 @@ class StateName:
     """One readable state of an operator.
 
     Attributes:
-        operator_id: Number of the operator in the plan.
-        operator: Spark's name for it.
         state: Name of the store; the side for a join, the variable for transformWithState, or `timers`.
-        partitions: Number of partitions.
         options: Options of Spark's reader that select it.
     """
 
@@ -78,13 +72,7 @@ class StateName:
 
 @dataclass(frozen=True)
 class StateFrame:
-    """The rows of one state.
-
-    Attributes:
-        name: The state.
-        kind: What the rows are.
-        rows: Columns `key`, `value` and `partition`, and `map_key` for a map.
-    """
+    """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map."""
 
     name: StateName
     kind: StateKind
@@ -92,7 +80,7 @@ class StateFrame:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that tell rows apart; for a join side and timers these are all but the partition."""
+        """The columns that tell rows apart; for a join side and timers all but the partition."""
         if self.kind in (StateKind.JOIN_SIDE, StateKind.TIMERS):
             return (KEY, VALUE)
         return (KEY, MAP_KEY) if self.kind is StateKind.MAP else (KEY,)
@@ -103,15 +91,8 @@ class StateFrame:
         return self.rows.drop(PARTITION)
 
     def where(self, condition: str) -> DataFrame:
-        """The rows that meet a condition.
-
-        Args:
-            condition: A condition in SQL on fields of the key by name, or on the columns of `rows`.
-
-        Raises:
-            OptionError: It names a column that the state does not have, or is not SQL.
-        """
-        from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - see attempt
+        """The rows that meet an SQL condition on fields of the key by name, or on the columns of `rows`."""
+        from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
         from pyspark.sql import functions as F  # noqa: PLC0415
 
         fields = self.key_fields
@@ -129,7 +110,7 @@ class StateFrame:
     @property
     def key_fields(self) -> tuple[str, ...]:
         """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
-        from pyspark.sql.types import StructType  # noqa: PLC0415 - see attempt
+        from pyspark.sql.types import StructType  # noqa: PLC0415
 
         kind = self.rows.schema[KEY].dataType
         return tuple(kind.names) if isinstance(kind, StructType) else ()
@@ -137,15 +118,7 @@ class StateFrame:
 
 @dataclass(frozen=True)
 class StateRows:
-    """One state of an operator, and its number of rows.
-
-    Attributes:
-        operator_id: Number of the operator in the plan.
-        operator: Spark's name for it.
-        state: Name of the state, as in `StateName`.
-        partitions: Number of partitions.
-        rows: Number of rows after the batch.
-    """
+    """One state of an operator, and its number of rows."""
 
     operator_id: int
     operator: str
@@ -157,29 +130,14 @@ class StateRows:
 class StateReader:
     """The state of a query after a committed batch, in a directory in which no query runs.
 
-    Frames are lazy: the directory must exist, where the executors reach it, until they were computed.
-
-    Attributes:
-        live: The directory.
-        batch_id: The batch.
-        format_version: Checkpoint format of the state.
-
-    Args:
-        spark: The session that the frames belong to; state of another checkpoint format gets a session of
-            its own.
-        live: The directory.
-        batch_id: The committed batch after which to read the state.
-
-    Raises:
-        UnsupportedSparkError: This version of Spark has no reader for the state.
-        LiveDirectoryError: The commit cannot be read.
+    Frames are lazy: the directory must exist, where the executors reach it, until they were computed. State
+    of another checkpoint format gets a session of its own.
     """
 
     def __init__(self, spark: SparkSession, live: LiveDirectory, batch_id: int) -> None:
         self._spark = spark
         self.live = live
         self.batch_id = batch_id
-        # Spark fails for a query without state.
         self._has_state = bool(live.folder.list(STATE))
         self.format_version = 1
         if self._has_state:
@@ -194,23 +152,11 @@ class StateReader:
 
     @cached_property
     def states(self) -> tuple[StateName, ...]:
-        """Every state of every operator, by the operators' numbers; empty for a stateless query.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read the operators.
-        """
+        """Every state of every operator, in the operators' order."""
         return tuple(name for operator, stores in self._operators for name in _states(operator, stores))
 
     def select(self, operator: int | str | None = None, state: str | None = None) -> list[StateName]:
-        """The states of an operator, or those of a name.
-
-        Args:
-            operator: Number or name of the operator; None for all.
-            state: Name of the state; None for all.
-
-        Raises:
-            OptionError: There is none.
-        """
+        """The states with this operator (number or name) and this name; an error without any."""
         wanted = None if operator is None else str(operator)
         found = [
             name
@@ -225,17 +171,10 @@ class StateReader:
         return found
 
     def frame(self, name: StateName) -> StateFrame:
-        """The rows of a state.
-
-        Args:
-            name: One of `states`.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read the state.
-        """
+        """The rows of a state."""
         rows = self._load(name.operator_id, name.options, str(name))
         if "list_element" in rows.columns:
-            # With one row for each element, their order would be lost.
+            # Flattened, the order would be lost.
             rows = self._load(name.operator_id, {**name.options, "flattenCollectionTypes": "false"}, str(name))
             return _frame(name, StateKind.LIST, rows, {KEY: "key", VALUE: "list_value"})
         if "user_map_key" in rows.columns:
@@ -247,11 +186,7 @@ class StateReader:
         return _frame(name, kind, rows, {KEY: "key", VALUE: "value"})
 
     def count(self) -> list[StateRows]:
-        """Read every state, and count its rows.
-
-        Raises:
-            LiveDirectoryError: Spark cannot read a state.
-        """
+        """Read every state, and count its rows."""
         counted = []
         for name in self.states:
             rows = attempt(self.frame(name).rows.count, self.live, str(name))
@@ -281,23 +216,14 @@ class StateReader:
 
 
 def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
-    """A session that reads state of this checkpoint format.
-
-    A query takes the format from its commit log, but the readers take it from the session, also when
-    rows are computed.
-    """
+    """A session that reads state of this checkpoint format: readers take it from the session, also when computing."""
     if spark.conf.get(_FORMAT_VERSION, "1") == format_version:
         return spark
     return session_like(spark, format_version)
 
 
 def session_like(spark: SparkSession, format_version: str) -> SparkSession:
-    """A session for state of a checkpoint format, in which a condition means what it means in the caller's.
-
-    Args:
-        spark: The session of the caller; its settings of the state store apply.
-        format_version: The checkpoint format.
-    """
+    """A session for a checkpoint format in which a condition means the same as in the caller's."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(_KEPT):
@@ -307,15 +233,10 @@ def session_like(spark: SparkSession, format_version: str) -> SparkSession:
 
 
 def require_state_reader(spark: SparkSession) -> SparkRelease:
-    """The release of a session, if it can read state; prepares its application for it.
-
-    Raises:
-        UnsupportedSparkError: It cannot.
-    """
+    """The release of a session that can read state; prepares its application for it."""
     release = release_of(spark.version)
     release.require(Feature.STATE_READER, "Reading state")
-    # Stores report to a coordinator, which Spark starts with the manager of queries. Without it, in an
-    # application that has started no query, no store can be loaded.
+    # Starts the coordinator of state stores, without which none can be loaded.
     _ = spark.streams.active
     return release
 
@@ -327,7 +248,7 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
         return StateName(operator.operatorId, operator.operatorName, state, operator.numPartitions, options)
 
     if operator.operatorName.startswith(_JOIN):
-        # A join stores each row several times; the reader combines them to the rows of a side.
+        # The reader combines the stores of a join to the rows of a side.
         yield from (name(side, joinSide=side) for side in _SIDES)
         return
     properties = json.loads(operator.operatorProperties or "{}")
@@ -337,7 +258,7 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
         return
     for variable in variables if isinstance(variables, list) else json.loads(variables):
         state = variable["stateName"]
-        # Spark's internal variables, such as its timers, cannot be read by name.
+        # Internal variables, such as timers, cannot be read by name.
         if not state.startswith("$"):
             yield name(state, stateVarName=state)
     if properties.get("timeMode", "NoTime") not in ("NoTime", "None"):
@@ -345,24 +266,14 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
 
 
 def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[str, str]) -> StateFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see attempt
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     selected = [F.col(source).alias(column) for column, source in columns.items()]
     return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
 
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
-    """Read with Spark, and report a failure as that of the directory.
-
-    Args:
-        read: Reads.
-        live: The directory.
-        what: What is read, for the message.
-
-    Raises:
-        LiveDirectoryError: Spark cannot read it.
-    """
-    # Imported here, because it takes a second and only callers with a session need it.
+    """Read with Spark, and report a failure as that of the directory."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -376,9 +287,6 @@ def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
 
 
 def cause_in(error: Exception) -> str:
-    """The first line of an error of Spark that says what happened.
-
-    For an error in the JVM, py4j only says on the first line that there is one.
-    """
+    """The first line of Spark's error that says what happened, without py4j's introduction."""
     lines = [line.removeprefix(": ") for line in str(error).strip().splitlines()] or [type(error).__name__]
     return next((line for line in lines if not line.startswith("An error occurred while calling")), lines[0])

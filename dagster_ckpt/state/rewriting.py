@@ -1,10 +1,10 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
-The batch keeps its number, so neither sinks nor sources nor watermarks notice. (Spark's own
-`repartition` adds a batch that no sink hears of, and it moves the row of an aggregation without a
-key to a partition where Spark does not look for it.) RocksDB is written by Spark's `StateRewriter`,
-heap state by tasks of ours. Nothing of the source is changed; the new directory is complete and
-compared with the source before `rewrite_state` returns, and deleted if anything goes wrong.
+The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a
+batch, and moves the row of an aggregation without a key to a partition where Spark does not look for it.)
+Spark's `StateRewriter` writes RocksDB, tasks of this package write heap state. Finally the new directory is
+compared with the source: count and hash of the rows of each store and partition, since a row in the wrong
+partition is lost to the query.
 """
 
 from __future__ import annotations
@@ -19,36 +19,114 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import IncompleteCutError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions, pinned_state
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.job_groups import JobProgress, in_job_group
+from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.described import described, without_description
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.other_spark import rewrite_elsewhere, rewriter_for, settings_of
-from dagster_ckpt.state.proof import PlacedRows, StoreDigest, check_directories, compare_rows
-from dagster_ckpt.state.raw_rows import StateStoreName, rows_of, state_session, stores_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
-from dagster_ckpt.state.skeleton import (
+from dagster_ckpt.state.spark_rewriter import can_rewrite, require_rewriter, run_rewriter
+from dagster_ckpt.state.stopped_state import (
     StateIds,
+    StateStoreName,
     StoppedState,
     copy_operators,
     refuse_existing,
+    rows_of,
+    state_session,
+    stores_of,
     write_skeleton,
     write_state_ids,
 )
-from dagster_ckpt.state.spark_rewriter import can_rewrite, require_rewriter, run_rewriter
+from dagster_ckpt.values.untrusted import number_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+
+@dataclass(frozen=True)
+class StoreDigest:
+    """The content of one store."""
+
+    rows: int
+    digest: int
+
+
+def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
+    """Count and hash the rows of a store (as bytes, with `column_family_name`) by partition, in a Spark job."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    hashed = F.xxhash64("column_family_name", "key_bytes", "value_bytes").cast("decimal(38,0)")
+    placed = rows.select(partition.alias("partition"), hashed.alias("hash")).groupBy("partition")
+    found = placed.agg(F.count("*").alias("rows"), F.sum("hash").alias("digest")).collect()
+    return {row.partition: StoreDigest(row.rows, int(row.digest)) for row in found}
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """The rows that a store is to have, and the partition in which the query looks for each."""
+
+    rows: DataFrame
+    partition: Column
+
+
+def compare_rows(
+    stores: list[tuple[Operator, StateStoreName]],
+    wanted: Callable[[Operator, StateStoreName], PlacedRows],
+    written: Callable[[Operator, StateStoreName], DataFrame],
+) -> dict[StateStoreName, StoreDigest]:
+    """Compare the rows of each store with those wanted, by partition, in Spark jobs; returns the content."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    found = {}
+    for operator, store in stores:
+        asked = wanted(operator, store)
+        was = digests(asked.rows, asked.partition)
+        now = digests(written(operator, store), F.spark_partition_id())
+        if was != now:
+            raise StateRewriteError(
+                f"The rewritten state is not that of before: {store} has {_difference(was, now)}. The new directory "
+                "was deleted, and the stream is unchanged. Please report this, with the versions of Spark and "
+                "dagster-ckpt."
+            )
+        found[store] = _total(now)
+    return found
+
+
+def _difference(was: Mapping[int, StoreDigest], now: Mapping[int, StoreDigest]) -> str:
+    before, after = _total(was), _total(now)
+    if before.rows != after.rows:
+        return f"{before.rows:,} rows before and {after.rows:,} after"
+    return "other rows" if before != after else "rows in partitions in which Spark does not look for them"
+
+
+def _total(partitions: Mapping[int, StoreDigest]) -> StoreDigest:
+    each = partitions.values()
+    return StoreDigest(sum(one.rows for one in each), sum(one.digest for one in each))
+
+
+def check_directories(rewritten: StoppedState, partitions: int) -> None:
+    """Check that the new state has exactly one directory for each partition."""
+    for operator in rewritten.operators:
+        names = rewritten.live.folder.list(f"{STATE}/{operator.number}")
+        found = {number for name in names if (number := number_in(name)) is not None}
+        expected = 1 if operator.single_partition else partitions
+        if found != set(range(expected)):
+            raise StateRewriteError(
+                f"The rewritten state of operator {operator.number} ({operator.name}) has {len(found)} directories of "
+                f"partitions instead of {expected}. The new directory was deleted, and the stream is unchanged. Please "
+                "report this, with the versions of Spark and dagster-ckpt."
+            )
+
+
 PARTITION_KEY = "partition_key"
 _CUTS = 3
-# Receives a store and its rows, with the columns `partition_key` (a struct of the columns that decide
-# about the partition), `key_bytes` and `value_bytes` (as Spark encodes them) and
-# `column_family_name`. Returns the rows to write, with the same columns.
+# Gets a store and its rows (`partition_key`: the columns that decide the partition; `key_bytes` and
+# `value_bytes` as Spark encodes them; `column_family_name`) and returns the rows to write.
 RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
 Report = Callable[[str], None]
 
@@ -61,12 +139,8 @@ class Rewritten:
     """A directory whose state was rewritten; it is marked as not in use.
 
     Attributes:
-        live: The directory.
-        batch_id: The batch after which it resumes, the same as before.
-        rewrite_id: Id of this rewrite. No snapshot of the directory shares state with one from before.
-        shape: How the state is stored now.
-        stores: Rows of each store that was written and compared; a copied one is left out.
-        took_ms: How long it took, in milliseconds.
+        rewrite_id: No snapshot of the directory shares state with one from before.
+        stores: Rows of each store that was written and compared, without copied ones.
     """
 
     live: LiveDirectory
@@ -99,12 +173,7 @@ def require_any_rewriter(spark: SparkSession) -> None:
 
 
 def shape_in(live: LiveDirectory) -> StateShape | None:
-    """How the state in a directory is stored, from its newest log entries; None without state. A query may run there.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be read.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """How the state in a directory is stored, from its newest log entries; None without state."""
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
@@ -114,13 +183,8 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
 
 
 def stored_state(live: LiveDirectory) -> StoredState | None:
-    """How the state in a directory is stored; None for a stateless query. A query may run there.
-
-    Raises:
-        LiveDirectoryError: The directory is incomplete at its newest batch.
-    """
+    """How the state in a directory is stored; None for a stateless query. A query may run there."""
     for _ in range(_CUTS):
-        # A running query may purge what is listed.
         with suppress(IncompleteCutError):
             return StoppedState.read(live).stored
     return StoppedState.read(live).stored
@@ -144,11 +208,10 @@ def rewrite_state(
 
     Args:
         spark: A session of the application; its settings of the state store apply.
-        source: A directory in which no query runs, with the state as the query left it.
-        target: The directory to create; executors must reach both by these URLs.
-        shape: How to store the state; None stores it as before.
-        change_rows: Which rows to write; None writes those that were read. Not called for a limit, whose
-            only row is its counter.
+        source: No query runs in it.
+        target: To be created; executors must reach both by these URLs.
+        shape: How to store the state; None as before.
+        change_rows: Which rows to write; not called for a limit, whose only row is its counter.
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
 
@@ -179,8 +242,8 @@ def rewrite_state(
     progress = JobProgress(report)
     rewrite = _Rewrite(spark, state, target, shape, change_rows, progress)
     if before.provider == HEAP and rewrite.written and (moves or shape.provider == HEAP):
-        # Files of heap state hold bytes only. Spark's reader of RocksDB decodes the keys, which
-        # decide about the partition.
+        # Heap files hold only bytes; Spark's reader of RocksDB decodes the keys, which decide the
+        # partition.
         staged = target.sibling(".staged")
         staged.delete()
         try:
@@ -225,16 +288,7 @@ def _elsewhere(
 
 @dataclass(frozen=True)
 class _Rewrite:
-    """One rewrite.
-
-    Attributes:
-        spark: The session of the caller.
-        source: The state to read.
-        target: The directory to fill.
-        shape: How to store the state.
-        change_rows: See `rewrite_state`.
-        progress: Reports which store is written or compared.
-    """
+    """One rewrite."""
 
     spark: SparkSession
     source: StoppedState
@@ -271,19 +325,19 @@ class _Rewrite:
         self.progress.step = f"{what} {store}, store {stores.index(store) + 1} of {len(stores)}"
 
     def partition_of(self, operator: Operator) -> Column:
-        """The partition in which the query will look for a row of an operator."""
-        from pyspark.sql import functions as F  # noqa: PLC0415 - only callers with a session need it
+        """The partition in which the query looks for a row of an operator."""
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         if operator.single_partition:
             return F.lit(0)
         if self.change_rows is None and self.shape.partitions == self.before.partitions:
-            # Heap state can be converted without a look into its keys.
+            # Converts heap state without decoding its keys.
             return F.spark_partition_id()
-        # Spark's own rule for the partition of a key.
+        # Spark's rule.
         return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
-        """The rows to write, each in the partition that Spark will look for it in."""
+        """The rows to write, partitioned as Spark looks for them."""
         rows = rows_of(session, self.source, operator, store)
         if self.change_rows is not None:
             rows = self.change_rows(store, rows)
@@ -330,7 +384,7 @@ def _write_to_heap(rewrite: _Rewrite) -> StateIds:
 
 
 def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
-    """Check the new directory, and compare its rows with those of before, or with those that were to be written."""
+    """Check the new directory, and compare its rows with those wanted."""
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
     if not rewrite.written:

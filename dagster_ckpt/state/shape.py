@@ -1,7 +1,7 @@
 """How a query's state is stored, and whether a rewrite can store it in another way. Pure.
 
-A shape is the state store provider, the number of state partitions and the checkpoint format. Spark
-fixes all three at the first batch of a query.
+Spark fixes the three parts of a shape (provider, partitions, checkpoint format) at the first batch of a
+query.
 """
 
 from __future__ import annotations
@@ -16,26 +16,20 @@ from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, LIMIT
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 
 MOST_PARTITIONS = 32_768
-# What Spark's option names; LZF blocks cannot be read here.
+# Spark's names; LZF blocks cannot be read here.
 READABLE_CODECS = ("lz4", "zstd", "snappy")
 _JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
-# Seen on Spark 4.3: its reader of all column families knows only lists of transformWithState as several values.
+# Spark 4.3's reader of all column families knows several values only of transformWithState lists.
 _NEWEST_JOIN_FORMAT = 3
 _TRANSFORM = "transformWithState"
-# Spark pins it since 3.3, as false for a query that began on an older release, which has no such setting.
+# Pinned since Spark 3.3, as false for older queries.
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _NAMES = {HEAP: "heap state (HDFSBackedStateStoreProvider)", ROCKSDB: "RocksDB"}
 
 
 @dataclass(frozen=True)
 class StateShape:
-    """How state is stored.
-
-    Attributes:
-        provider: Full name of the state store provider.
-        partitions: Number of state partitions.
-        checkpoint_format: Format of state checkpoints, 1 or 2.
-    """
+    """How state is stored."""
 
     provider: str
     partitions: int
@@ -77,13 +71,7 @@ class StoredState:
 
 @dataclass(frozen=True)
 class WantedShape:
-    """How state is to be stored; None leaves that as it is.
-
-    Attributes:
-        partitions: Number of state partitions.
-        provider: Full name of the state store provider.
-        checkpoint_format: Format of state checkpoints, 1 or 2.
-    """
+    """How state is to be stored; None leaves that as it is."""
 
     partitions: int | None = None
     provider: str | None = None
@@ -98,16 +86,7 @@ class WantedShape:
 
 
 def check_rewrite(stored: StoredState, wanted: StateShape, *, changes_rows: bool = False) -> None:
-    """Check that a rewrite can store some state in another shape.
-
-    Args:
-        stored: The state.
-        wanted: Its new shape; may be the same, if only rows change.
-        changes_rows: Whether rows change too.
-
-    Raises:
-        StateRewriteError: It cannot; the message says why.
-    """
+    """Check that a rewrite can store some state in another shape, or in the same with other rows."""
     why = _why_not(stored, wanted, moves=changes_rows or wanted.partitions != stored.shape.partitions)
     if why is not None:
         raise StateRewriteError(
@@ -123,7 +102,7 @@ def _why_not(stored: StoredState, wanted: StateShape, *, moves: bool) -> str | N
         if shape.provider not in _NAMES:
             return f"the files of {shape.provider} are not known, only those of Spark's own providers."
     if moves and stored.settings.get(_STRICT) != "true":
-        # A conversion leaves each row in its partition, wherever that is.
+        # A conversion keeps each row in its partition.
         return (
             f"the query began on Spark 3.2 or older ({_STRICT} is not true), which may place a key by some of its "
             "columns, so the partition of a row is not known. Its backend and checkpoint format can be changed, "

@@ -1,11 +1,8 @@
-"""The bridge to Spark's `StateRewriter`: the only module that knows its class.
+"""The bridge to Spark's `StateRewriter` (4.2.1 and 4.3.0): the only module that knows its class.
 
-It writes the rows that a function returns for each state store. Ours ignores the frame that Spark
-offers, which is a reading of the directory that is about to be filled, and returns the rows of the
-source. So source and target need not have the same provider, format or partitions, which Spark's
-own reading of the source would require.
-
-Source: `StateRewriter` of Spark 4.2.1 and 4.3.0.
+It writes the rows that a function returns for each state store. Ours ignores the offered frame, a reading of
+the directory to be filled, and returns rows of the source, which may have another provider, format or
+partitions.
 """
 
 from __future__ import annotations
@@ -18,19 +15,18 @@ from dagster_ckpt.errors import CkptError, StateRewriteError, UnsupportedSparkEr
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import Feature, release_of
-from dagster_ckpt.state.raw_rows import state_session
 from dagster_ckpt.state.reading import cause_in
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.state.skeleton import StateIds
+from dagster_ckpt.state.stopped_state import StateIds, state_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# How Spark's table of a state store names itself in a plan.
+# A state store in a plan.
 _STORE_IN_PLAN = re.compile(r"\[operatorId=(\d+)\]\[storeName=([^\]]+)\]")
 _ARGUMENTS = 8
 _CLASS = "org.apache.spark.sql.execution.streaming.state.StateRewriter"
-# Number of an operator and name of its store to the rows to write.
+# Operator number and store name to rows.
 RowsOf = Callable[[int, str], "DataFrame"]
 
 
@@ -40,11 +36,7 @@ def can_rewrite(spark: SparkSession) -> bool:
 
 
 def require_rewriter(spark: SparkSession) -> None:
-    """Check that a session can rewrite state.
-
-    Raises:
-        UnsupportedSparkError: Its Spark has no `StateRewriter`, or it is a Spark Connect session.
-    """
+    """Check that a session can rewrite state."""
     what = "A rewrite of state (other partitions, another backend, other rows)"
     release_of(spark.version).require(Feature.STATE_REWRITER, what)
     if not is_classic_session(spark):
@@ -62,8 +54,7 @@ def require_rewriter(spark: SparkSession) -> None:
 class _RowsForSpark:
     """A `scala.Function1` that returns the rows of each store that Spark's rewriter asks for.
 
-    Attributes:
-        error: What went wrong in it: Spark only reports that a function of Python failed.
+    `error` keeps what went wrong: Spark only reports that a Python function failed.
     """
 
     def __init__(self, rows_of: RowsOf, writing: SparkSession) -> None:
@@ -89,8 +80,8 @@ class _RowsForSpark:
         rows = self._rows_of(int(named[1]), named[2])
         if rows._jdf.schema().equals(offered.schema()):
             return rows._jdf
-        # Nullability has to be the same too, of which an internal row says nothing. Spark does not
-        # read the partition key any more, which heap state lacks.
+        # Nullability must match, of which internal rows say nothing. Heap state lacks the partition key,
+        # which is not read any more.
         columns = [rows[name] if name in rows.columns else _null(offered, name) for name in offered.columns()]
         plain = rows.select(*columns)._jdf.queryExecution().toRdd()
         return self._writing._jsparkSession.internalCreateDataFrame(plain, offered.schema(), False)
@@ -106,7 +97,7 @@ class _RowsForSpark:
 
 
 def _null(offered: Any, column: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415 - see `run_rewriter`
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     kind = offered.schema().apply(column).dataType()
     return F.lit(None).cast(kind.sql()).alias(column)
@@ -115,22 +106,10 @@ def _null(offered: Any, column: str) -> Column:
 def run_rewriter(
     spark: SparkSession, target: LiveDirectory, batch_id: int, shape: StateShape, rows_of: RowsOf
 ) -> StateIds:
-    """Let Spark write the state of every operator. Blocks for as long as the Spark jobs take.
+    """Let Spark write the state of every operator into a directory that has everything else; blocks.
 
-    Args:
-        spark: The session of the caller.
-        target: The directory to fill, which has everything but the state.
-        batch_id: The committed batch after which the state is.
-        shape: How to store it.
-        rows_of: Returns the rows to write of a store, each in its partition.
-
-    Returns:
-        The unique ids of the state, in checkpoint format v2.
-
-    Raises:
-        StateRewriteError: Spark failed.
+    Returns the unique ids of the state, in checkpoint format v2.
     """
-    # Imported here, because it takes a second and only callers with a session need it.
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
@@ -176,8 +155,8 @@ def _jvm(spark: SparkSession) -> Any:
 
 
 def _arities(spark: SparkSession) -> list[int]:
-    """Numbers of arguments that the constructors of Spark's rewriter take; empty if it has no such class."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - see `run_rewriter`
+    """Argument counts of the constructors of Spark's rewriter; empty without such a class."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415
 
     loader = spark._jsparkSession.getClass().getClassLoader()
     try:

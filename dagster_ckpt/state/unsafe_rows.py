@@ -1,11 +1,11 @@
 """Encode rows as Spark's `UnsafeRow`, the form in which state stores keep keys and values.
 
-The bytes are those of Spark's own `UnsafeProjection`, which tests compare them with: a key that
-differs in one bit is another key. Types whose bytes cannot be the same with certainty are refused.
+The bytes equal those of Spark's `UnsafeProjection`: a key that differs in one bit is another key. Types for
+which this is not certain are refused.
 
-Layout: one bit per field that says whether it is null, in words of 8 bytes; a slot of 8 bytes per
-field; then what does not fit into a slot, padded to 8 bytes, with its offset and length in the slot.
-Arrays have their length first, and elements as wide as their type.
+Layout: a null bit per field, in words of 8 bytes; a slot of 8 bytes per field; then what does not fit into a
+slot, padded to 8 bytes, with its offset and length in the slot. Arrays have their length first, and elements
+as wide as their type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-# Format and width of types that fit into a slot, and into an element of an array.
+# Format and width of types that fit into a slot or an array element.
 _FIXED = {
     "boolean": ("<?", 1),
     "tinyint": ("<b", 1),
@@ -37,29 +37,19 @@ _FIXED = {
     "decimal": ("<q", 8),
 }
 _TEXT = ("string", "binary")
-# As many digits as fit into a long.
 _LONG_DIGITS = 18
 _WIDE_DECIMAL = "wide_decimal"
-# Spark's decimals have up to 38 digits, Python computes with 28 by default.
+# Spark's decimals have up to 38 digits.
 _EXACT = Context(prec=80)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
-# A type, as plain data that a task receives: its name; `("decimal", scale)`; `("array", type)`; or
-# `("struct", types)`.
+# A type as plain data: its name, `("decimal", scale)`, `("array", type)` or `("struct", types)`.
 EncodedType = Any
 
 
 def encoded_type(kind: DataType, where: str) -> EncodedType:
-    """The description of a type for `encode`.
-
-    Args:
-        kind: The type.
-        where: What has it, for the message.
-
-    Raises:
-        StateRewriteError: Its bytes could differ from Spark's.
-    """
-    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType  # noqa: PLC0415 - Spark is optional
+    """The description of a type for `encode`."""
+    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType  # noqa: PLC0415
 
     if isinstance(kind, StructType):
         return ("struct", tuple(encoded_type(each.dataType, f"{where}.{each.name}") for each in kind.fields))
@@ -68,7 +58,7 @@ def encoded_type(kind: DataType, where: str) -> EncodedType:
     if isinstance(kind, DecimalType):
         return ("decimal" if kind.precision <= _LONG_DIGITS else _WIDE_DECIMAL, kind.scale)
     name = kind.simpleString()
-    # A string with a collation has its name in the type.
+    # Collations are part of a string type's name.
     if name in _FIXED or (name in _TEXT and (not isinstance(kind, StringType) or name == "string")):
         return name
     raise StateRewriteError(
@@ -78,13 +68,8 @@ def encoded_type(kind: DataType, where: str) -> EncodedType:
 
 
 def plain(column: Column, kind: DataType) -> Column:
-    """A column in the form that `encode` takes: times as numbers, which do not depend on a time zone.
-
-    Args:
-        column: The column.
-        kind: Its type.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """A column in the form that `encode` takes: times as numbers, independent of time zones."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
     from pyspark.sql.types import ArrayType, StructType  # noqa: PLC0415
 
     if isinstance(kind, StructType):
@@ -103,28 +88,15 @@ def plain(column: Column, kind: DataType) -> Column:
 
 
 def encoder(schema: DataType, where: str) -> Any:
-    """A function of Spark that encodes a struct of this type, converted by `plain`, as bytes.
-
-    Args:
-        schema: The type.
-        where: What has it, for messages.
-
-    Raises:
-        StateRewriteError: A type is refused.
-    """
-    from pyspark.sql import functions as F  # noqa: PLC0415 - Spark is optional
+    """A UDF that encodes a struct of this type, converted by `plain`, as bytes."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
 
     _, types = encoded_type(schema, where)
     return F.udf(lambda row: encode(row, types), "binary")
 
 
 def encode(values: Sequence[Any], types: Sequence[EncodedType]) -> bytes:
-    """The bytes of a row.
-
-    Args:
-        values: Its values: numbers, strings, bytes, `Decimal`, tuples for structs, lists for arrays, None.
-        types: Their types, from `encoded_type`.
-    """
+    """The bytes of a row of these types from `encoded_type`; structs are tuples, arrays lists."""
     bits = (len(types) + 63) // 64 * 8
     head, tail = bytearray(bits + 8 * len(types)), bytearray()
     for index, (value, kind) in enumerate(zip(values, types, strict=True)):
@@ -133,7 +105,7 @@ def encode(values: Sequence[Any], types: Sequence[EncodedType]) -> bytes:
         if value is None:
             _set_bit(head, 0, index)
             if is_wide:
-                # Spark reserves the place of a long decimal, to update it later.
+                # Spark reserves the place of a long decimal.
                 _refer(head, tail, at, b"", bytes(16))
         elif isinstance(kind, str) and kind in _FIXED:
             struct.pack_into(_FIXED[kind][0], head, at, _number(value, kind))
@@ -176,7 +148,7 @@ def _data(value: Any, kind: EncodedType) -> bytes:
     if name == "array":
         return _array(value, inner)
     unscaled = _unscaled(value, inner)
-    # As Java's BigInteger.toByteArray: as few bytes as hold the sign too.
+    # As Java's BigInteger.toByteArray: the fewest bytes, with a sign.
     return unscaled.to_bytes((unscaled + (unscaled < 0)).bit_length() // 8 + 1, "big", signed=True)
 
 

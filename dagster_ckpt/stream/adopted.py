@@ -10,11 +10,10 @@ deployment: two deployments may have adopted the same directory, and only one ma
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.pending_restore import Adopting, ToTakeOver
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -49,23 +48,11 @@ def adopted_directory(record: StreamRecord) -> Adopted | None:
         return None
     if not same_folder(live, origin.directory):
         return None
-    pending = record.pending_restore or {}
-    return Adopted(live, bool(pending.get("in_place", True)), is_pending="adopts" in pending)
-
-
-def pending_adoption(adopted: Adopted, batch_id: int) -> dict[str, object]:
-    """What the catalog keeps of an adoption until a start takes the directory over."""
-    return {"adopts": adopted.directory, "in_place": adopted.in_place, "batch_id": batch_id}
-
-
-def begun_adoption(record: StreamRecord, directory: str) -> dict[str, object]:
-    """What the catalog keeps while a directory is being adopted, in addition to what was pending before."""
-    return {**(record.pending_restore or {}), "adopting": directory, "first_number": record.next_number}
-
-
-def before_adoption(pending: Mapping[str, object]) -> dict[str, object] | None:
-    """What was pending before an adoption was begun."""
-    return {name: value for name, value in pending.items() if name not in ("adopting", "first_number")} or None
+    pending = record.pending_restore
+    finished = pending.before if isinstance(pending, Adopting) else pending
+    if isinstance(finished, ToTakeOver):
+        return Adopted(live, finished.in_place, is_pending=True)
+    return Adopted(live, in_place=True, is_pending=False)
 
 
 def refuse_unfinished_adoption(record: StreamRecord) -> None:
@@ -74,8 +61,8 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
     Raises:
         LiveDirectoryError: It was.
     """
-    directory = (record.pending_restore or {}).get("adopting")
-    if directory is not None:
+    if isinstance(record.pending_restore, Adopting):
+        directory = record.pending_restore.directory
         raise LiveDirectoryError(
             f"The adoption of {directory} for stream {record.stream_id!r} was begun and not finished, so nothing would "
             "fence the query that wrote it. Nothing was changed. Repeat the adoption, which finishes it "

@@ -1,8 +1,8 @@
 """Fence the previous holder's query before a successor starts.
 
-If a Python process hangs, or its machine is cut off from the catalog, its JVM may keep writing. The
-lease fences the holder's catalog writes (`Database.writing_under`). This module fences its query: it
-blocks further batches in the old live directory and, on the same machine, kills the JVM.
+The JVM of a process that hangs or has lost the catalog may keep writing. The lease fences catalog
+writes (`Database.writing_under`). This module blocks further batches in the old live directory and,
+on the same machine, kills the JVM.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, jvm_of
 
-# How long to wait for a batch in flight: twice the duration of the previous batch, within these
-# bounds.
+# Wait for a batch in flight: twice the duration of the previous batch, within these bounds.
 SHORTEST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 
@@ -37,20 +36,16 @@ def fence_predecessor(
 ) -> None:
     """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
-    Does nothing if every previous holder is proven to have ended. After this call no query may start
-    in the old live directory again, even if this process dies: the next start continues from it in a
-    fresh directory.
+    Afterwards no query may start in the old live directory, even if this process dies: the next
+    start continues from it in a new directory. Does nothing if every previous holder is proven to
+    have ended.
 
     Args:
         stream: The stream, whose lease this process holds.
-        acquired: That lease, with what is known of the previous holder.
-        still_mine: Called before each step. Raises LeaseLostError if another execution has taken
-            the lease.
+        acquired: That lease.
+        still_mine: Called before each step; raises LeaseLostError if another execution has the
+            lease.
         own_jvm_pid: The JVM that works for this process.
-
-    Raises:
-        LeaseLostError: Another execution has taken the lease.
-        StorageAccessError: The live directory cannot be read or written.
     """
     if acquired.predecessor_ended:
         return
@@ -68,26 +63,14 @@ def put_up_fence(
 ) -> None:
     """Fence as `fence_predecessor` does, but do not record in the lease that it was done.
 
-    For a previous holder that is not proven to have ended.
-
-    Args:
-        stream: The stream, whose lease this process holds.
-        acquired: That lease, with what is known of the previous holder.
-        still_mine: Called before each step. Raises LeaseLostError if another execution has taken
-            the lease.
-        own_jvm_pid: The JVM that works for this process.
-        is_followed: Whether a query will continue from this directory, so that it is worth waiting
-            for the batch in flight.
-
-    Raises:
-        LeaseLostError: Another execution has taken the lease.
-        StorageAccessError: The live directory cannot be read or written.
+    `is_followed` says whether a query will continue from this directory, so that waiting for the
+    batch in flight pays off.
     """
     before = acquired.predecessor
     jvm_is_dead = before is not None and _end_jvm(stream.catalog, before, own_jvm_pid, still_mine)
     record = stream.catalog.streams.get(stream.stream_id)
     adopted = adopted_directory(record)
-    # Before an adopted directory is taken over, no query of this stream has run in it.
+    # No query of this stream has run in a directory that is not yet taken over.
     is_ours = adopted is None or not adopted.is_pending
     live = LiveDirectory(record.live_directory) if record.live_directory is not None and is_ours else None
     if live is not None and live.exists():
@@ -107,11 +90,7 @@ def put_up_fence(
 
 
 def refuse_a_fenced_directory(live: LiveDirectory) -> None:
-    """Refuse to start a query in a live directory that was fenced.
-
-    Raises:
-        LiveDirectoryError: The directory was fenced.
-    """
+    """Refuse to start a query in a live directory that was fenced."""
     batch = live.fenced_at()
     if batch is not None:
         raise LiveDirectoryError(
@@ -135,7 +114,7 @@ def _end_jvm(
 ) -> bool:
     """Kill the JVM of a holder whose lease has expired, if it runs on this machine. True if it has ended.
 
-    Leaves a JVM alone that works for this process or for another lease in force.
+    Spares a JVM that works for this process or for another lease in force.
     """
     jvm = jvm_of(before)
     if jvm is None or jvm.liveness() is not Liveness.ALIVE:

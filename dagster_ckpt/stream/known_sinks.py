@@ -1,7 +1,7 @@
-"""What the catalog and snapshots record of the tables and topics of a stream: which ones they were, and what they had.
+"""The sinks of a stream: which it wrote to, and what the catalog records of its tables and topics.
 
-`sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for each sink, by
-its name: the id of its table or topic, and the newest batch of the stream in it.
+`sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for
+each sink by name: the id of its table or topic, and the stream's newest batch in it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.catalog.records import ExecutionRecord
+from dagster_ckpt.catalog.pending_restore import SinkRollBack
+from dagster_ckpt.catalog.records import ExecutionRecord, OriginKind, SnapshotRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Sink
+from dagster_ckpt.sinks.snapshot_sinks import sinks_in
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.handle import StreamHandle
 
 SINK_IDS = "sink_ids"
 
@@ -25,8 +30,8 @@ class KnownSink:
 
     Attributes:
         identity: Its id; None if none is recorded.
-        batch: The newest batch that the stream had written there when that was recorded; None if it had written none.
-        goes_on: Whether the stream has written there since: then also what it has committed later.
+        batch: The newest batch of the stream in it at that time; None: none.
+        goes_on: The stream has written there since, so what it committed later is there too.
     """
 
     identity: str | None
@@ -34,14 +39,14 @@ class KnownSink:
     goes_on: bool = False
 
     def expected(self, batch_id: int) -> int | None:
-        """The newest batch up to this one that the table or topic must have; None if it need not have any."""
+        """The newest batch up to this one that it must have; None if it need not have any."""
         if self.goes_on:
             return batch_id
         return None if self.batch is None else min(batch_id, self.batch)
 
 
 def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, Any]:
-    """The entries of `sink_ids` for the tables and topics as they are now; one that cannot be asked has none."""
+    """The entries of `sink_ids` for tables and topics as they are now; one that is unavailable has none."""
     seen: dict[str, Any] = {}
     for sink in sinks:
         with suppress(CkptError):
@@ -62,12 +67,7 @@ def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
 
 
 def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> KnownSink | None:
-    """What the executions of a stream record of a sink; None if the stream did not write there last.
-
-    Args:
-        executions: The executions, the newest first.
-        sink: The sink.
-    """
+    """What executions, newest first, record of a sink; None if the stream did not write there last."""
     records = [each.progress or {} for each in executions]
     identity = next((known.identity for each in records if (known := known_in(each, sink)) is not None), None)
     for record in records:
@@ -90,3 +90,39 @@ def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
     newest = progress.get("batch_id")
     kept = {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else {}
     return {name: {**entry, "batch": newest} if isinstance(newest, int) else entry for name, entry in kept.items()}
+
+
+def sinks_written(stream: StreamHandle) -> list[str]:
+    """The sinks of the newest execution; after a restore and before the next start, those of the snapshot."""
+    record = stream.catalog.streams.get(stream.stream_id)
+    origin = record.origin
+    if origin is not None and origin.kind is OriginKind.DIRECTORY:
+        origin = origin.earlier
+    reported = stream.catalog.executions.last_sinks(stream.stream_id)
+    if origin is None or not origin.sinks:
+        return reported
+    if any(
+        each.live_directory == record.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
+    ):
+        return reported
+    return list(origin.sinks)
+
+
+def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
+    """The sinks that a query wrote to when a snapshot was taken, as Spark names them."""
+    properties = snapshot.properties or (
+        stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
+    )
+    return tuple(sink.name for sink in sinks_in(properties))
+
+
+def query_ids_of(stream: StreamHandle) -> list[str]:
+    """The query ids that the stream's executions, snapshots and live directory name."""
+    known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
+    known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
+    record = stream.catalog.streams.get(stream.stream_id)
+    if isinstance(record.pending_restore, SinkRollBack):
+        known |= set(record.pending_restore.query_ids)
+    if record.live_directory is not None:
+        known.add(live_query_id(LiveDirectory(record.live_directory)))
+    return sorted(str(each) for each in known if each is not None)

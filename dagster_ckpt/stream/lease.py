@@ -19,7 +19,6 @@ from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, holder_process, is_held, jvm_of
 
-# Pause between two looks at a lease.
 _LOOK_S = 0.5
 
 HolderIsOver = Callable[[LeaseRecord], bool]
@@ -30,8 +29,8 @@ class AcquiredLease:
     """A lease, with what is known of the previous holder.
 
     Attributes:
-        record: The lease as the catalog has it. Every write of a run carries it and is refused once
-            another holder has a higher token.
+        record: Every write of a run carries it, and is refused once another holder has a higher
+            token.
         predecessor: The expired lease, if its holder is not proven to have ended.
     """
 
@@ -54,24 +53,21 @@ def acquire(
     interrupted: Callable[[], bool] = lambda: False,
     above: int = 0,
 ) -> AcquiredLease:
-    """Become the writer of a stream.
+    """Become the writer of a stream; LeaseHeldError if a live execution is, or `interrupted` returns True.
+
+    An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's
+    clock may have jumped ahead, so a holder that lives on this machine gets the time of its lease
+    again.
 
     Args:
         catalog: The catalog that keeps the lease.
         stream_id: The stream to write.
         holder: The process that asks for the lease.
         ttl_ms: How long the lease lasts without a renewal.
-        holder_is_over: Whether the run of the present holder is recorded as finished. Its process may
-            still be alive, so this call waits for the lease to expire instead of taking it.
-        interrupted: Polled while waiting; if it returns True, this call fails.
-        above: The new token must be higher than this: see `StreamHandle.token_in_use`.
-
-    A lease that has expired is taken over at once if nothing shows that its holder is alive. If its
-    process is alive on this machine, the catalog's clock may have jumped ahead: then the holder gets
-    the time of its lease, by this process's monotonic clock, to renew it.
-
-    Raises:
-        LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
+        holder_is_over: Whether the run of the present holder is recorded as finished. Its process
+            may be alive, so this call waits for the lease to expire.
+        interrupted: Polled while waiting.
+        above: The new token must be higher: see `StreamHandle.token_in_use`.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -104,14 +100,14 @@ class _GracePeriod:
         self._since = 0.0
 
     def lasts(self, lease: LeaseRecord) -> bool:
-        """Whether the holder of a lease still has time: false if it is not expired, or not known to be alive.
+        """Whether the lease has expired and its holder is known to be alive and still has time.
 
-        Call it at each look, also before the lease has expired: the time counts from the first look.
+        The time counts from the first call for a lease.
         """
         seen = (lease.token, lease.renewed_at_ms)
         if seen != self._seen:
             self._seen, self._since = seen, time.monotonic()
-        # Both were dated at the same moment, so their difference does not depend on the clock.
+        # Both dated at the same moment: independent of the clock.
         ttl_s = (lease.expires_at_ms - lease.renewed_at_ms) / 1000
         if not lease.expired or time.monotonic() - self._since >= ttl_s:
             return False
@@ -119,18 +115,7 @@ class _GracePeriod:
 
 
 def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: HolderIsOver) -> None:
-    """Refuse a start before anything slow, such as starting Spark, if a live run writes the stream.
-
-    Nothing is acquired: `acquire` decides.
-
-    Args:
-        catalog: The catalog that keeps the lease.
-        stream_id: The stream to start.
-        holder_is_over: As in `acquire`.
-
-    Raises:
-        LeaseHeldError: A live execution holds the lease, and its run is not recorded as finished.
-    """
+    """Refuse a start before anything slow if a live run writes the stream. `acquire` decides."""
     present = catalog.leases.current(stream_id)
     if present is not None and is_held(present) and not holder_is_over(present):
         raise LeaseHeldError(lease_held_message(present, catalog.now_ms()))
@@ -144,9 +129,8 @@ def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
 class LeaseKeeper:
     """Renews a lease in a background thread and reports when it is lost.
 
-    A holder that cannot renew stops acting as the writer shortly before the lease expires in the
-    catalog. A successor therefore never overlaps with a healthy process that only lost its
-    database.
+    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that
+    a successor never overlaps with a healthy process that only lost its database.
     """
 
     def __init__(self, catalog: Catalog, lease: LeaseRecord, *, ttl_ms: int = DEFAULT_TTL_MS) -> None:
@@ -157,7 +141,6 @@ class LeaseKeeper:
         self._lost: LeaseLostError | None = None
         self._losing = threading.Lock()
         self._renewed_at = time.monotonic()
-        # Since the last renewal.
         self._has_asked = False
         self._trouble = "the catalog did not answer"
         self._failing_since: float | None = None
@@ -165,14 +148,14 @@ class LeaseKeeper:
 
     @property
     def record(self) -> LeaseRecord:
-        """The lease as a value, for every write to the catalog."""
+        """The lease, for every write to the catalog."""
         return self._lease
 
     @property
     def lost(self) -> LeaseLostError | None:
         """Why this process is no longer the writer, or None while it is.
 
-        Decided by the clock, not by the renewing thread, which may hang in a catalog call.
+        Decided by the clock: the renewing thread may hang in a catalog call.
         """
         age_s = time.monotonic() - self._renewed_at
         if self._lost is None and age_s >= self._give_up_after_s:
@@ -204,11 +187,8 @@ class LeaseKeeper:
     def step(self) -> Iterator[None]:
         """Hold the lease during one short step that changes what a successor would use.
 
-        Catalog writes do not need this: the catalog refuses them if the lease is lost.
-
-        Raises:
-            LeaseLostError: Another execution holds the lease; the step was not started.
-            CatalogError: The catalog is unavailable, or did not hold the lease until the end of the step.
+        Catalog writes do not need this. Raises CatalogError if the catalog did not hold the lease
+        until the end of the step.
         """
         lost = self.lost
         if lost is not None:
@@ -221,13 +201,9 @@ class LeaseKeeper:
             raise
 
     def check(self) -> None:
-        """Raise if this process is no longer the writer, according to the catalog.
+        """Raise LeaseLostError if, according to the catalog, this process is no longer the writer.
 
         Call it before long work that destroys nothing a successor uses.
-
-        Raises:
-            LeaseLostError: Another execution holds the lease.
-            CatalogError: The catalog is unavailable.
         """
         lost = self.lost
         if lost is not None:
@@ -248,16 +224,12 @@ class LeaseKeeper:
         self._stop.set()
         self._thread.join(timeout=self._ttl_ms / 1000)
         if self._lost is None and not (isinstance(error, QueryStopError) and self._jvm_may_run()):
-            # If the catalog is unavailable, the lease expires.
+            # Without the catalog, the lease expires.
             with suppress(CatalogError):
                 self._catalog.leases.release(self._lease.stream_id, self._lease.token)
 
     def _jvm_may_run(self) -> bool:
-        """Whether a query that did not stop may still write.
-
-        If so the lease is not released: a successor needs proof that it ended, or continues in
-        another live directory.
-        """
+        """Whether a query that did not stop may still write: the lease is then not released."""
         jvm = jvm_of(self._lease)
         return jvm is None or jvm.liveness() is not Liveness.ENDED
 
@@ -278,12 +250,11 @@ class LeaseKeeper:
             except LeaseLostError as error:
                 self._lose(error)
             except CkptError as error:
-                # The failed call may have taken long: retry sooner than after the usual pause.
+                # The failed call may have taken long: retry soon.
                 self._trouble, wait_s = str(error), usual_s / 10
                 self._note_failure(asked_at)
 
     def _note_failure(self, asked_at: float) -> None:
-        """Log the first of several failures to renew."""
         if self._failing_since is not None or self.lost is not None:
             return
         self._failing_since = asked_at

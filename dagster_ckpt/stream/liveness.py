@@ -1,8 +1,7 @@
 """Decide whether the process behind a lease, an execution or a launch is dead.
 
 Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid
-namespace, pid, and the start time in ticks that the kernel counts. Wall-clock times prove nothing,
-since they can be stepped.
+namespace, pid, and start time in kernel ticks.
 """
 
 from __future__ import annotations
@@ -22,27 +21,23 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, Holder, LaunchRecord, LeaseRecord
 from dagster_ckpt.stream.pods import pod_has_ended, this_pod
 
-# The JVM ends when the Python side of its pipe closes. Give it time to do so.
+# The JVM ends when the Python side of its pipe closes.
 JVM_GRACE_S = 10.0
-# Heartbeats come every two seconds. An execution with a heartbeat younger than this is alive
-# without further checks.
+# Heartbeats come every two seconds; a younger one proves life.
 LIVELY_MS = 15_000
-# A process that cannot be observed, holds no lease and has sent no heartbeat for this long is
-# considered inactive. A driver that has stopped its query releases the lease first and then applies
-# retention, which takes less time than this.
+# An unobservable process without a lease counts as inactive after this silence. A driver that has
+# stopped its query releases the lease, and then applies retention in less time.
 SILENCE_MS = 60_000
-# The same for a run that has not started an execution yet: it is starting Spark and sends no
-# heartbeats.
+# The same for a run that is starting Spark and sends no heartbeats yet.
 SLOW_START_MS = 180_000
 
-# In place of the pid of a JVM that cannot be observed, such as that of a Spark Connect server. Its
-# query outlives the process that started it, so the end of that process proves nothing.
+# In place of the pid of a JVM that cannot be observed, such as a Spark Connect server's. Its query
+# outlives the process that started it.
 UNSEEN_JVM = 0
 
 # Tolerance when a start time is compared with the clock that dated a log entry.
 _CLOCK_SLACK_MS = 50
-# Indexes into /proc/<pid>/stat after the parenthesized name, which may contain anything: field 3 is
-# the first, field 22 the start time.
+# Indexes into /proc/<pid>/stat after the parenthesized name: fields 3 and 22.
 _STATE, _START_TICKS = 0, 19
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self/stat").exists()
@@ -51,8 +46,8 @@ _HAS_PROC = (_PROC / "self/stat").exists()
 class Liveness(Enum):
     """What is known of a process.
 
-    ENDED is a proof. UNKNOWN is the only possible answer for a process of another machine or boot, unless
-    it ran in a pod and Kubernetes knows that pod's end.
+    ENDED is a proof. A process of another machine or boot is UNKNOWN, unless Kubernetes knows the
+    end of its pod.
     """
 
     ALIVE = "ALIVE"
@@ -62,14 +57,12 @@ class Liveness(Enum):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, distinguishable from a later one with the same pid and from those of other machines or boots.
+    """A process, distinct from later ones with the same pid and from those of other machines or boots.
 
     Attributes:
-        pid: Its process id.
-        start_ticks: Its start time as the kernel counts it from boot, unaffected by the wall clock. None
-            if this was not recorded; then nothing can be proven.
-        host: Its machine.
-        boot_id: The boot of that machine and its pid namespace; see `boot_id`.
+        start_ticks: Start time in the kernel's ticks since boot. None: not recorded, nothing can be
+            proven.
+        boot_id: See `boot_id`.
     """
 
     pid: int
@@ -79,11 +72,7 @@ class ProcessIdentity:
 
     @staticmethod
     def of(pid: int) -> ProcessIdentity:
-        """Identity of a process that runs on this machine.
-
-        Raises:
-            ProcessLookupError: There is no such process.
-        """
+        """A process of this machine; ProcessLookupError if there is none."""
         seen = _seen(pid)
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
@@ -104,15 +93,13 @@ class ProcessIdentity:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to exactly this process; none if it is not known to be running.
 
-        Raises:
-            ProcessLookupError: It has ended.
-            PermissionError: It belongs to another user.
+        Raises ProcessLookupError if it has ended, PermissionError if it belongs to another user.
         """
         if not hasattr(os, "pidfd_open"):
             if self.liveness() is Liveness.ALIVE:
                 os.kill(self.pid, number)
             return
-        # Looked at again once it is held: a pidfd never refers to a later process with the same pid.
+        # Check again with the pidfd, which never refers to a later process with the same pid.
         handle = os.pidfd_open(self.pid)
         try:
             if self.liveness() is Liveness.ALIVE:
@@ -121,7 +108,7 @@ class ProcessIdentity:
             os.close(handle)
 
     def kill(self, *, within_s: float) -> bool:
-        """Kill exactly this process with SIGKILL; returns whether it has provably ended within a time."""
+        """Kill exactly this process; returns whether it has provably ended within a time."""
         with suppress(ProcessLookupError, PermissionError):
             self.send(signal.SIGKILL)
         deadline = time.monotonic() + within_s
@@ -133,13 +120,13 @@ class ProcessIdentity:
 def boot_id() -> str:
     """Identity of this machine's boot and, in a container, of its namespaces and its pod.
 
-    Pids of different boots are unrelated. Containers may share their host's name, and none sees the
-    processes of another. Empty if the system has no such identity; then nothing can be proven.
+    Containers may share their host's name but not its processes. Empty: there is none, and nothing
+    can be proven.
     """
     path = Path("/proc/sys/kernel/random/boot_id")
     if not path.exists():
         return _boot_session()
-    # The kernel reports start ticks relative to the reader's time namespace.
+    # Start ticks are relative to the reader's time namespace.
     namespaces = [Path("/proc/self/ns") / kind for kind in ("pid", "time")]
     names = [namespace.readlink().name for namespace in namespaces if namespace.is_symlink()]
     pod = this_pod()
@@ -147,13 +134,7 @@ def boot_id() -> str:
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
-    """Describe this process as a lease holder.
-
-    Args:
-        execution_id: Its execution.
-        run_id: The surrounding run.
-        jvm_pid: Pid of the JVM that runs its query, or `UNSEEN_JVM`. None for work without a query.
-    """
+    """This process as a lease holder; `jvm_pid` may be `UNSEEN_JVM`, or None for work without a query."""
     me = ProcessIdentity.of(os.getpid())
     jvm = ProcessIdentity.of(jvm_pid) if jvm_pid else None
     return Holder(
@@ -174,18 +155,16 @@ def holder_process(lease: LeaseRecord) -> ProcessIdentity:
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """The JVM of a lease's holder, or None if the lease records none. Nothing can be proven of an `UNSEEN_JVM`."""
+    """The JVM of a lease's holder, or None. Nothing can be proven of an `UNSEEN_JVM`."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)
 
 
 def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness:
-    """Whether the holder of a lease can still write. It has ended once its Python process and its JVM have.
+    """Whether the holder of a lease, expired or not, can still write: its Python process or its JVM lives.
 
-    Args:
-        lease: The lease, expired or not.
-        jvm_grace_s: Seconds to wait for the JVM of a Python process that has ended.
+    `jvm_grace_s` is the time to wait for the JVM of a Python process that has ended.
     """
     python = holder_process(lease).liveness()
     jvm = jvm_of(lease)
@@ -198,7 +177,7 @@ def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness
 
 
 def is_held(lease: LeaseRecord | None) -> bool:
-    """Whether a lease is in force: it has not expired and its holder is not proven to have ended."""
+    """Whether a lease has not expired and its holder is not proven to have ended."""
     return lease is not None and not lease.expired and holder_liveness(lease) is not Liveness.ENDED
 
 
@@ -211,18 +190,14 @@ def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
 def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
     """Whether the process of an unsettled execution may still act for it.
 
-    UNKNOWN if it holds no lease, cannot be observed from here, and has been silent for longer than
-    any step takes.
-
-    Args:
-        catalog: The catalog.
-        execution: An execution that is not settled.
+    UNKNOWN if it holds no lease, cannot be observed, and has been silent for longer than any step
+    takes.
     """
     if is_held(catalog.leases.current(execution.stream_id)):
         return Liveness.ALIVE
     if _process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
-    # Use the clock that dated the heartbeats: this machine's may be hours off.
+    # By the clock that dated the heartbeats: this machine's may be hours off.
     silent_ms = catalog.now_ms() - execution.heartbeat_at_ms
     return Liveness.UNKNOWN if silent_ms > SILENCE_MS else Liveness.ALIVE
 
@@ -237,8 +212,8 @@ def run_liveness(
 ) -> Liveness:
     """Whether the process of an orchestrator's run is alive, when only its pid is known.
 
-    UNKNOWN if it cannot be observed from here and has shown no sign of life for longer than any
-    step takes. ENDED only if the identity that its execution recorded proves it.
+    UNKNOWN if it cannot be observed and has been silent for longer than any step takes. ENDED only
+    if the identity that its execution recorded proves it.
 
     Args:
         catalog: The catalog.
@@ -269,11 +244,7 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen | None:
-    """A process as the system shows it; None if it exists but is hidden from this user.
-
-    Raises:
-        ProcessLookupError: There is none.
-    """
+    """A process as the system shows it; None if it is hidden from this user, ProcessLookupError if there is none."""
     if _HAS_PROC:
         try:
             stat = (_PROC / f"{pid}/stat").read_bytes()
@@ -290,8 +261,7 @@ def _seen(pid: int) -> _Seen | None:
 
     try:
         process = psutil.Process(pid)
-        # The start time the kernel recorded, in seconds. `create_time()` would shift with the wall
-        # clock.
+        # Seconds as the kernel recorded them. `create_time()` would shift with the wall clock.
         started_s: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
         return _Seen(round(started_s * 1_000_000), process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess as error:
@@ -320,7 +290,7 @@ def _boot_session() -> str:
 
 
 def _may_run_since(pid: int, at_ms: int) -> bool:
-    # Not a proof, since it compares two clocks. It only keeps a run from being reported as dead.
+    # No proof, since it compares two clocks: it only keeps a run from being reported as dead.
     import psutil  # noqa: PLC0415 - what /proc does not say; a command that lists streams starts without it
 
     try:

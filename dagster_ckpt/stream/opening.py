@@ -1,4 +1,4 @@
-"""Opens streams for operators: by the catalog's record of them, without the code that defines their queries."""
+"""Open streams by the catalog's record of them, without the code that defines their queries."""
 
 from __future__ import annotations
 
@@ -28,45 +28,25 @@ class StreamSource(Protocol):
     @property
     def catalog(self) -> Catalog:
         """The catalog."""
-        ...
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream, without opening its storage.
-
-        Raises:
-            StreamNotFoundError: There is no such stream.
-        """
-        ...
+        """The id of a stream, without opening its storage; StreamNotFoundError if there is none."""
 
     def on_storage(self) -> list[str]:
-        """Ids of the streams that may have state, whether or not the catalog knows them.
-
-        Raises:
-            OptionError: They cannot be found.
-            StorageAccessError: The storage cannot be reached.
-        """
-        ...
+        """Ids of the streams that may have state, whether or not the catalog knows them."""
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream.
+        """Open a stream; StreamNotFoundError if there is none.
 
         Args:
             stream: Its stream id, or the key of an asset that it writes.
-            new_like: The stream may be one that was never started; its unknown settings are then those
-                of this stream, which may be the same.
-
-        Raises:
-            StreamNotFoundError: There is no such stream.
+            new_like: The stream may never have been started; it then gets the settings of this
+                stream.
         """
-        ...
 
 
 def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage that a user names by a path or URL, or as an object; savepoints go to `savepoints` in it.
-
-    Raises:
-        OptionError: It is a relative path, or the root of a file system.
-    """
+    """The storage that a user names by a path or URL, or as an object; savepoints go to `savepoints` in it."""
     if not isinstance(storage, str):
         return storage
     root = location_url("storage", storage).rstrip("/")
@@ -78,9 +58,8 @@ class RecordedStreams:
     """Streams with the settings that the catalog recorded when they last ran.
 
     Attributes:
-        catalog: The catalog.
-        storage: Credentials for the recorded storages, and the storage of streams whose storage is not
-            recorded.
+        storage: Credentials for the recorded storages, and the storage of streams whose storage is
+            not recorded.
         live_root: Folder of live directories of streams whose folder is not recorded.
         options: Checkpointing options that take precedence over recorded ones, by stream id.
     """
@@ -91,22 +70,11 @@ class RecordedStreams:
     options: Mapping[str, CheckpointOptions] = field(default_factory=dict)
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream.
-
-        Raises:
-            StreamNotFoundError: The catalog does not know it.
-        """
+        """See `StreamSource`."""
         return self.catalog.streams.named(stream).stream_id
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream.
-
-        Raises:
-            StreamNotFoundError: The catalog does not know it.
-            OptionError: Its storage or folder of live directories is not known, or another one is
-                given than it uses.
-            CatalogError: Its recorded settings cannot be read.
-        """
+        """See `StreamSource`."""
         record = self._find(stream) if new_like is not None else self.catalog.streams.named(stream)
         known = record or (self._find(new_like) if new_like is not None else None)
         settings = RecordedSettings.of_record(known.options if known is not None else {})
@@ -126,12 +94,7 @@ class RecordedStreams:
         )
 
     def on_storage(self) -> list[str]:
-        """Ids of the streams that have checkpoints in the given storage or live directories in the given folder.
-
-        Raises:
-            OptionError: No storage was given, or it has no folder for each stream.
-            StorageAccessError: The storage or the folder cannot be reached.
-        """
+        """Streams with checkpoints in the given storage or live directories in the given folder."""
         if self.storage is None:
             raise OptionError(
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
@@ -182,7 +145,7 @@ class RecordedStreams:
 
 
 def storage_place(storage: CheckpointStorage | None) -> str | None:
-    """The folder of the checkpoints of a storage; None: it has none, as a storage of your own."""
+    """The folder of a storage's checkpoints; None for a storage of your own."""
     if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return None
     return storage.checkpoint_location.url if storage.checkpoint_location is not None else None

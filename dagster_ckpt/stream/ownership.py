@@ -1,10 +1,9 @@
 """Check that the storage locations of a stream belong to this deployment.
 
 Two environments that share a folder by mistake, or a copied catalog, would delete each other's
-data, because a catalog only knows its own lease. Therefore the folder of a stream's live
-directories carries the id of the deployment that owns it, every snapshot does too, and a start
-never writes to locations outside the stream's folders, even if the catalog names them. The one
-exception is a directory that an operator adopted for the stream; it has a separate claim.
+data. Therefore the folder of live directories and every snapshot carry the id of their deployment,
+and a start never writes outside the stream's folders, even if the catalog names such a location.
+The one exception is an adopted directory, which has a claim of its own.
 """
 
 from __future__ import annotations
@@ -29,15 +28,8 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
 
     Args:
         stream: The stream, whose lease this process holds.
-        start_from: The requested starting point of a start. None: the state comes from elsewhere, so the live
-            directory in the catalog is at most fenced.
+        start_from: The requested starting point of a start. None: the state comes from elsewhere.
         predecessor_ended: Whether the previous execution can write nothing more.
-
-    Raises:
-        LiveDirectoryError: The live directory in the catalog, or the folder of live directories,
-            belongs to another deployment; or the catalog is older than the live directories. Or another
-            stream has taken over the adopted directory that this one runs in.
-        StorageAccessError: The folder cannot be reached.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES
@@ -59,11 +51,11 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
 
 
 def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
-    """Refuse a catalog that was restored from a backup: the query has moved on to directories that it does not know."""
+    """Refuse a catalog from a backup: the query has moved on to directories that it does not know."""
     if not stream.directories_ahead(record):
         return
-    # The entry was read before the directories were listed. If this process was paused in between,
-    # its successor has built and registered them, and the lease refuses what comes next.
+    # Read again: if this process was paused, its successor has registered them, and the lease
+    # refuses what comes next.
     record = stream.catalog.streams.get(stream.stream_id)
     ahead = stream.directories_ahead(record)
     if not ahead:
@@ -81,12 +73,7 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
 
 
 def claim_live_folder(stream: StreamHandle) -> None:
-    """Mark the folder of the stream's live directories as this deployment's before one is created there.
-
-    Raises:
-        LiveDirectoryError: It belongs to another deployment.
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Mark the folder of the stream's live directories as this deployment's."""
     if owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.create_if_absent(OWNER, stream.catalog.deployment_id.encode())
     _refuse_anothers_folder(stream)
@@ -109,11 +96,7 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of the deployment that owns the stream's folder of live directories; None if it is not marked.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Id of the deployment that owns the stream's folder of live directories; None if it is not marked."""
     try:
         return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -127,20 +110,12 @@ def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of another deployment that uses the stream's folder of live directories now; None if there is none.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Id of another deployment that owns the stream's folder of live directories; None if there is none."""
     owner = owner_of_live_folder(stream)
     return owner if owner != stream.catalog.deployment_id else None
 
 
 def disown_live_folder(stream: StreamHandle) -> None:
-    """Remove this deployment's mark from the stream's folder of live directories, once it contains none.
-
-    Raises:
-        StorageAccessError: The folder cannot be reached.
-    """
+    """Remove this deployment's mark from the stream's folder of live directories."""
     if other_owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.delete(OWNER)

@@ -1,12 +1,9 @@
 """Kubernetes: which pod a process runs in, and whether another pod has ended.
 
-A process of another pod cannot be observed, so its death could only be assumed after its lease has
-expired, and its live directory would have to be fenced and copied. The API server knows: a pod that
-was replaced does not exist or has another UID, and one whose containers have all terminated runs
-nothing.
-
-A pod takes part if its manifest passes its own name, namespace and UID to the container (Kubernetes'
-Downward API) in the variables below, and its service account may `get` pods.
+A process of another pod cannot be observed, but the API server knows: a replaced pod does not exist
+or has another UID, and one whose containers have all terminated runs nothing. A pod takes part if
+its manifest passes its name, namespace and UID in the variables below (Kubernetes' Downward API),
+and its service account may `get` pods.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ _PREFIX = "pod:"
 class PodState(Enum):
     """What the API server says of a pod.
 
-    GONE: It does not exist, or its name belongs to another one: it was deleted or replaced.
+    GONE: It was deleted or replaced.
     TERMINATED: All its containers have terminated.
     RUNS: A container may be running.
     UNKNOWN: There is no answer.
@@ -50,13 +47,7 @@ class PodState(Enum):
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod, distinguishable from a later one with the same name.
-
-    Attributes:
-        namespace: Its namespace.
-        name: Its name.
-        uid: Its UID.
-    """
+    """A pod, distinguishable from a later one with the same name."""
 
     namespace: str
     name: str
@@ -68,7 +59,7 @@ class Pod:
 
     @staticmethod
     def recorded(text: str | None) -> Pod | None:
-        """The pod in the recorded identity of a boot; None if it is of no pod."""
+        """The pod in the recorded identity of a boot; None if it names none."""
         word = next((each for each in (text or "").split() if each.startswith(_PREFIX)), None)
         parts = word.removeprefix(_PREFIX).split("/") if word is not None else []
         return Pod(*parts) if len(parts) == 3 and all(parts) else None
@@ -84,7 +75,7 @@ class KubernetesApi:
     """The API server, as a pod reaches it.
 
     Args:
-        url: Its address; None is that of the environment.
+        url: Its address; None: that of the environment.
         account: Folder of the service account's token and of the server's certificate.
         clock: Seconds of a monotonic clock.
     """
@@ -98,7 +89,7 @@ class KubernetesApi:
         self._known: dict[Pod, tuple[PodState, float]] = {}
 
     def state(self, pod: Pod) -> PodState:
-        """What it says of a pod. A pod that has ended is not asked about again."""
+        """The state of a pod. A pod that has ended is not asked about again."""
         known, at = self._known.get(pod, (PodState.UNKNOWN, None))
         if known in (PodState.GONE, PodState.TERMINATED):
             return known
@@ -117,7 +108,7 @@ class KubernetesApi:
         import urllib.request  # noqa: PLC0415
 
         try:
-            # The token is renewed by the kubelet, so it is read each time.
+            # The kubelet renews the token.
             token = (self._account / "token").read_text(encoding="utf-8").strip()
             request = urllib.request.Request(
                 f"{url}/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", headers={"Authorization": f"Bearer {token}"}
@@ -157,7 +148,7 @@ def _state_of(told: object, pod: Pod) -> PodState:
         return PodState.UNKNOWN
     if metadata.get("uid") != pod.uid:
         return PodState.GONE
-    # The phase alone is no proof: it is also set for a pod of a node that does not answer any more.
+    # The phase alone is no proof: pods of an unreachable node get one, too.
     containers = status.get("containerStatuses")
     if status.get("phase") not in ("Succeeded", "Failed") or not isinstance(containers, list) or not containers:
         return PodState.RUNS
@@ -176,7 +167,7 @@ _api = KubernetesApi()
 
 
 def pod_has_ended(recorded_boot: str | None) -> bool:
-    """Whether the pod in the recorded identity of a boot is proven to have ended. False if it is of no pod."""
+    """Whether the pod in the recorded identity of a boot is proven to have ended; False if it names none."""
     pod = Pod.recorded(recorded_boot)
     if pod is None or pod == Pod.of(os.environ):
         return False

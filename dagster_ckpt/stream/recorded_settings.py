@@ -1,8 +1,7 @@
 """What the catalog records of a stream's configuration, so that operators need not repeat it.
 
-A run registers its stream with these settings. An operator without the stream's code, such as a
-notebook, opens the stream with them: with default options, canceling the stream could delete the
-checkpoints that its own options keep. Credentials are never recorded.
+An operator without the stream's code opens the stream with these settings: with default options,
+canceling it could delete checkpoints that its own options keep. Credentials are never recorded.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.errors import CatalogError, OptionError
-from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
-from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
-from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 
-# For a stream whose options are unknown: nothing is deleted that other options would keep.
+# For unknown options: nothing is deleted that other options would keep.
 KEEP_EVERYTHING = CheckpointOptions(cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION)
-_ENUMS: Mapping[str, type[Enum]] = {"mode": CheckpointingMode, "cleanup": ExternalizedCheckpointCleanup}
 _UNKNOWN_RESTART = "unknown"
 # Recorded in another form, or not needed by operators.
 _NOT_PLAIN = {"storage", "retention", "trigger"}
@@ -37,16 +34,13 @@ _NOT_PLAIN = {"storage", "retention", "trigger"}
 
 @dataclass(frozen=True)
 class RecordedSettings:
-    """The settings of a stream as of its last registration.
+    """The settings of a stream as of its last registration; None where unknown.
 
     Attributes:
-        options: Checkpointing options, without the storage and the trigger policy; None if none were
-            recorded.
+        options: Checkpointing options, without the storage and the trigger policy.
         restart: Description of the restart strategy.
-        storage: Where its snapshots are stored, without credentials; None if no process has opened it.
-        is_own_storage: Whether the stream's own configuration names that storage, rather than the
-            deployment's.
-        live_root: Folder of live directories; None if unknown.
+        storage: Where its snapshots are stored, without credentials.
+        is_own_storage: The stream's own configuration names that storage, not the deployment's.
     """
 
     options: CheckpointOptions | None = None
@@ -67,11 +61,7 @@ class RecordedSettings:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> RecordedSettings:
-        """The settings from plain data.
-
-        Raises:
-            CatalogError: A value cannot be read.
-        """
+        """The settings from plain data; CatalogError if they cannot be read."""
         options, storage, live_root = record.get("checkpointing"), record.get("storage"), record.get("live_root")
         try:
             return RecordedSettings(
@@ -99,7 +89,7 @@ class RecordedRestartStrategy(DecidingRestartStrategy):
         return self.description
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Never restart: the stream's own process or the supervisor sensor decides with the strategy itself."""
+        """Never restart: the stream's own process or the supervisor sensor decides."""
         del failures, now_ms, random
         return NoRestart("This process does not know the stream's restart strategy.")
 
@@ -120,10 +110,11 @@ def _written(policy: RetentionPolicy | None) -> Mapping[str, object] | None:
 
 def _options(record: Mapping[str, Any]) -> CheckpointOptions:
     known = {each.name for each in fields(CheckpointOptions)} - _NOT_PLAIN
-    values: dict[str, Any] = {name: value for name, value in record.items() if name in known}
-    values |= {name: kind[values[name]] for name, kind in _ENUMS.items() if name in values}
+    # Earlier records have the unit in the names of durations.
+    plain = {name.removesuffix("_ms"): value for name, value in record.items()}
+    values: dict[str, Any] = {name: value for name, value in plain.items() if name in known}
     written = record.get("retention")
-    # What a catalog names is never imported, so a policy of a user is left out.
+    # What a catalog names is never imported: a user's policy is left out.
     retention = read_retention(written) if written is not None and not _names_own(written) else None
     return CheckpointOptions(**values, retention=retention)
 

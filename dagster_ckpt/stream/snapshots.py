@@ -1,41 +1,33 @@
-"""Snapshots of a stream: their names, holding them while they are read, and those that the catalog does not list."""
+"""Snapshots of a stream: their names and numbers, holds on them, and those that the catalog does not list."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
 from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
 from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.durations import utc_time
-from dagster_ckpt.values.modes import RecoveryClaimMode
+from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 from dagster_ckpt.values.redaction import refuse_user_info
 
 if TYPE_CHECKING:
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.stream.handle import StreamHandle
 
-CHECKPOINT = "CHECKPOINT"
-
-
-SAVEPOINT = "SAVEPOINT"
-
 
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
-    """The snapshot that an automatic recovery uses.
+    """The snapshot that an automatic recovery uses, of restorable ones, newest first.
 
     The newest one; with `prefer_checkpoint`, the newest checkpoint if there is any (Flink's
     CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
-
-    Args:
-        snapshots: Restorable snapshots, newest first.
-        prefer_checkpoint: Skip savepoints if a checkpoint exists.
     """
     oldest_first = [retained(snapshot) for snapshot in reversed(snapshots)]
     chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
@@ -67,17 +59,12 @@ def _retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
 
 def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
     """Whether the stream deletes a snapshot itself: a checkpoint, or a savepoint that a start claimed."""
-    return snapshot.kind == CHECKPOINT or snapshot.claimed
+    return snapshot.kind is SnapshotKind.CHECKPOINT or snapshot.claimed
 
 
 def describe_snapshot(snapshot: SnapshotRecord) -> str:
     """Short name of a snapshot and its batch, for messages."""
-    name = (
-        f"chk-{snapshot.number}"
-        if snapshot.kind == CHECKPOINT
-        else f"savepoint {snapshot.label or snapshot.snapshot_id}"
-    )
-    return f"{name} at batch {snapshot.batch_id}"
+    return f"{snapshot.name} at batch {snapshot.batch_id}"
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
@@ -85,21 +72,11 @@ def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
     location = (snapshot.location or "").rstrip("/")
     plain = reference.rstrip("/").removesuffix("/_metadata")
     names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}
-    if snapshot.kind == CHECKPOINT:
-        names.add(f"chk-{snapshot.number}")
-    return plain in names
+    return plain in names | {snapshot.reference}
 
 
 def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord | None:
-    """The snapshot that a reference names, or None. A label may be used again; then only the id says which one.
-
-    Args:
-        snapshots: The snapshots to choose from.
-        reference: An id, number (`chk-7`), label or location.
-
-    Raises:
-        OptionError: Several of them have this label.
-    """
+    """The snapshot that a reference names, or None; OptionError if several have this label."""
     found = [snapshot for snapshot in snapshots if is_named(snapshot, reference)]
     if len(found) > 1:
         ids = "\n".join(
@@ -120,16 +97,15 @@ HOLD_TTL_MS = 60_000
 def holding(
     catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
 ) -> Iterator[None]:
-    """Hold snapshots for the duration of the context. A thread renews the holds.
+    """Hold snapshots for the duration of the context; None and unlisted ones are skipped.
+
+    Raises SnapshotNotFoundError if one was deleted after it was listed.
 
     Args:
         catalog: The catalog.
-        snapshots: The snapshots. None, and snapshots that the catalog does not list, are skipped.
+        snapshots: The snapshots.
         reader: Who reads them and why, as shown by the catalog.
         ttl_ms: How long the holds last if this process is killed.
-
-    Raises:
-        SnapshotNotFoundError: One of them was deleted after it was listed, or is being deleted.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
@@ -141,8 +117,8 @@ def holding(
 
     def renew() -> None:
         while not over.wait(ttl_ms / 3000):
-            # If the catalog is unavailable for longer than the holds last, the snapshots may be
-            # deleted. The reader then fails with an error that says so.
+            # If the catalog is unavailable for longer than the holds last, the reader fails with an
+            # error that says so.
             with suppress(CatalogError):
                 catalog.holds.renew(ids, ttl_ms)
 
@@ -153,18 +129,14 @@ def holding(
     finally:
         over.set()
         thread.join()
-        # If the catalog is unavailable, the holds expire.
+        # Without the catalog, the holds expire.
         with suppress(CatalogError):
             catalog.holds.release(ids)
 
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the snapshot at a location if the catalog lists one there.
-
-    Raises:
-        SnapshotNotFoundError: The catalog lists one there that was deleted or is being deleted.
-    """
+    """Hold the snapshot at a location if the catalog lists one there."""
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):
         yield
@@ -181,16 +153,8 @@ def unregistered_snapshot(
 ) -> SnapshotRecord | None:
     """The snapshot at the location that a start names; None if it names a listed snapshot or no location.
 
-    Args:
-        stream: The stream to start.
-        start_from: The requested starting point.
-        listed: The snapshots that the catalog lists.
-
-    Raises:
-        SnapshotNotFoundError: The snapshot belongs to another stream or deployment, or was to be
-            claimed.
-        SnapshotCorruptError: Its metadata is truncated or altered.
-        StorageAccessError: The location cannot be reached.
+    Raises SnapshotNotFoundError if it belongs to another stream or deployment, or was to be
+    claimed.
     """
     location = (start_from.reference or "").rstrip("/").removesuffix("/_metadata")
     if not is_location(location) or any(is_named(snapshot, location) for snapshot in listed):
@@ -227,17 +191,9 @@ def unregistered_snapshot(
 
 
 def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
-    """The snapshot of another deployment at a location.
+    """The snapshot of another deployment at a location: URL of its folder, or of the `_metadata` in it.
 
-    Args:
-        stream: The stream that will continue from it. Its storage must be able to reach the location.
-        location: URL of the snapshot's folder, or of the `_metadata` file in it.
-
-    Raises:
-        OptionError: The value is not a location, or contains user credentials.
-        SnapshotNotFoundError: There is no snapshot, or it belongs to this deployment.
-        SnapshotCorruptError: Its metadata is truncated or altered.
-        StorageAccessError: The location cannot be reached.
+    The storage of `stream`, which will continue from it, must be able to reach it.
     """
     refuse_user_info("The location of the snapshot", location)
     folder = location.strip().rstrip("/").removesuffix("/_metadata")
@@ -263,7 +219,7 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,
         execution_id=None,
-        kind=header.kind.value,
+        kind=header.kind,
         number=header.number,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.UNKNOWN,
@@ -274,3 +230,24 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
         properties=dict(header.properties),
         created_at_ms=header.created_at_ms,
     )
+
+
+_CHECKPOINT = re.compile(r"chk-(\d+)")
+
+
+def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
+    """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
+
+    A catalog that was lost or restored from a backup counts from below the stored numbers, and
+    every checkpoint would fail because a number is never written twice. Flink likewise continues
+    from the number of the restored checkpoint.
+    """
+    names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
+    used = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    if restored is not None and restored.number is not None:
+        used.append(restored.number)
+    counted = stream.catalog.streams.get(stream.stream_id).next_number
+    beyond = max(used, default=0) + 1
+    if beyond > counted:
+        stream.catalog.streams.count_from(lease, beyond)
+    return max(beyond, counted)

@@ -1,29 +1,40 @@
-"""Take one snapshot: cut the live directory, store the cut, describe its contents."""
+"""Take one snapshot: cut the live directory, store the cut, describe it, and record it in the catalog."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
+    SOURCE_IDENTITIES,
+    CompletedSnapshot,
+    LeaseRecord,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+)
+from dagster_ckpt.errors import CkptError, LeaseLostError
 from dagster_ckpt.sinks.guarantees import guarantees
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.sinks.snapshot_sinks import names_of_others
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import Progress
-from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
-from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN
-from dagster_ckpt.spark.execution_mode import ExecutionMode
+from dagster_ckpt.spark.jobs import executors_above
+from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import SINK_IDS, with_newest_batch
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM
 from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 @dataclass(frozen=True)
@@ -31,20 +42,13 @@ class SnapshotOrder:
     """The description of a snapshot to take.
 
     Attributes:
-        snapshot_id: Id of the snapshot, also in the catalog.
-        kind: Checkpoint or savepoint.
-        number: Number from the stream's counter; the `n` of `chk-<n>`.
+        number: From the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared; None writes everything.
         target_directory: Folder for a savepoint, instead of the configured one.
-        sinks: Sinks the query writes to, as named in its progress.
-        label: A user-defined name.
-        properties: Further properties of the snapshot.
-        renews: The checkpoint at `base`, if it may be renewed: if the position is still the same, nothing is
-            written.
-
-    Raises:
-        OptionError: A start could not find the snapshot by that label.
+        sinks: Sinks as named in the query's progress.
+        renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same
+            position.
     """
 
     kind: SnapshotKind
@@ -63,7 +67,7 @@ class SnapshotOrder:
         checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
-        """A copy of the order that includes the planned offsets of the running batch."""
+        """The same with the planned offsets of the running batch."""
         return replace(self, carry_in_flight=True)
 
 
@@ -72,12 +76,9 @@ class TakenSnapshot:
     """A stored snapshot.
 
     Attributes:
-        order: The order it fulfils.
         batch_id: The batch after which a restore resumes.
-        query_id: Id of the Spark query.
-        stored: Its location and size.
         properties: The properties in its header.
-        renews: Id of the existing checkpoint that it is, if nothing was written; None for a new snapshot.
+        renews: Id of the existing checkpoint that it is, if nothing was written.
     """
 
     order: SnapshotOrder
@@ -89,7 +90,7 @@ class TakenSnapshot:
 
 
 def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
-    """The snapshot that most likely has most in common with a stream's next one.
+    """The snapshot that probably has most in common with a stream's next one.
 
     The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the
     newest checkpoint.
@@ -121,7 +122,7 @@ def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotReco
 
 
 def _is_unchanged(stream: StreamHandle, base: BaseSnapshot, header: SnapshotHeader) -> bool:
-    """Whether a checkpoint with this header would equal the one that it is based on, which is whole."""
+    """Whether a checkpoint with this header would equal its base, which is whole."""
     before = base.manifest.header
     if (before.kind, before.batch_id, before.query_id) != (header.kind, header.batch_id, header.query_id):
         return False
@@ -148,26 +149,19 @@ def take_snapshot(
     should_abort: Callable[[], bool] = lambda: False,
     progress: Progress = lambda _done, _total: None,
 ) -> TakenSnapshot:
-    """Cut a live directory at its newest commit and store the cut.
+    """Cut a live directory, of a running or a stopped query, at its newest commit and store the cut.
 
-    The files to read are pinned first (a few are read, most are linked), so that Spark may purge
-    during a slow upload. If Spark purges or replaces a file before that, a new cut is taken.
+    The files are pinned first (a few are read, most are linked), so that Spark may purge during a
+    slow upload. If Spark purges or replaces a file before that, a new cut is taken.
 
     Args:
         stream: The stream.
-        live: Its live directory, of a running or a stopped query.
+        live: Its live directory.
         order: The snapshot to take.
         now_ms: Creation time recorded in the snapshot.
-        on_cut: Called with the batch id as soon as the files of a consistent cut are pinned.
-        should_abort: Polled during the upload; if it returns True, the upload ends and what was
-            written is deleted.
-        progress: For a savepoint, called now and then with the number of files that were written, and of
-            those to write.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        IncompleteCutError: A file that a restore needs is missing.
-        StorageAccessError: The snapshot could not be written.
+        on_cut: Called with the batch id as soon as the files are pinned.
+        should_abort: Polled during the upload; if it returns True, what was written is deleted.
+        progress: For a savepoint, called with the number of files written, and to write.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -186,7 +180,8 @@ def _take(
 ) -> TakenSnapshot:
     is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
     base = stream.store.base(order.base) if is_checkpoint else None
-    # A snapshot without the state of a query that keeps state would look like that of one that keeps none.
+    # A snapshot without the state of a query that keeps state would look like that of one that
+    # keeps none.
     known = KnownQuery.of(order.properties.get("plan"), base.manifest.header.properties if base is not None else None)
     with staged_cut(
         live, carry_in_flight=order.carry_in_flight, sinks=sinks_of(order.sinks), base=base, known=known
@@ -248,3 +243,135 @@ def _take(
                 progress=progress,
             )
     return TakenSnapshot(order, taken.batch_id, taken.query_id, stored, properties)
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """Figures of the query up to one batch.
+
+    Attributes:
+        rows: Input rows since the previous snapshot, as far as this execution saw them.
+        state_rows: Rows in all state stores.
+        watermark: Event-time watermark as ISO-8601, or None if the query has none.
+        lags: Records waiting in each partition of the Kafka topics that it reads.
+    """
+
+    rows: int | None = None
+    state_rows: int | None = None
+    watermark: str | None = None
+    lags: Mapping[str, int] = field(default_factory=dict)
+
+    def properties(self) -> dict[str, object]:
+        """What a snapshot's row in the catalog records of the sources."""
+        return {"records_behind": dict(self.lags)} if self.lags else {}
+
+
+def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
+    """Properties for a snapshot that is about to be taken; unknown values are left out.
+
+    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that the timeline
+    began with. Without `facts` the query is not running: `code_version` is left out, because the
+    code loaded now may not have written the live directory, and `plan` is that of the query started
+    last.
+    """
+    before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
+    record = stream.catalog.streams.get(stream.stream_id)
+    latest = stream.catalog.executions.latest(stream.stream_id)
+    known: dict[str, object | None] = {
+        SINK_IDS: with_newest_batch((latest.progress if latest is not None else None) or {}) or None,
+        "parent_snapshot_id": before.snapshot_id if before is not None else None,
+        "timeline": record.timeline,
+        SOURCE_IDENTITIES: stream.catalog.executions.last_sources(stream.stream_id, record.live_directory),
+    }
+    if facts is not None:
+        known["code_version"] = stream.code_version
+        known["plan_fingerprint"] = facts.plan_fingerprint
+        known["plan"] = facts.plan.as_record() if facts.plan is not None else None
+        known["spark_version"] = facts.spark_version
+        if facts.mode is not None:
+            known |= guarantees(facts.mode, sinks).properties()
+    else:
+        known["plan"] = record.plan or None
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
+    """Properties that record why a snapshot is taken, for a catalog that is rebuilt."""
+    return {"trigger": trigger.value, **({"schedule": schedule} if schedule is not None else {})}
+
+
+@dataclass(frozen=True)
+class NotRecorded:
+    """A snapshot that, as far as can be determined, the catalog did not record.
+
+    Attributes:
+        why: What went wrong, for a message.
+        is_certain: Whether the catalog itself confirms it. Only then may the bytes be deleted.
+    """
+
+    why: str
+    is_certain: bool
+
+
+def record_snapshot(
+    catalog: Catalog,
+    taken: TakenSnapshot,
+    figures: BatchFigures,
+    *,
+    duration_ms: int,
+    lease: LeaseRecord | None,
+    after_batch: bool = False,
+) -> SnapshotRecord | NotRecorded:
+    """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
+
+    If the connection breaks, this sends the catalog a change that only an incomplete snapshot
+    accepts, and reads the snapshot again. If the catalog does not answer, the outcome stays unknown
+    and the bytes must stay, as in Flink after a `PossibleInconsistentStateException`. The same
+    holds after a LeaseLostError, which this raises.
+
+    Args:
+        catalog: The catalog, in which the snapshot is in progress.
+        taken: The stored snapshot.
+        figures: Figures of the batches since the previous snapshot.
+        duration_ms: How long the attempt took.
+        lease: The lease of the run that took it.
+        after_batch: Whether the execution that took it has committed a batch.
+    """
+    snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
+    facts = CompletedSnapshot(
+        location=stored.location,
+        batch_id=taken.batch_id,
+        query_id=taken.query_id,
+        full_bytes=stored.full_bytes,
+        incremental_bytes=stored.incremental_bytes,
+        file_count=stored.file_count,
+        rows=figures.rows,
+        state_rows=figures.state_rows,
+        watermark=figures.watermark,
+        duration_ms=duration_ms,
+        properties={**taken.properties, **figures.properties()},
+    )
+    try:
+        return (
+            snapshots.complete_of_stopped(snapshot_id, facts)
+            if lease is None
+            else snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
+        )
+    except LeaseLostError:
+        raise
+    except CkptError as error:
+        why = str(error)
+    reason = f"The catalog could not record it: {why}"
+    try:
+        if lease is None:
+            snapshots.fail_of_stopped(snapshot_id, reason)
+        else:
+            snapshots.fail(lease, snapshot_id, reason)
+        snapshot = snapshots.get(snapshot_id)
+    except LeaseLostError:
+        raise
+    except CkptError:
+        return NotRecorded(
+            f"{why} Its files stay at {stored.location}, because the catalog may list them.", is_certain=False
+        )
+    return snapshot if snapshot.status is SnapshotStatus.COMPLETED else NotRecorded(why, is_certain=True)

@@ -20,7 +20,7 @@ class SourceOffsets:
 
     Attributes:
         partitions: Topic to partition to the offset of the next record.
-        times: Topic to a time in ms: the first record that is not older is the next one.
+        times: Topic to a time in ms: the next record is the first that is not older.
     """
 
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -28,11 +28,7 @@ class SourceOffsets:
 
     @staticmethod
     def parse(text: str) -> SourceOffsets:
-        """Parse the option `source_offsets`.
-
-        Raises:
-            OptionError: It is not such JSON.
-        """
+        """Parse the option `source_offsets`; OptionError if it is not such JSON."""
         try:
             told = from_json(text)
             if not isinstance(told, dict) or not told:

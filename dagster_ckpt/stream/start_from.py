@@ -1,13 +1,15 @@
-"""Starting points: the values of `start_from`, parsed in one place."""
+"""Starting points: where a start resumes, and its options, from which every interface takes them."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
 from enum import Enum
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from dagster_ckpt.config.execution_config import MAX_PARALLELISM
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.config.state_backend import MAX_PARALLELISM
+from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.values.modes import RecoveryClaimMode
 from dagster_ckpt.values.redaction import refuse_user_info
@@ -26,7 +28,7 @@ class StartPoint(Enum):
     NAMED = "named"
 
 
-STATE_PARTITIONS = WholeNumber("state_partitions", minimum=1, maximum=MAX_PARALLELISM.maximum)
+_STATE_PARTITIONS = WholeNumber("state_partitions", minimum=1, maximum=MAX_PARALLELISM.maximum)
 _BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -36,14 +38,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """Validate a label for a snapshot: `start_from` must be able to find the snapshot by it, unambiguously.
-
-    Args:
-        label: The label, or None.
-
-    Raises:
-        OptionError: It is blank, too long, not printable, or means another starting point.
-    """
+    """Validate a label: `start_from` must be able to find the snapshot by it, unambiguously."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -59,7 +54,7 @@ def _why_no_label(label: str) -> str | None:
     if not label.strip():
         return "it is blank"
     if label != label.strip():
-        return "it begins or ends with a blank, which start_from leaves out"
+        return "it has surrounding whitespace, which start_from strips"
     if len(label) > LONGEST_LABEL:
         return f"it has {len(label)} characters, but at most {LONGEST_LABEL} are allowed"
     if not label.isprintable():
@@ -78,122 +73,170 @@ def is_location(reference: str) -> bool:
     return reference.startswith("/") or "://" in reference
 
 
+class Described(NamedTuple):
+    """What interfaces show of a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
+
+    description: str
+    confirms: bool = False
+
+
 @dataclass(frozen=True)
 class StartFrom:
-    """A starting point.
+    """Where a start resumes, and what it may do.
 
-    Attributes:
-        point: The kind.
-        reference: For NAMED: a snapshot id, `chk-<n>`, a savepoint's label, or a location. For BATCH:
-            its number.
-        new_query_id: Continue under a new query id: sinks that remember query ids then write the
-            rewound batches again instead of skipping them. For a start from a snapshot or a batch.
-        accept_loss: Start even if a sink would lose rows.
-        claim_mode: Who owns the snapshot that the stream starts from.
-        accept_plan_change: Start even if the code needs different state from what is stored.
-        discard_state: Confirms that an empty start may discard all existing state.
-        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
-        source_offsets: Where Kafka sources continue instead of where they stopped; see `SourceOffsets`.
-        state_partitions: Rewrite the state to this number of partitions; None keeps the number.
+    Every interface takes its options, with these descriptions, from the fields below: command line, Dagster config,
+    checkpoint page, requests in the catalog, client and `run_stream`.
+
+    Example:
+        >>> StartFrom("before-release-42", accept_loss=True).point
+        <StartPoint.NAMED: 'named'>
     """
 
-    point: StartPoint = StartPoint.LATEST
-    reference: str | None = None
-    new_query_id: bool = False
-    accept_loss: bool = False
-    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
-    accept_plan_change: bool = False
-    discard_state: bool = False
-    no_safety_savepoint: bool = False
-    source_offsets: str = ""
-    state_partitions: int | None = None
+    start_from: Annotated[
+        str,
+        Described(
+            description="latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, "
+            "preferred-savepoint, empty (discard all state), batch-<n> (rewind to a batch that Spark still retains), "
+            "or the id, number (chk-7), label or location of a snapshot."
+        ),
+    ] = "latest"
+    _: KW_ONLY
+    new_query_id: Annotated[
+        bool,
+        Described(
+            description="With a rewind: continue as a new query, so that sinks which remember query ids (Delta, "
+            "Iceberg) write the rewound batches again instead of skipping them."
+        ),
+    ] = False
+    accept_loss: Annotated[
+        bool,
+        Described(
+            description="Start even if the rewind could lose rows in a sink. Without it such a start is refused, and "
+            "the message names the sink and the reason. A preview shows it beforehand.",
+            confirms=True,
+        ),
+    ] = False
+    claim_mode: Annotated[
+        RecoveryClaimMode,
+        Described(
+            description="Ownership of the snapshot that the stream starts from. NO_CLAIM: the stream never deletes it. "
+            "CLAIM: the stream takes ownership and deletes it like any of its checkpoints. Flink's LEGACY is not "
+            "supported."
+        ),
+    ] = RecoveryClaimMode.NO_CLAIM
+    accept_plan_change: Annotated[
+        bool,
+        Described(
+            description="Start even if the code needs state of another layout: other keys, types, values, windows, "
+            "operators or watermarks. Without it such a start is refused, and the message lists the differences.",
+            confirms=True,
+        ),
+    ] = False
+    discard_state: Annotated[
+        bool,
+        Described(
+            description="With an empty start: confirm that all state of the stream is discarded. Without it such a "
+            "start is refused, and the message lists what would be discarded.",
+            confirms=True,
+        ),
+    ] = False
+    no_safety_savepoint: Annotated[
+        bool,
+        Described(
+            description="Do not take a savepoint before a rewind. By default one labeled before-rewind-<n> is taken, "
+            "from which you can undo the rewind; release it to return it to the stream's retention.",
+            confirms=True,
+        ),
+    ] = False
+    source_offsets: Annotated[
+        str,
+        Described(
+            description='Where Kafka sources continue, as JSON: {"orders": {"0": 124}} skips to a record, and '
+            '{"orders": "2026-11-23T07:00:00Z"} to the first record that is not older. Only with a snapshot or '
+            "batch-<n>."
+        ),
+    ] = ""
+    state_partitions: Annotated[
+        int | None,
+        Described(
+            description="Rewrite the state to this number of partitions, 1 to 32768, before the query starts. "
+            "Otherwise Spark keeps the number of the first batch. Needs Spark 4.2 or later."
+        ),
+    ] = None
 
-    @staticmethod
-    def parse(
-        start_from: str,
-        *,
-        new_query_id: bool = False,
-        accept_loss: bool = False,
-        claim_mode: RecoveryClaimMode | str = RecoveryClaimMode.NO_CLAIM,
-        accept_plan_change: bool = False,
-        discard_state: bool = False,
-        no_safety_savepoint: bool = False,
-        source_offsets: str = "",
-        state_partitions: int | None = None,
-    ) -> StartFrom:
-        """Parse a starting point from a run configuration or a command line.
-
-        Args:
-            start_from: "latest" (continue where the query stopped: the live directory, else the newest
-                snapshot), "latest-checkpoint", "latest-savepoint", "preferred-savepoint", "empty" (discard
-                all state), "batch-<n>" (back to a batch that Spark still retains), or the name of a
-                snapshot.
-            new_query_id: Continue under a new query id.
-            accept_loss: Start even if a sink would lose rows.
-            claim_mode: Who owns the snapshot that the stream starts from.
-            accept_plan_change: Start even if the code needs different state from what is stored.
-            discard_state: Confirms that an empty start may discard all existing state.
-            no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
-            source_offsets: Where Kafka sources continue, as JSON: `{"orders": {"0": 124}}`, or
-                `{"orders": "2026-11-23T07:00:00Z"}` for the first record that is not older. Records between
-                are skipped, or read again. For a start from a snapshot or a batch.
-            state_partitions: Rewrite the state to this number of partitions, 1 to 32768; None keeps the
-                number.
-
-        Raises:
-            OptionError: start_from is empty, new_query_id is combined with latest or empty, a snapshot is
-                claimed by a start that names none, the claim mode is not supported, discard_state is
-                set for a start that is not empty, or state_partitions is out of range or set for one
-                that is empty.
-        """
-        word = start_from.strip()
-        if not word:
-            raise OptionError(
-                "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, "
-                "preferred-savepoint, empty, batch-<n>, or the id, number (chk-7), label or location of a snapshot."
-            )
-        refuse_user_info("start_from", word)
-        point, reference = _point(word)
-        if new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
+    def __post_init__(self) -> None:
+        """Normalize and check the options."""
+        object.__setattr__(self, "start_from", _normalized(self.start_from))
+        object.__setattr__(self, "claim_mode", RecoveryClaimMode(self.claim_mode))
+        word, point = self.start_from, self.point
+        if self.new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
             raise OptionError(
                 f"new_query_id is for a start from a snapshot or a batch, but start_from is {word!r}: latest "
                 "continues the same query, and empty always starts a new one. Leave it out."
             )
-        claim = RecoveryClaimMode(claim_mode)
-        if claim is RecoveryClaimMode.CLAIM and point in (StartPoint.LATEST, StartPoint.EMPTY, StartPoint.BATCH):
+        if self.claim_mode is RecoveryClaimMode.CLAIM and point in (
+            StartPoint.LATEST,
+            StartPoint.EMPTY,
+            StartPoint.BATCH,
+        ):
             raise OptionError(
                 f"claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. Name "
                 "the snapshot that the stream should own, or leave claim_mode out."
             )
-        if discard_state and point is not StartPoint.EMPTY:
+        if self.discard_state and point is not StartPoint.EMPTY:
             raise OptionError(
                 f"discard_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it out, "
                 "or start from empty."
             )
-        if source_offsets and point in (StartPoint.LATEST, StartPoint.EMPTY):
-            raise OptionError(
-                f"source_offsets is for a start from a snapshot or a batch, but start_from is {word!r}. Name the "
-                "newest batch (batch-<n>) to keep the state and continue elsewhere in the source."
-            )
-        if state_partitions is not None:
-            STATE_PARTITIONS.checked(state_partitions)
+        if self.source_offsets:
+            if point in (StartPoint.LATEST, StartPoint.EMPTY):
+                raise OptionError(
+                    f"source_offsets is for a start from a snapshot or a batch, but start_from is {word!r}. Name the "
+                    "newest batch (batch-<n>) to keep the state and continue elsewhere in the source."
+                )
+            object.__setattr__(self, "source_offsets", str(SourceOffsets.parse(self.source_offsets)))
+        if self.state_partitions is not None:
+            _STATE_PARTITIONS.checked(self.state_partitions)
             if point is StartPoint.EMPTY:
                 raise OptionError(
                     "state_partitions rewrites existing state, but start_from is 'empty', which keeps none. Leave it "
                     "out, and set spark.sql.shuffle.partitions for the new state."
                 )
-        return StartFrom(
-            point,
-            reference,
-            new_query_id,
-            accept_loss,
-            claim,
-            accept_plan_change,
-            discard_state,
-            no_safety_savepoint,
-            str(SourceOffsets.parse(source_offsets)) if source_offsets else "",
-            state_partitions,
-        )
+
+    @classmethod
+    def of(cls, start_from: str | StartFrom) -> StartFrom:
+        """The start itself, or the start without options from the point that a string names."""
+        return start_from if isinstance(start_from, StartFrom) else cls(start_from)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> StartFrom:
+        """The start in a request row, a run's config, a command line or a form; other keys and None are ignored."""
+        names = {field.name for field in fields(cls)}
+        given = {name: value for name, value in record.items() if name in names and value is not None}
+        # Imported here: the help of a command reads the options only.
+        import msgspec  # noqa: PLC0415
+
+        try:
+            return msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, CkptError):
+                raise error.__cause__ from None
+            raise OptionError(f"The options of the start cannot be read: {error}. Correct or omit it.") from error
+
+    def as_record(self) -> dict[str, str | bool | int]:
+        """`start_from`, and the options that are set, as JSON values; `from_record` reads them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return set_options({name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
+
+    @property
+    def point(self) -> StartPoint:
+        """The kind of starting point."""
+        return _point(self.start_from)[0]
+
+    @property
+    def reference(self) -> str | None:
+        """For NAMED: a snapshot's id, `chk-<n>`, label or location. For BATCH: its number."""
+        return _point(self.start_from)[1]
 
     @property
     def chosen_offsets(self) -> SourceOffsets | None:
@@ -206,9 +249,47 @@ class StartFrom:
         return int(self.reference or 0) if self.point is StartPoint.BATCH else None
 
     def __str__(self) -> str:
-        if self.point is StartPoint.BATCH:
-            return f"batch-{self.reference}"
-        return self.reference or self.point.value
+        return self.start_from
+
+
+def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in a record that differ from their defaults, unchecked, and always `start_from`."""
+    options = {field.name: record.get(field.name, field.default) for field in fields(StartFrom)}
+    defaults = {field.name: field.default for field in fields(StartFrom)}
+    return {name: value for name, value in options.items() if name == "start_from" or value != defaults[name]}
+
+
+class StartOption(NamedTuple):
+    """A field of `StartFrom` for an interface: `kind` is bool, int, str or an enum, `default` None means no value."""
+
+    name: str
+    kind: type[Any]
+    default: Any
+    description: str
+    confirms: bool
+
+
+def start_options() -> list[StartOption]:
+    """The fields of `StartFrom`; the first is the starting point itself."""
+    hints = get_type_hints(StartFrom, include_extras=True)
+    return [_option(field.name, field.default, *get_args(hints[field.name])) for field in fields(StartFrom)]
+
+
+def _option(name: str, default: Any, annotation: Any, meta: Described) -> StartOption:
+    kind = next(each for each in (*get_args(annotation), annotation) if each is not type(None))
+    return StartOption(name, kind, default, *meta)
+
+
+def _normalized(start_from: str) -> str:
+    word = start_from.strip()
+    if not word:
+        raise OptionError(
+            "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, "
+            "preferred-savepoint, empty, batch-<n>, or the id, number (chk-7), label or location of a snapshot."
+        )
+    refuse_user_info("start_from", word)
+    point, reference = _point(word)
+    return f"batch-{reference}" if point is StartPoint.BATCH else reference or point.value
 
 
 def _point(word: str) -> tuple[StartPoint, str | None]:

@@ -8,25 +8,29 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
-from dagster_ckpt.stream.batch_progress import BatchFigures
-from dagster_ckpt.stream.completion import NotRecorded, provenance, record_snapshot, trigger_properties
-from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.snapshots import holding
-from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.stream.snapshotting import (
+    BatchFigures,
+    NotRecorded,
+    SnapshotOrder,
+    provenance,
+    record_snapshot,
+    sharing_base,
+    take_snapshot,
+    trigger_properties,
+)
+from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 @dataclass(frozen=True)
 class DirectoryToAdopt:
-    """A checkpoint directory that plain Spark wrote. Its query may be running.
-
-    Attributes:
-        url: The directory.
-        sinks: The sinks that its query writes to, as Spark names them.
-    """
+    """A checkpoint directory that plain Spark wrote, and the sinks of its query, which may be running."""
 
     url: str
     sinks: Sequence[str] = ()
@@ -54,15 +58,10 @@ def savepoint_of_stopped_stream(
         target_directory: Folder for it, instead of the configured one.
         schedule: Name of the schedule that requests it, if any.
         trigger: Why it is taken, if no schedule requests it.
-        lease: The lease of the stream, if its run takes the savepoint before it starts the query.
-        adopting: A directory of plain Spark that the stream is about to adopt, instead of its live directory.
-        progress: Called now and then with the number of files that were written, and of those to write.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
-        NothingCommittedError: The stream has no live directory, or nothing is committed in it.
-        IncompleteCutError: The live directory is incomplete.
-        StorageAccessError: The savepoint cannot be written.
+        lease: The lease, if the stream's run takes the savepoint before it starts the query.
+        adopting: A directory of plain Spark that the stream is about to adopt, instead of its live
+            directory.
+        progress: Called now and then with the number of files written, and to write.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url
@@ -106,7 +105,7 @@ def savepoint_of_stopped_stream(
             lease,
             snapshot_id=snapshot_id,
             execution_id=lease.execution_id,
-            kind=SnapshotKind.SAVEPOINT.value,
+            kind=SnapshotKind.SAVEPOINT,
             number=number,
             trigger=why,
             timeline=record.timeline,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import Source, SourceFile
 from dagster_ckpt.snapshot.store import SnapshotStore, StoredSnapshot
+from dagster_ckpt.values.modes import SnapshotKind
 
 TRIAL_STREAM = "flights.delays"
 # Two files are too large to be stored inside a snapshot's metadata by default.

@@ -31,16 +31,7 @@ class ActionStatus(StrEnum):
 
 @dataclass
 class Action:
-    """One action that a person started on the page.
-
-    Attributes:
-        number: Counts the actions of this server.
-        stream_id: The stream.
-        title: What it does.
-        started_at_ms: When it was started.
-        status: Its status.
-        messages: Its steps and result, or why it failed.
-    """
+    """One action that a person started on the page; its messages are its steps and result, or why it failed."""
 
     number: int
     stream_id: str
@@ -61,14 +52,7 @@ class ActionLog:
         self._actions: deque[Action] = deque(maxlen=_REMEMBERED)
 
     def start(self, stream_id: str, title: str, now_ms: int, work: Callable[[Report], list[str]]) -> Action:
-        """Start an action.
-
-        Args:
-            stream_id: The stream.
-            title: What it does.
-            now_ms: The current time, ms since the epoch.
-            work: Does it; receives a function that reports steps, and returns the result as messages.
-        """
+        """Start an action. `work` receives a function that reports steps, and returns the result as messages."""
         action = Action(next(self._numbers), stream_id, title, now_ms)
         with self._lock:
             self._actions.appendleft(action)
@@ -84,9 +68,8 @@ class ActionLog:
     def close(self, withdraw: Callable[[], None]) -> None:
         """End what is running, and return within seconds; nothing new is started.
 
-        Args:
-            withdraw: Withdraws the requests that the actions wait for. An action may make another one after that, so
-                it is called until all have ended.
+        `withdraw` withdraws the requests that the actions wait for. An action may make another one after that, so it is
+        called until all have ended.
         """
         self._is_closing = True
         until = time.monotonic() + _CLOSING_S

@@ -22,17 +22,21 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from dagster_ckpt.catalog.history import HistoryCursor
-from dagster_ckpt.catalog.records import SnapshotStatus
-from dagster_ckpt.catalog.transitions import size
-from dagster_ckpt.client import Client
+from dagster_ckpt.client import (
+    Client,
+    HistoryCursor,
+    RewindPreview,
+    SnapshotStatus,
+    StartFrom,
+    describe_snapshot,
+    start_options,
+)
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StreamNotFoundError
-from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
 from dagster_ckpt.ui.locations import refuse_location
-from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 
 _COOKIE = "dagster_ckpt_actions"
@@ -46,20 +50,10 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _LARGEST_FORM = 10_000
-# What a person confirms after the preview. A new query id changes the preview, so it is chosen before.
-_CONFIRMED = ("accept_loss", "accept_plan_change", "no_safety_savepoint", "discard_state")
-_ACCEPTED = (*_CONFIRMED, "new_query_id")
 
 
 class CheckpointPage:
-    """The pages over one client.
-
-    Args:
-        client: Reads the catalog, and carries out actions.
-        token: Secret that allows actions; None: the page is read-only.
-        allowed_hosts: Names under which browsers may reach the page. Other names are refused, so that no web site
-            can reach a local page through a host name of its own.
-    """
+    """The pages over one client; see `checkpoint_page`."""
 
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
         # Requests of this page alone, so that its end withdraws them and nobody else's.
@@ -136,7 +130,7 @@ class CheckpointPage:
 
     def _history(self, request: Request) -> Response:
         asked = request.query_params
-        kind = asked.get("kind") if asked.get("kind") in ("CHECKPOINT", "SAVEPOINT") else None
+        kind = SnapshotKind(asked["kind"]) if asked.get("kind") in list(SnapshotKind) else None
         status = SnapshotStatus(asked["status"]) if asked.get("status") in _statuses() else None
         try:
             older_than = HistoryCursor.parse(asked["before"]) if asked.get("before") else None
@@ -178,24 +172,25 @@ class CheckpointPage:
 
     def _restart_form(self, request: Request) -> Response:
         stream = self._client.describe_stream(_stream(request), limit=views.ROWS)
-        point = request.query_params.get("from", "")
-        new_query_id = request.query_params.get("new_query_id") == "yes"
+        given = _given(request.query_params)
+        start: StartFrom | None = None
         preview: RewindPreview | None = None
         problem = None
-        if point:
+        if given.get("start_from"):
             try:
-                refuse_location(self._client, stream.stream_id, point, may_act=self._may_act(request))
-                preview = self._client.preview_rewind(stream.stream_id, start_from=point, new_query_id=new_query_id)
+                start = StartFrom.from_record(given)
+                refuse_location(self._client, stream.stream_id, start, may_act=self._may_act(request))
+                preview = self._client.preview_rewind(stream.stream_id, start_from=start)
             except CkptError as error:
                 problem = without_secrets(str(error))
         return self._render(
             request,
             "restart.html",
-            point=point,
-            new_query_id=new_query_id,
+            given=given,
+            start=start,
             preview=preview,
             problem=problem,
-            accepted=_CONFIRMED,
+            options=start_options(),
             names=views.names(stream.snapshots),
             **self._of_stream(stream, "restart"),
         )
@@ -234,22 +229,22 @@ class CheckpointPage:
         except StreamNotFoundError as error:
             return PlainTextResponse(str(error), 404)
         label = form.get("label") or None
-        point = form.get("from", "")
-        if verb == "restart" and not point:
-            return PlainTextResponse("This form does not say where to start from, so nothing was started.", 400)
+        start = StartFrom()
         if verb == "restart":
+            if not form.get("start_from"):
+                return PlainTextResponse("This form does not say where to start from, so nothing was started.", 400)
             try:
-                refuse_location(self._client, stream_id, point, may_act=True)
+                start = StartFrom.from_record(_given(form))
+                refuse_location(self._client, stream_id, start, may_act=True)
             except CkptError as error:
                 return PlainTextResponse(f"Nothing was started. {without_secrets(str(error))}", 400)
-        accepted = {name: True for name in _ACCEPTED if form.get(name) == "yes"}
         actions: dict[str, tuple[str, Callable[[Report], list[str]]]] = {
             "savepoint": ("Savepoint", lambda _: [_taken(self._client.trigger_savepoint(stream_id, label=label))]),
             "checkpoint": ("Checkpoint", lambda _: [_taken(self._client.trigger_checkpoint(stream_id))]),
             "stop": ("Stop with savepoint", lambda _: self._client.stop(stream_id, label=label).messages()),
             "restart": (
-                f"Restart from {point}",
-                lambda report: self._client.restart(stream_id, start_from=point, report=report, **accepted).messages(),  # type: ignore[arg-type]
+                f"Restart from {start}",
+                lambda report: self._client.restart(stream_id, start_from=start, report=report).messages(),
             ),
         }
         if verb not in actions:
@@ -302,12 +297,18 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
     """The checkpoint page as an ASGI application.
 
     Args:
-        client: Reads the catalog. The caller closes it.
+        client: The caller closes it.
         token: Secret that allows actions; None: the page is read-only.
-        allowed_hosts: Host names that browsers may use; default: this machine only.
+        allowed_hosts: Host names under which browsers may reach the page, so that no web site can reach a local page
+            through a host name of its own; default: this machine only.
     """
     hosts = allowed_hosts if allowed_hosts is not None else ["localhost", "127.0.0.1", "[::1]"]
     return CheckpointPage(client, token=token, allowed_hosts=hosts).app
+
+
+def _given(fields: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a form that a person has filled in."""
+    return {name: value for name, value in fields.items() if value}
 
 
 def _stream(request: Request) -> str:

@@ -8,10 +8,9 @@ from itertools import repeat
 
 from markupsafe import Markup, escape
 
-from dagster_ckpt.catalog.history import SnapshotFigures
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
-from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.client import ExecutionRecord, ExecutionStatus, SnapshotFigures, SnapshotRecord, describe_snapshot
 from dagster_ckpt.values.durations import utc_time
+from dagster_ckpt.values.modes import SnapshotKind
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
 # More dots than fit side by side only cover each other.
@@ -21,13 +20,7 @@ _SAVEPOINT = 2.0
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a time.
-
-    Attributes:
-        at_ms: The time, ms since the epoch.
-        value: The value.
-        of: The snapshot.
-    """
+    """A value at a time."""
 
     at_ms: int
     value: float
@@ -35,12 +28,7 @@ class Point:
 
 
 def points(figures: Sequence[SnapshotFigures], name: str) -> list[Point]:
-    """The values of one figure, for a chart.
-
-    Args:
-        figures: The snapshots, oldest first.
-        name: Name of the figure.
-    """
+    """The values of one figure, for a chart; the snapshots are oldest first."""
     values = ((each, getattr(each, name)) for each in figures)
     return [Point(each.completed_at_ms, float(value), each) for each, value in values if value is not None]
 
@@ -55,7 +43,7 @@ def thinned(values: Sequence[Point]) -> list[Point]:
 
 
 def _named(snapshot: SnapshotFigures) -> str:
-    kind = "chk-" if snapshot.kind == "CHECKPOINT" else "savepoint "
+    kind = "chk-" if snapshot.kind is SnapshotKind.CHECKPOINT else "savepoint "
     return f"{kind}{snapshot.number}, batch {snapshot.batch_id}"
 
 
@@ -65,13 +53,7 @@ def _dot(point: Point, place: tuple[float, float], text: Callable[[int], str]) -
 
 
 def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) -> Markup:
-    """A line over time, which starts at zero.
-
-    Args:
-        title: What it shows.
-        values: The points, oldest first.
-        text: Formats a value for the axis and the summary.
-    """
+    """A line over time, which starts at zero. `text` formats a value for the axis and the summary."""
     if not values:
         return Markup(
             '<figure class="chart"><figcaption>{}</figcaption><p class="muted">No data yet.</p></figure>'
@@ -121,12 +103,7 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """An execution on the time line.
-
-    Attributes:
-        execution: The execution.
-        restored: The snapshot that it started from, if any.
-    """
+    """An execution on the time line, and the snapshot that it started from, if any."""
 
     execution: ExecutionRecord
     restored: SnapshotRecord | None
@@ -138,10 +115,7 @@ _WIDE, _ROW, _BAR = 1200, 26, 14
 def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures], *, now_ms: int) -> Markup:
     """Executions as bars, snapshots as marks on them, and a curve from each restored snapshot to its execution.
 
-    Args:
-        bars: The executions, newest first.
-        taken: The snapshots, oldest first.
-        now_ms: The current time, ms since the epoch: a running execution ends there.
+    Bars are newest first, snapshots oldest first. A running execution ends at `now_ms`.
     """
     if not bars:
         return Markup('<p class="muted">The stream was never started.</p>')
@@ -161,7 +135,7 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
     for each in thinned(
         # Of a part of the time with several snapshots, a savepoint is shown.
         [
-            Point(one.completed_at_ms, _SAVEPOINT if one.kind == "SAVEPOINT" else 1.0, one)
+            Point(one.completed_at_ms, _SAVEPOINT if one.kind is SnapshotKind.SAVEPOINT else 1.0, one)
             for one in taken
             if one.completed_at_ms >= first
         ]

@@ -9,28 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from dagster_ckpt.client import Client
+from dagster_ckpt.client import Client, StartFrom, is_location, lies_in
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.io.location import lies_in
-from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 
-def refuse_location(client: Client, stream_id: str, start_from: str, *, may_act: bool) -> None:
-    """Refuse a starting point that makes the server open a place that it need not open. Opens nothing itself.
-
-    Args:
-        client: The client.
-        stream_id: The stream.
-        start_from: The starting point, as a browser sent it.
-        may_act: Whether the browser is signed in.
-
-    Raises:
-        OptionError: It is a location, and the browser is not signed in or the location is not one of the stream's
-            storage; or it is no starting point.
-    """
-    reference = StartFrom.parse(start_from).reference or ""
+def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act: bool) -> None:
+    """Refuse a location, unless the browser is signed in and it is in the storage of the stream. Opens nothing."""
+    reference = start.reference or ""
     if not is_location(reference):
         return
     if not may_act:

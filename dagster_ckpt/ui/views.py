@@ -11,18 +11,25 @@ from enum import Enum
 
 from markupsafe import Markup
 
-from dagster_ckpt.catalog.history import Branch, HistoryCursor, HistoryPage, SnapshotFigures
-from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus
-from dagster_ckpt.catalog.transitions import size
-from dagster_ckpt.client import Client
-from dagster_ckpt.config.checkpoint_options import describe_options
+from dagster_ckpt.client import (
+    Branch,
+    Client,
+    EventRecord,
+    EventType,
+    HistoryCursor,
+    HistoryPage,
+    SnapshotFigures,
+    SnapshotHeader,
+    SnapshotRecord,
+    SnapshotStatus,
+    StreamDescription,
+    StreamHealth,
+    StreamSummary,
+)
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
-from dagster_ckpt.operations.description import StreamDescription
-from dagster_ckpt.operations.health import StreamHealth
-from dagster_ckpt.operations.overview import StreamSummary
-from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, size
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.validation import OptionDescription
 
@@ -63,15 +70,7 @@ _OPTIONAL = ("records_behind", "watermark_delay_ms")
 
 @dataclass(frozen=True)
 class Overview:
-    """The first page of a stream.
-
-    Attributes:
-        stream: The stream.
-        health: Its health checks; None where they cannot be evaluated.
-        problem: Why they cannot.
-        counts: Number of snapshots by status.
-        charts: The charts.
-    """
+    """The first page of a stream: its health, or why the checks cannot be evaluated, and its snapshots by status."""
 
     stream: StreamDescription
     health: StreamHealth | None
@@ -82,12 +81,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Distribution of one figure.
-
-    Attributes:
-        title: What it measures.
-        values: The values as text: minimum, mean, maximum, then the percentiles 50, 90, 95 and 99.
-    """
+    """Distribution of one figure as text: minimum, mean, maximum, then the percentiles 50, 90, 95 and 99."""
 
     title: str
     values: tuple[str, ...]
@@ -95,14 +89,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """Restarts, restores and timelines.
-
-    Attributes:
-        stream: The stream.
-        bars: Its executions, newest first, each with the snapshot that it started from.
-        branches: The origins of its timelines, newest first.
-        chart: The time line as SVG.
-    """
+    """Restarts, restores and timelines, newest first."""
 
     stream: StreamDescription
     bars: tuple[TimelineBar, ...]
@@ -112,13 +99,7 @@ class TimelinePage:
 
 @dataclass(frozen=True)
 class Failures:
-    """Everything of a stream that failed.
-
-    Attributes:
-        stream: The stream.
-        snapshots: Failed attempts, newest first.
-        events: Failed executions and recoveries, newest first.
-    """
+    """Failed attempts, and failed executions and recoveries, newest first."""
 
     stream: StreamDescription
     snapshots: tuple[SnapshotRecord, ...]
@@ -127,14 +108,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Option:
-    """A checkpointing option.
-
-    Attributes:
-        name: Its keyword, as in `CheckpointConfig(interval=…)`.
-        value: Its value as text.
-        effect: real, mapped or none; see `Effect`.
-        explanation: What that means for this value.
-    """
+    """A checkpointing option; see `OptionDescription`."""
 
     name: str
     value: str
@@ -144,13 +118,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Configuration:
-    """The settings of a stream as of its last start.
-
-    Attributes:
-        stream: The stream.
-        options: Its checkpointing options; empty if none were recorded.
-        settings: Its restart strategy and places, as names and values.
-    """
+    """The settings of a stream as of its last start; no options if none were recorded."""
 
     stream: StreamDescription
     options: tuple[Option, ...]
@@ -159,17 +127,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SnapshotPage:
-    """One snapshot.
-
-    Attributes:
-        stream: Id of its stream.
-        record: Its row in the catalog.
-        header: The header in its metadata; None if it cannot be read, or the snapshot was deleted.
-        problem: Why it cannot be read.
-        operators: The operators that have state.
-        properties: What else the header says of sources, sinks and plan, as JSON text by name.
-        holds: What protects it from deletion, as text.
-    """
+    """One snapshot: its row in the catalog and, unless it was deleted or cannot be read, what its header says."""
 
     stream: str
     record: SnapshotRecord
@@ -192,11 +150,7 @@ def streams(client: Client) -> list[StreamSummary]:
 
 
 def overview(client: Client, stream: str) -> Overview:
-    """The first page of a stream.
-
-    Raises:
-        StreamNotFoundError: The catalog does not know it.
-    """
+    """The first page of a stream."""
     described = client.describe_stream(stream, limit=ROWS)
     problem = None
     try:
@@ -212,17 +166,14 @@ def overview(client: Client, stream: str) -> Overview:
 
 
 def history(
-    client: Client, stream: str, *, kind: str | None, status: SnapshotStatus | None, older_than: HistoryCursor | None
+    client: Client,
+    stream: str,
+    *,
+    kind: SnapshotKind | None,
+    status: SnapshotStatus | None,
+    older_than: HistoryCursor | None,
 ) -> tuple[StreamDescription, HistoryPage]:
-    """A page of a stream's snapshots.
-
-    Args:
-        client: The client.
-        stream: The stream.
-        kind: CHECKPOINT or SAVEPOINT; None for both.
-        status: Only those with this status; None for all.
-        older_than: Where the page begins; None for the first page.
-    """
+    """A page of a stream's snapshots."""
     described = client.describe_stream(stream, limit=1)
     page = client.catalog.history.page(described.stream_id, limit=ROWS, kind=kind, status=status, older_than=older_than)
     return described, page
@@ -267,11 +218,7 @@ def failures(client: Client, stream: str) -> Failures:
 
 
 def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
-    """One snapshot, also a failed or deleted one.
-
-    Raises:
-        SnapshotNotFoundError: The stream has no snapshot with this id.
-    """
+    """One snapshot, also a failed or deleted one."""
     described = client.describe_stream(stream, limit=1)
     record = client.catalog.snapshots.get(snapshot_id)
     if record.stream_id != described.stream_id:
@@ -297,7 +244,7 @@ def configuration(client: Client, stream: str) -> Configuration:
     recorded = described.settings
     options = tuple(
         Option(each.option, _option_value(each), each.effect.value, each.explanation)
-        for each in (describe_options(recorded.options) if recorded.options is not None else ())
+        for each in (recorded.options.describe() if recorded.options is not None else ())
         if each.option not in _RECORDED_ELSEWHERE
     )
     settings = [(_SETTINGS[name], _json(value)) for name, value in _places(recorded.as_record()) if value is not None]

@@ -1,8 +1,16 @@
-"""Durations in PyFlink's notation, and moments as text."""
+"""Durations in PyFlink's notation, moments and sizes as text, and moments in a time zone."""
 
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
+
+if TYPE_CHECKING:
+    import pendulum
 
 _MS_PER_SECOND = 1_000
 _MS_PER_MINUTE = 60 * _MS_PER_SECOND
@@ -20,37 +28,37 @@ class Duration(timedelta):
     """
 
     @classmethod
-    def of_days(cls, days: int) -> "Duration":
-        """Return a duration of the given number of days."""
+    def of_days(cls, days: int) -> Duration:
+        """Return a duration of days."""
         return cls._of(days=days)
 
     @classmethod
-    def of_hours(cls, hours: int) -> "Duration":
-        """Return a duration of the given number of hours."""
+    def of_hours(cls, hours: int) -> Duration:
+        """Return a duration of hours."""
         return cls._of(hours=hours)
 
     @classmethod
-    def of_minutes(cls, minutes: int) -> "Duration":
-        """Return a duration of the given number of minutes."""
+    def of_minutes(cls, minutes: int) -> Duration:
+        """Return a duration of minutes."""
         return cls._of(minutes=minutes)
 
     @classmethod
-    def of_seconds(cls, seconds: int) -> "Duration":
-        """Return a duration of the given number of seconds."""
+    def of_seconds(cls, seconds: int) -> Duration:
+        """Return a duration of seconds."""
         return cls._of(seconds=seconds)
 
     @classmethod
-    def of_millis(cls, millis: int) -> "Duration":
-        """Return a duration of the given number of milliseconds."""
+    def of_millis(cls, millis: int) -> Duration:
+        """Return a duration of milliseconds."""
         return cls._of(milliseconds=millis)
 
     @classmethod
-    def of_nanos(cls, nanos: int) -> "Duration":
-        """Return a duration of the given number of nanoseconds; fractions of a microsecond are dropped."""
+    def of_nanos(cls, nanos: int) -> Duration:
+        """Return a duration of nanoseconds; fractions of a microsecond are dropped."""
         return cls._of(microseconds=nanos // 1_000)
 
     @classmethod
-    def _of(cls, **amount: int) -> "Duration":
+    def _of(cls, **amount: int) -> Duration:
         try:
             return cls(**amount)
         except OverflowError as error:
@@ -109,3 +117,49 @@ def rounded_duration(duration_ms: int) -> str:
     else:
         units = (minutes, "min"), (seconds, "s")
     return " ".join(f"{number} {unit}" for number, unit in units if number)
+
+
+def checked_timezone(option: str, timezone: str) -> str:
+    """Validate the name of a time zone and return it."""
+    # Slow to import; only policies that follow a calendar need it.
+    import pendulum  # noqa: PLC0415
+    from pendulum.tz.exceptions import InvalidTimezone  # noqa: PLC0415
+
+    try:
+        pendulum.timezone(timezone)
+    except (InvalidTimezone, ValueError) as error:
+        raise OptionError(f"{option} is {timezone!r}, but must be a name such as Europe/Berlin.") from error
+    return timezone
+
+
+def local_time(at_ms: int, timezone: str) -> pendulum.DateTime:
+    """A moment, given in ms since the epoch, in a time zone."""
+    import pendulum  # noqa: PLC0415
+
+    return pendulum.from_timestamp(at_ms / 1000, tz=timezone)
+
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: int | None) -> str:
+    """A number of bytes with its unit, such as 12.3 MB."""
+    if count is None:
+        return "unknown size"
+    value, unit = float(count), 0
+    while value >= 999.95 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+Clock = Callable[[], int]
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """Milliseconds of a monotonic clock."""
+    return time.monotonic_ns() // 1_000_000

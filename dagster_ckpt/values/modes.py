@@ -76,8 +76,7 @@ class TerminalState(StrEnum):
         FINISHED: The stream completed; there is nothing to resume.
         CANCELED: A user stopped it.
         FAILED: It failed, and the restart strategy allows no further restart.
-        SUSPENDED: It stopped and the next execution resumes from here, as after a bounded
-            `availableNow` run.
+        SUSPENDED: The next execution resumes from here, as after a bounded `availableNow` run.
     """
 
     FINISHED = "FINISHED"
@@ -86,17 +85,19 @@ class TerminalState(StrEnum):
     SUSPENDED = "SUSPENDED"
 
 
+class SnapshotKind(StrEnum):
+    """Who owns a snapshot: the stream that took it, or the user who requested it."""
+
+    CHECKPOINT = "CHECKPOINT"
+    SAVEPOINT = "SAVEPOINT"
+
+
 class RecoveryClaimMode(StrEnum):
     """Who owns the snapshot that a start names, as in Flink's `RecoveryClaimMode` (before 1.20 `RestoreMode`).
 
-    Flink's third mode, LEGACY, is not supported: it raises an `OptionError` that says why.
-
     Attributes:
-        NO_CLAIM: You keep ownership: the stream never deletes the savepoint. You can delete it at
-            any time after the stream's next checkpoint, which holds everything that the stream
-            needs.
-        CLAIM: The stream takes ownership: the savepoint counts among the retained snapshots, and is
-            deleted like a checkpoint once newer ones subsume it or when the stream ends.
+        NO_CLAIM: The stream never deletes the savepoint. You may delete it after the stream's next checkpoint.
+        CLAIM: The stream takes ownership and deletes the savepoint like any of its checkpoints.
     """
 
     NO_CLAIM = "NO_CLAIM"
@@ -117,14 +118,11 @@ class RecoveryClaimMode(StrEnum):
 
 
 class DesiredState(StrEnum):
-    """The state that the supervisor sensor reconciles a stream to.
-
-    It is like `job.state` of the Flink Kubernetes Operator, which has no CANCELED.
+    """The state that the supervisor sensor reconciles a stream to, like `job.state` of the Flink operator.
 
     RUNNING: The stream runs with the loaded code.
     SUSPENDED: The stream does not run; it was stopped with a savepoint and everything is kept.
-    CANCELED: The stream does not run; its checkpoints are kept or deleted according to its cleanup
-        option.
+    CANCELED: The stream does not run; its cleanup option decides which checkpoints are kept.
 
     Example:
         >>> client.set_desired_state("orders", DesiredState.SUSPENDED)
@@ -165,14 +163,7 @@ _NO_TRANSACTIONS = "Spark's Kafka sink writes without transactions, so a batch t
 
 @dataclass(frozen=True)
 class KafkaDelivery:
-    """How a semantic is implemented for a query that writes to Kafka.
-
-    Attributes:
-        semantic: The requested semantic.
-        effect: REAL if the sink provides it.
-        writer_options: Options for `DataStreamWriter.format("kafka").options(...)`.
-        statement: The actual guarantee, as text for people.
-    """
+    """How a semantic is implemented for a query that writes to Kafka, with the actual guarantee as text."""
 
     semantic: Semantic
     effect: Effect
@@ -185,10 +176,9 @@ def kafka_delivery(
 ) -> KafkaDelivery:
     """Return the writer options for a semantic, and the guarantee they provide.
 
-    Spark's own sink (`KafkaStreamingWrite`) makes each task send its rows and flush; the batch
-    commits after the tasks. This provides at-least-once delivery: with `acks=all` no committed row
-    is lost. `enable.idempotence` removes only the duplicates of the producer's own retries within
-    one task, not those of a batch that runs again.
+    Spark's own sink (`KafkaStreamingWrite`) makes each task send its rows and flush; the batch commits after the
+    tasks. With `acks=all` this is at-least-once. `enable.idempotence` removes only the duplicates of the
+    producer's own retries within one task, not those of a batch that runs again.
 
     For exactly-once, `dagster_ckpt` replaces Spark's sink when it starts the query, and writes in
     Kafka transactions. A query with these options that is started without it fails.
@@ -201,15 +191,11 @@ def kafka_delivery(
         writers: EXACTLY_ONCE: number of transactions of a batch, written in parallel. One makes a
             batch visible as a whole.
 
-    Raises:
-        OptionError: It is not the name of a semantic, or the number is out of range.
-        OptionTypeError: It is neither a semantic nor a string.
-
     Example:
         >>> kafka_delivery("AT_LEAST_ONCE").writer_options
         {'kafka.acks': 'all', 'kafka.enable.idempotence': 'true'}
     """
-    requested = _SEMANTIC.named(semantic)
+    requested = _SEMANTIC.checked(semantic)
     if requested is Semantic.NONE:
         sent = {"kafka.acks": "0", "kafka.enable.idempotence": "false", "kafka.retries": "0"}
         return KafkaDelivery(

@@ -1,7 +1,6 @@
 """Redact secrets from text, URLs, settings and command lines before they are stored, logged or shown.
 
-Redaction errs on the side of hiding too much, so use it only for text that people read. Never use
-it on a value that is used again, such as the URL of a folder or a command.
+It errs on the side of hiding too much: never use it on a value that is used again, such as a URL or a command.
 """
 
 from __future__ import annotations
@@ -36,13 +35,8 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIV
 def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
     """Redact every secret in a text that can be recognized by its position or form.
 
-    This covers user names and passwords in URLs (even if an `@` in the password is not escaped),
-    values of keywords, query parameters, settings and options with secret-sounding names, and keys
-    of a well-known form.
-
-    Args:
-        text: For example a message, a URL, or a command line.
-        known: Secrets that the caller knows, redacted wherever they occur.
+    These are user names and passwords in URLs (even if an `@` in the password is not escaped), values with
+    secret-sounding names, and keys of a well-known form. `known` secrets are redacted wherever they occur.
 
     Example:
         >>> without_secrets("cannot reach postgresql://me:a@b@host/db?sslpassword=x, with password=y")
@@ -112,15 +106,7 @@ def user_info(url: str) -> tuple[str, str]:
 
 
 def refuse_user_info(option: str, url: str | None) -> None:
-    """Refuse a location that contains user info, because locations are stored in the catalog and shown.
-
-    Args:
-        option: Name of the option in the message.
-        url: The location, if any.
-
-    Raises:
-        OptionError: It contains user info.
-    """
+    """Refuse a location that contains user info, because locations are stored in the catalog and shown."""
     if url is not None and user_info(url)[1]:
         raise OptionError(
             f"{option} is {without_secrets(url)!r}, which contains a user name. Remove it: locations are stored and "
@@ -130,11 +116,7 @@ def refuse_user_info(option: str, url: str | None) -> None:
 
 
 def cause_to_show(error: BaseException) -> BaseException | None:
-    """The error as a cause to chain, or None if it or one of its causes contains a secret.
-
-    Args:
-        error: The caught exception.
-    """
+    """The error as a cause to chain, or None if it or one of its causes contains a secret."""
     current: BaseException | None = error
     seen: set[int] = set()
     while current is not None and id(current) not in seen:

@@ -46,12 +46,7 @@ def has_folders(url: str) -> bool:
 
 
 def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for an fsspec file system: the user's, plus defaults that this package needs.
-
-    Args:
-        url: A URL on that file system.
-        storage_options: The user's arguments.
-    """
+    """Arguments for an fsspec file system: the user's, plus defaults that this package needs."""
     # fsspec shares one cached listing among all threads that use a bucket, and a listing that began
     # before a write may be cached after it: the object just written would look deleted.
     arguments = {**storage_options, "use_listings_cache": False}
@@ -65,15 +60,8 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
 def location_url(option: str, value: str) -> str:
     """The URL of a directory that a user of this package's own API names: an absolute path means `file://`.
 
-    The classes with PyFlink's names take URLs only, as Flink does.
-
-    Args:
-        option: Name of the option in messages.
-        value: An absolute path or a URL. A URL is returned unchanged.
-
-    Raises:
-        OptionTypeError: The value is not a string.
-        OptionError: It is a relative path.
+    A URL is returned unchanged; a relative path is refused. The classes with PyFlink's names take URLs only,
+    as Flink does.
 
     Example:
         >>> location_url("storage", "/data/checkpoints")
@@ -108,8 +96,7 @@ class StoragePath:
         scheme: The file system, such as "file" or "s3".
         authority: Host, bucket or container; empty if there is none.
         path: Absolute path in it, without a trailing slash; empty for the root of an authority.
-        user_info: User name and password in front of the host. They are used only to open the
-            directory: no other form of the path contains them.
+        user_info: User name and password in front of the host, used only to open the directory.
     """
 
     scheme: str
@@ -119,18 +106,10 @@ class StoragePath:
 
     @classmethod
     def parse(cls, option: str, value: object) -> StoragePath:
-        """Parse a URL.
+        """Parse a URL: repeated and trailing slashes are dropped, "." and ".." resolved.
 
-        Consecutive slashes are merged, a trailing slash is dropped, "." and ".." are resolved.
-
-        Args:
-            option: Name of the option in messages.
-            value: The URL. The scheme is required: Flink refuses a bare path too, because its
-                meaning would depend on the machine that reads it.
-
-        Raises:
-            OptionTypeError: The value is not a string.
-            OptionError: It is empty, has no scheme, or names the root of a file system.
+        The scheme is required: the meaning of a bare path would depend on the machine that reads it, so Flink refuses
+        it too. The root of a file system is refused.
         """
         if not isinstance(value, str):
             raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {_ALLOWED}.")
@@ -146,9 +125,8 @@ class StoragePath:
         if rest and not rest.startswith("/"):
             raise OptionError(f"{option} is {value!r}, a relative path; it must be {_ALLOWED}.")
         path = posixpath.normpath("/" + rest.lstrip("/")).rstrip("/")
-        # The root of a bucket or of a name node is a valid checkpoint directory (PyFlink's own
-        # example is "hdfs://checkpoints"). The root of this machine is not, even with a host in
-        # front of it.
+        # The root of a bucket or name node is valid (PyFlink's example: "hdfs://checkpoints"), that of this
+        # machine not.
         if not path and (not authority or scheme == "file"):
             raise OptionError(f"{option} is {value!r}, the root directory; it must be {_ALLOWED}.")
         return cls(scheme, authority, path, credentials)

@@ -1,9 +1,7 @@
 """Parse untrusted bytes: data that may be damaged, malicious, or written by another program.
 
-Parsers report bad input with many exception types: an encrypted zip is a `RuntimeError`, deeply
-nested JSON a `RecursionError`, an unknown compression method a `NotImplementedError`. Every reader
-of untrusted bytes therefore runs inside `reading`, which converts them to one error of this
-package, and decompresses with `inflated`, which limits the output size.
+Parsers report bad input with many exception types: an encrypted zip is a `RuntimeError`, deeply nested JSON a
+`RecursionError`. Every reader of untrusted bytes therefore runs inside `reading`, and decompresses with `inflated`.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ from typing import Any
 
 from dagster_ckpt.errors import CkptError
 
-# What parsers raise on unexpected input. OSError is not included: a storage that does not respond
-# says nothing about the bytes. ValueError covers invalid JSON, text that is not UTF-8, and pydantic
-# validation errors.
+# What parsers raise on unexpected input. Not OSError: a storage that does not respond says nothing about the bytes.
 _UNREADABLE = (
     ValueError,
     LookupError,
@@ -47,12 +43,7 @@ _SURROGATE = "\\ud"
 
 @contextmanager
 def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
-    """Convert any exception that a parser raises on unreadable bytes into an error of this package.
-
-    Args:
-        refuse: Builds that error from the parser's message. Errors of this package pass through
-            unchanged.
-    """
+    """Convert whatever a parser raises on unreadable bytes into `refuse(message)`; errors of this package pass."""
     try:
         yield
     except CkptError:
@@ -78,8 +69,8 @@ def from_json(text: str | bytes | bytearray) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: The text is not JSON, is nested too deeply, or contains an unpaired surrogate,
-            which no file name, log or database accepts.
+        ValueError: It is not JSON, is nested too deeply, or contains an unpaired surrogate, which no file name, log or
+            database accepts.
     """
     # `json` itself accepts unpaired surrogates when it decodes bytes.
     text = text if isinstance(text, str) else text.decode()
@@ -107,10 +98,6 @@ def inflation_limit(packed: int) -> int:
 
 def inflated(packed: bytes | memoryview, wbits: int = zlib.MAX_WBITS) -> bytes:
     """Decompress deflate data, up to `inflation_limit`.
-
-    Args:
-        packed: The compressed bytes.
-        wbits: Header format, as in `zlib.decompressobj`.
 
     Raises:
         ValueError: The output exceeds the limit.

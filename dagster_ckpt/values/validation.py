@@ -1,12 +1,15 @@
-"""Validators of values, and how an option is described. The check and the message come from the same value."""
+"""Validators of values, and options: declared once, checked and described by the same declaration."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from importlib import import_module
+from inspect import getattr_static
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
@@ -17,20 +20,21 @@ LONG_MAX = 2**63 - 1
 TIMEDELTA_MAX_MS = timedelta.max // timedelta(milliseconds=1)
 
 Member = TypeVar("Member", bound=Enum)
+Given_contra = TypeVar("Given_contra", contravariant=True)
+Value_co = TypeVar("Value_co", covariant=True)
 
 
-def _found(value: object) -> str:
-    return f"{value!r} ({type(value).__name__})"
+def type_error(option: str, value: object, allowed: str) -> OptionTypeError:
+    """The error for a value of the wrong type."""
+    return OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {allowed}.")
 
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """An integer option with an inclusive range.
+    """An integer with an inclusive range.
 
     Attributes:
         option: Its name in messages.
-        minimum: Smallest accepted value.
-        maximum: Largest accepted value.
         unit: What is counted, with a leading "of", or empty.
     """
 
@@ -38,6 +42,7 @@ class WholeNumber:
     minimum: int
     maximum: int = INT_MAX
     unit: str = ""
+    plain: ClassVar[type] = int
 
     @property
     def allowed(self) -> str:
@@ -46,22 +51,13 @@ class WholeNumber:
         return f"{what} from {self.minimum} to {self.maximum}"
 
     def typed(self, value: object) -> int:
-        """Return the value if it has the right type, even if it is out of range.
-
-        Raises:
-            OptionTypeError: It is not an integer; `True` and `False` are not integers here.
-        """
+        """Return an integer, even if it is out of range; `True` and `False` are not integers here."""
         if isinstance(value, bool) or not isinstance(value, int):
-            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
+            raise type_error(self.option, value, self.allowed)
         return value
 
     def checked(self, value: object) -> int:
-        """Validate the value and return it.
-
-        Raises:
-            OptionTypeError: It has the wrong type, see `typed`.
-            OptionError: It is out of range.
-        """
+        """Validate the value and return it."""
         number = self.typed(value)
         if not self.minimum <= number <= self.maximum:
             raise OptionError(f"{self.option} is {value!r}, but must be {self.allowed}.")
@@ -70,17 +66,13 @@ class WholeNumber:
 
 @dataclass(frozen=True)
 class Milliseconds(WholeNumber):
-    """A duration option: an integer of milliseconds, or a `datetime.timedelta`."""
+    """A duration: an integer of milliseconds, or a timedelta, whose fractions of a millisecond are dropped."""
 
     maximum: int = LONG_MAX
     unit: str = "of milliseconds or a timedelta,"
 
     def typed(self, value: object) -> int:
-        """Return the duration in milliseconds; fractions of a millisecond are dropped.
-
-        Raises:
-            OptionTypeError: It is neither an integer nor a timedelta.
-        """
+        """Return the duration in milliseconds."""
         if isinstance(value, timedelta):
             return value // timedelta(milliseconds=1)
         return super().typed(value)
@@ -88,83 +80,58 @@ class Milliseconds(WholeNumber):
 
 @dataclass(frozen=True)
 class Switch:
-    """An option that is on or off.
-
-    Attributes:
-        option: Its name in messages.
-        allowed: The accepted values in words.
-    """
+    """True or False; 0, 1 and None are refused."""
 
     option: str
     allowed: ClassVar[str] = "True or False"
+    plain: ClassVar[type] = bool
 
     def checked(self, value: object) -> bool:
-        """Return the value if it is a boolean.
-
-        Raises:
-            OptionTypeError: It is anything else, including 0, 1 and None.
-        """
+        """Validate the value and return it."""
         if not isinstance(value, bool):
-            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
+            raise type_error(self.option, value, self.allowed)
         return value
 
 
 @dataclass(frozen=True)
 class Choice(Generic[Member]):
-    """An option whose value is a member of an enum.
-
-    Attributes:
-        option: Its name in messages.
-        enum: The enum.
-    """
+    """A member of an enum."""
 
     option: str
     enum: type[Member]
+    plain: ClassVar[type] = str
 
     @property
     def allowed(self) -> str:
         """The accepted values as text."""
         return "one of " + ", ".join(str(member) for member in self.enum)
 
-    def checked(self, value: object) -> Member:
-        """Return the value if it is a member of the enum.
-
-        Raises:
-            OptionTypeError: It is anything else.
-        """
+    def member(self, value: object) -> Member:
+        """Validate a member and return it. As in PyFlink, a name is refused."""
         if not isinstance(value, self.enum):
-            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
+            raise type_error(self.option, value, self.allowed)
         return value
 
-    def named(self, value: object) -> Member:
-        """Return the member, given the member or its name: YAML and the Dagster launchpad have only names.
-
-        Raises:
-            OptionError: It is a string, but not the name of a member.
-            OptionTypeError: It is neither a string nor a member.
-        """
+    def checked(self, value: object) -> Member:
+        """Return the member, given the member or its name: YAML and the Dagster launchpad have only names."""
         if not isinstance(value, str) or isinstance(value, self.enum):
-            return self.checked(value)
+            return self.member(value)
         if value not in self.enum.__members__:
             raise OptionError(f"{self.option} is {value!r}, but must be {self.allowed}.")
         return self.enum[value]
 
 
-STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+@dataclass(frozen=True)
+class Converted(Generic[Value_co]):
+    """A value that a function validates and converts.
 
-
-def checked_stream_id(stream_id: str) -> str:
-    """Validate a stream id and return it.
-
-    Raises:
-        OptionError: The id could name a path outside its folder.
+    Attributes:
+        plain: What YAML and Dagster's config hold in its place.
     """
-    if not STREAM_ID_PATTERN.fullmatch(stream_id):
-        raise OptionError(
-            f"{stream_id!r} cannot be the id of a stream, because it names a folder: use up to 128 letters, digits, "
-            "'_', '.' and '-', a letter or digit first."
-        )
-    return stream_id
+
+    checked: Callable[[Any], Value_co]
+    allowed: str
+    plain: Any
 
 
 class Effect(Enum):
@@ -195,6 +162,113 @@ class OptionDescription(NamedTuple):
     value: object
     effect: Effect
     explanation: str
+
+
+class _Rule(Protocol[Value_co]):
+    @property
+    def allowed(self) -> str: ...
+    @property
+    def plain(self) -> Any: ...
+    @property
+    def checked(self) -> Callable[[Any], Value_co]: ...
+
+
+Described = tuple[Effect, str]
+
+
+class Option(Generic[Given_contra, Value_co]):
+    """A field of a frozen dataclass of options: the one declaration that keywords, config, YAML and pages follow.
+
+    As a descriptor it accepts what a user gives, validates it, and returns the value: a timedelta becomes
+    milliseconds, a name a member.
+
+    Args:
+        rule: Validates and converts.
+        default: Its default; an option whose default is None accepts None.
+        description: What it does, as a sentence for a person who configures it.
+        effect: What happens under Spark: one sentence; two, for a value that is set and for None, 0 and False; or a
+            function of all options.
+        unset: What holds instead while it is None.
+        replaces: The option that this one is given instead of.
+    """
+
+    def __init__(
+        self,
+        rule: _Rule[Any],
+        *,
+        default: Value_co,
+        description: str,
+        effect: str | tuple[str, str] | Callable[[Any], Described],
+        unset: str = "",
+        replaces: str | None = None,
+    ) -> None:
+        self.rule = rule
+        self.default = default
+        self.description = description
+        self.unset = unset
+        self.replaces = replaces
+        self._effect = effect
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, options: object | None, owner: type) -> Value_co:
+        if options is None:
+            return self.default
+        value: Value_co = options.__dict__[self._name]
+        return value
+
+    def __set__(self, options: object, value: Given_contra) -> None:
+        is_unset = value is None and self.default is None
+        options.__dict__[self._name] = None if is_unset else self.rule.checked(value)
+
+    def described(self, options: object) -> OptionDescription:
+        """The option with its value and its effect on Spark."""
+        value = self.__get__(options, type(options))
+        if callable(self._effect):
+            return OptionDescription(self._name, value, *self._effect(options))
+        texts = self._effect if isinstance(self._effect, tuple) else (self._effect, self._effect)
+        return OptionDescription(self._name, value, Effect.REAL, texts[0] if value else texts[1])
+
+
+def options_of(kind: type) -> dict[str, Option[Any, Any]]:
+    """The options that a dataclass declares, by name."""
+    return {each.name: getattr_static(kind, each.name) for each in fields(kind)}
+
+
+_IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
+
+
+def imported(option: str, path: object, allowed: str = "an import path such as 'package.module:Name'") -> Any:
+    """Import the object at "package.module:Name" or "package.module.Name".
+
+    Raises:
+        OptionError: It is no such path, or the module cannot be imported or has no such name.
+    """
+    parts = _IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
+    if parts is None:
+        raise OptionError(f"{option} is {path!r}, but must be {allowed}.")
+    try:
+        return getattr(import_module(parts[1]), parts[2])
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"{option} is {path!r}, which cannot be imported: {error}. It must be {allowed}, in a module that this "
+            "process can import."
+        ) from error
+
+
+_STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def checked_stream_id(stream_id: object) -> str:
+    """Validate a stream id and return it."""
+    if not isinstance(stream_id, str) or not _STREAM_ID.fullmatch(stream_id):
+        raise OptionError(
+            f"stream_id is {stream_id!r}, which cannot name a folder. Use letters, digits, '_', '-' and '.', beginning "
+            "with a letter or digit, 128 at most."
+        )
+    return stream_id
 
 
 def policy_name(policy: object) -> str:

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.pending_restore import ToSnapshot
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     RequestKind,
@@ -15,6 +16,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
 
@@ -81,7 +83,7 @@ def test_a_completed_snapshot_that_cannot_be_read_is_listed_but_never_recovered_
     as_writer(catalog).snapshots.start(
         snapshot_id="snapshot-1",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=1,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=0,
@@ -102,7 +104,9 @@ def test_a_stream_whose_options_cannot_be_read_is_listed_and_still_starts(catalo
 
 
 def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog) -> None:
-    as_writer(catalog).streams.switch_live_directory("/live/1", pending_restore={"location": "file:///c/orders/chk-1"})
+    as_writer(catalog).streams.switch_live_directory(
+        "/live/1", pending_restore=ToSnapshot(location="file:///c/orders/chk-1")
+    )
     damage(catalog, "UPDATE streams SET pending_restore = '{oops'")
     assert "pending_restore" in (catalog.streams.all()[0].broken or "")
     for start in (

@@ -8,6 +8,7 @@ from conftest import ManualClock
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.pending_restore import Forked, PendingRestore, ToSnapshot
 from dagster_ckpt.catalog.records import (
     HoldKind,
     RequestKind,
@@ -17,6 +18,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
 )
 from dagster_ckpt.errors import SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 
 
@@ -31,7 +33,7 @@ def completed(catalog: Catalog, number: int) -> SnapshotRecord:
     writer.snapshots.start(
         snapshot_id=snapshot_id,
         execution_id="execution",
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=number,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=0,
@@ -97,7 +99,7 @@ def test_a_reader_that_comes_too_late_is_told_so_with_what_there_is(
         catalog.snapshots.deleted(snapshot.snapshot_id, "subsumed", lease=None)
 
     with pytest.raises(
-        SnapshotNotFoundError, match=rf"chk-1 of stream 'orders'.* became {status.value} after .*now has: chk-2"
+        SnapshotNotFoundError, match=rf"chk-1 of stream 'orders'.* is {status.value}: since .*now has: chk-2"
     ):
         catalog.holds.use([snapshot], holder="late", ttl_ms=1_000)
 
@@ -155,7 +157,7 @@ def test_a_start_from_a_snapshot_that_is_being_deleted_is_not_asked_for(
     catalog: Catalog, snapshot: SnapshotRecord
 ) -> None:
     catalog.snapshots.mark_deleting(snapshot.snapshot_id, lease=None)
-    with pytest.raises(SnapshotNotFoundError, match="became DELETING"):
+    with pytest.raises(SnapshotNotFoundError, match="is DELETING"):
         catalog.requests.submit(
             "orders", RequestKind.START, origin="late", request_id="r", holding=snapshot.snapshot_id
         )
@@ -167,7 +169,9 @@ def test_a_restore_or_a_fork_that_is_not_finished_holds_what_it_began_with(
     catalog: Catalog, snapshot: SnapshotRecord, names_it: str
 ) -> None:
     catalog.streams.ensure("fork", name="fork", asset_key="fork", options={})
-    pending = {"location": snapshot.location} if names_it == "location" else {"snapshot_id": snapshot.snapshot_id}
+    pending: PendingRestore = Forked(of_stream_id="orders", batch_id=5, snapshot_id=snapshot.snapshot_id)
+    if names_it == "location":
+        pending = ToSnapshot(location=snapshot.location or "")
     as_writer(catalog, "fork").streams.switch_live_directory("file:///live-1", pending_restore=pending)
     assert not is_deletable(catalog, snapshot)
 

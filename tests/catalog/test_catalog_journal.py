@@ -8,8 +8,8 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.journal import PlannedBatch
-from dagster_ckpt.catalog.records import LeaseRecord
-from dagster_ckpt.catalog.state_origin import StateOrigin
+from dagster_ckpt.catalog.pending_restore import Emptied, ToBatch
+from dagster_ckpt.catalog.records import LeaseRecord, StateOrigin
 from dagster_ckpt.errors import LeaseLostError
 from tests.catalog.conftest import ManualClock, holder
 
@@ -75,12 +75,12 @@ def test_a_stream_that_goes_back_forgets_the_batches_after(catalog: Catalog, lea
     catalog.journal.note(lease, planned(4, 5, 6))
 
     catalog.streams.switch_live_directory(
-        lease, "/live/2", origin=StateOrigin.of_directory("/live/1", 5, None), pending_restore={"batch_id": 5}
+        lease, "/live/2", origin=StateOrigin.of_directory("/live/1", 5, None), pending_restore=ToBatch(batch_id=5)
     )
 
     assert catalog.journal.after("orders", 3) == planned(4, 5)
 
-    catalog.streams.switch_live_directory(lease, "/live/3", origin=StateOrigin.empty(None), pending_restore={})
+    catalog.streams.switch_live_directory(lease, "/live/3", origin=StateOrigin.empty(None), pending_restore=Emptied())
 
     assert catalog.journal.after("orders", 3) == []
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.history import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotTrigger, StartCause
-from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 from tests.catalog.conftest import ManualClock, holder
 from tests.support.as_writer import as_writer, holding
@@ -35,7 +36,7 @@ def begin_snapshot(catalog: Catalog, stream_id: str, number: int, *, timeline: i
     as_writer(catalog, stream_id).snapshots.start(
         snapshot_id=snapshot_id,
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=number,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=timeline,

@@ -21,6 +21,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.tables import events, executions, recovery_failures, requests, snapshots, streams
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding
 
 STREAM = "orders"
@@ -42,7 +43,7 @@ def take(catalog: Catalog, number: int, *, to: SnapshotStatus) -> str:
     writer = as_writer(catalog, STREAM)
     name = f"snapshot-{number:03}"
     writer.snapshots.start(
-        snapshot_id=name, execution_id="execution-000", kind="CHECKPOINT", number=number,
+        snapshot_id=name, execution_id="execution-000", kind=SnapshotKind.CHECKPOINT, number=number,
         trigger=SnapshotTrigger.PERIODIC, timeline=0,
     )  # fmt: skip
     if to is SnapshotStatus.FAILED:

@@ -15,7 +15,7 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import EventType, SnapshotTrigger, StartCause, StreamRecord
 from dagster_ckpt.errors import LeaseHeldError, SnapshotHeldError
 from dagster_ckpt.policies.upgrade import UpgradeMode
-from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.modes import DesiredState, SnapshotKind
 from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
 
@@ -158,7 +158,7 @@ def completed_snapshot(catalog: Catalog) -> None:
     as_writer(catalog).snapshots.start(
         snapshot_id="snapshot-1",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=1,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=0,

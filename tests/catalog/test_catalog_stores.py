@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.pending_restore import ToSnapshot
 from dagster_ckpt.catalog.records import (
     EventType,
     ExecutionStatus,
@@ -15,6 +16,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError, SnapshotNotFoundError, StreamNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.catalog.conftest import ManualClock, holder
 from tests.support.as_writer import as_writer
 
@@ -25,7 +27,9 @@ def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) ->
     return execution_id
 
 
-def snapshot(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timeline: int = 0) -> SnapshotRecord:
+def snapshot(
+    catalog: Catalog, number: int, *, kind: SnapshotKind = SnapshotKind.CHECKPOINT, timeline: int = 0
+) -> SnapshotRecord:
     snapshot_id = f"snapshot-{number}"
     as_writer(catalog).snapshots.start(
         snapshot_id=snapshot_id,
@@ -58,10 +62,10 @@ def test_a_restore_begins_a_timeline_and_going_on_does_not(catalog: Catalog) -> 
     adopted = as_writer(catalog).streams.switch_live_directory("/live/1")
     assert (adopted.live_generation, adopted.timeline) == (1, 0)
     restored = as_writer(catalog).streams.switch_live_directory(
-        "/live/2", restored_snapshot_id="snapshot-1", pending_restore={"location": "x"}
+        "/live/2", restored_snapshot_id="snapshot-1", pending_restore=ToSnapshot(location="x")
     )
     assert (restored.live_generation, restored.timeline, restored.restored_snapshot_id) == (2, 1, "snapshot-1")
-    assert restored.pending_restore == {"location": "x"}
+    assert restored.pending_restore == ToSnapshot(location="x")
 
 
 def test_an_automatic_recovery_never_takes_a_snapshot_of_a_timeline_that_was_left(catalog: Catalog) -> None:

@@ -21,14 +21,15 @@ from click.testing import CliRunner, Result
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.cli.main import FAILED, PROBLEM_FOUND, commands
+from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
+from dagster_ckpt.cli.main import commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
 from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.versions import RELEASES
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.history import lengthen
 

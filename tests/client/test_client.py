@@ -33,7 +33,8 @@ from dagster_ckpt.orchestration.resources.resources import (
 )
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
-from dagster_ckpt.values.modes import DesiredState, ExternalizedCheckpointCleanup
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import DesiredState, ExternalizedCheckpointCleanup, SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 
 RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
@@ -221,7 +222,9 @@ class TestListsAndDescriptions:
         golden.snapshot()
         savepoint = client.trigger_savepoint(STREAM, label="mine")
 
-        assert [each.snapshot_id for each in client.list_snapshots(STREAM, kind="SAVEPOINT")] == [savepoint.snapshot_id]
+        assert [each.snapshot_id for each in client.list_snapshots(STREAM, kind=SnapshotKind.SAVEPOINT)] == [
+            savepoint.snapshot_id
+        ]
         assert len(client.list_snapshots(STREAM)) == 2
         assert client.list_snapshots(STREAM, status=SnapshotStatus.FAILED) == []
 
@@ -298,14 +301,14 @@ class TestVerbs:
         assert preview.plan.kind is RecoveryKind.RESTORE
         assert client.preview_rewind(STREAM, start_from="empty").plan.kind is RecoveryKind.START_EMPTY
         with pytest.raises(OptionError, match="state_partitions is 0"):
-            client.preview_rewind(STREAM, state_partitions=0)
+            client.preview_rewind(STREAM, start_from=StartFrom(state_partitions=0))
         assert client.describe_stream(STREAM).requests == ()
 
     def test_a_start_is_requested(self, golden: GoldenStream, client: Client) -> None:
         golden.snapshot()
         golden.end()
 
-        asked = client.request_start(STREAM, start_from="chk-1", accept_loss=True)
+        asked = client.request_start(STREAM, start_from=StartFrom("chk-1", accept_loss=True))
 
         assert (asked.kind, asked.status, asked.origin) == (RequestKind.START, RequestStatus.PENDING, "a notebook")
         assert asked.arguments["start_from"] == "chk-1"
@@ -421,6 +424,7 @@ class TestConnection:
 import sys
 sys.modules["dagster"] = sys.modules["pyspark"] = None
 from dagster_ckpt.client import Client
+from dagster_ckpt.stream.start_from import StartFrom
 with Client({url(golden)!r}) as client:
     print(client.trigger_savepoint("shop/orders").batch_id, client.verify("shop/orders")[0].passed)
 """

@@ -14,7 +14,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import CheckpointConfig, run_stream
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink import Semantic, kafka_delivery
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
+from dagster_ckpt.stream.start_from import StartFrom
 
 STREAM = "numbers"
 # A file has the second half of the one before.
@@ -93,7 +94,7 @@ def main(run: Run) -> None:
         checkpointing=CheckpointConfig(interval=100, min_pause=0),
         restart_strategy=RestartStrategies.no_restart(),
         spark=spark,
-        state_partitions=run.state_partitions,
+        start_from=StartFrom(state_partitions=run.state_partitions),
         executor_copy_bytes=0,
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from dagster_ckpt.config.rocksdb_options import RocksDBOptionsFactory
+from dagster_ckpt.config.rocksdb import RocksDBOptionsFactory
 
 CACHE = "spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB"
 

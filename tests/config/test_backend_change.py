@@ -1,6 +1,6 @@
 import pytest
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, RocksDBStateBackend
 from dagster_ckpt.config.state_backend import (
     BackendChange,
     CustomStateBackend,

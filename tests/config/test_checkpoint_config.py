@@ -1,3 +1,4 @@
+import inspect
 import pickle
 from datetime import timedelta
 from typing import Any
@@ -68,7 +69,7 @@ def test_the_defaults_are_flinks() -> None:
 def test_an_interval_turns_checkpointing_on() -> None:
     config = CheckpointConfig().set_checkpoint_interval(10)
     assert config.is_checkpointing_enabled()
-    assert config.options.interval_ms == 10
+    assert config.options.interval == 10
 
 
 def test_a_plain_absolute_path_is_a_local_directory() -> None:
@@ -150,8 +151,8 @@ def test_no_storage_cannot_be_set_by_hand() -> None:
 
 
 def test_options_reject_what_is_no_storage() -> None:
-    with pytest.raises(OptionTypeError, match="checkpoint storage is 's3://b/c'"):
-        CheckpointOptions(storage="s3://b/c")  # type: ignore[arg-type]
+    with pytest.raises(OptionTypeError, match="checkpoint storage is 3"):
+        CheckpointOptions(storage=3)  # type: ignore[arg-type]
 
 
 def test_the_enum_of_flink_1_20_sets_the_same_policy() -> None:
@@ -187,7 +188,7 @@ def test_a_refused_number_leaves_the_older_method_in_effect() -> None:
 
 def test_a_minimum_pause_goes_with_several_concurrent_checkpoints() -> None:
     options = CheckpointConfig(interval=1_000, min_pause=500, max_concurrent=2).options
-    assert (options.min_pause_ms, options.max_concurrent) == (500, 2)
+    assert (options.min_pause, options.max_concurrent) == (500, 2)
 
 
 def test_unaligned_checkpoints_exclude_several_at_once() -> None:
@@ -218,7 +219,7 @@ def test_options_in_effect_stay_in_effect() -> None:
 
 
 def test_every_option_is_described_once_with_its_effect() -> None:
-    keywords = set(CheckpointConfig.__init__.__annotations__) - {"return"}
+    keywords = set(inspect.signature(CheckpointConfig).parameters)
     lines = CheckpointConfig().describe()
     assert {line.option for line in lines} == keywords
     assert len(lines) == len(keywords)

@@ -9,8 +9,13 @@ import pyspark
 import pytest
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.config.rocksdb_options import OPTIONS_SET, PredefinedOptions, spark_settings_of
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.rocksdb import (
+    OPTIONS_SET,
+    EmbeddedRocksDBStateBackend,
+    PredefinedOptions,
+    RocksDBStateBackend,
+    spark_settings_of,
+)
 from dagster_ckpt.config.state_backend import (
     CustomStateBackend,
     FsStateBackend,
@@ -157,8 +162,8 @@ def test_a_factory_that_sets_what_is_not_sparks_is_named(rocksdb: RocksDBStateBa
     ("name", "message"),
     [
         ("options_factories.NoFactory", r"which is <class 'options_factories.NoFactory'>"),
-        ("options_factories.Missing", "which fails to import"),
-        ("no.such.Class", "which fails to import"),
+        ("options_factories.Missing", "which cannot be imported"),
+        ("no.such.Class", "which cannot be imported"),
         ("alone", "options factory is 'alone', but must be the import path"),
     ],
 )

@@ -15,8 +15,8 @@ from dagster_ckpt.cli.main import commands
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.operations import requests
 from dagster_ckpt.recovery import plan_check
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.versions import RELEASES
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.page_blocks import DOCS, blocks_of
 from tests.support.stream_program import StreamProgram

@@ -15,8 +15,8 @@ import dagster_ckpt
 from dagster_ckpt import streaming_asset
 from dagster_ckpt.cli.deployment import Deployment
 from dagster_ckpt.client.client import Client
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
-from dagster_ckpt.flink.configured_program import ConfiguredProgram
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
+from dagster_ckpt.flink.execution_config import ConfiguredProgram
 from tests.support.page_blocks import DOCS, Block, blocks_of
 
 ROOT = DOCS.parent

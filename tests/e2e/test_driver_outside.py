@@ -25,7 +25,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Snaps
 from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG
 from dagster_ckpt.orchestration.sensors.reports import SNAPSHOT_ID_KEY
 
-pytestmark = [pytest.mark.spark, pytest.mark.core, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.core(thorough=True), pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 DEFINITIONS = Path(__file__).with_name("definitions_of_a_driver.py")

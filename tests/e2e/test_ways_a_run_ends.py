@@ -47,6 +47,7 @@ def resumed_in_a_fresh_directory(ending: Ending) -> None:
     assert ending.successor.live_directory != ending.before.live_directory
 
 
+@pytest.mark.thorough
 def test_terminated_on_the_page(deaths: Deaths) -> None:
     ending = deaths["terminated"]
 
@@ -56,6 +57,7 @@ def test_terminated_on_the_page(deaths: Deaths) -> None:
     assert (ending.checkpoints, ending.live_directory_stays) == (0, False)
 
 
+@pytest.mark.thorough
 def test_terminated_on_the_page_with_the_step_in_a_process_of_its_own(deaths: Deaths) -> None:
     ending = deaths["terminated in a step's process"]
 
@@ -64,6 +66,7 @@ def test_terminated_on_the_page_with_the_step_in_a_process_of_its_own(deaths: De
     assert (ending.checkpoints, ending.live_directory_stays) == (0, False)
 
 
+@pytest.mark.thorough
 def test_force_terminated_and_started_again_at_once(deaths: Deaths) -> None:
     ending = deaths["forced"]
 
@@ -90,10 +93,12 @@ def test_sigkill_of_the_jvm(deaths: Deaths) -> None:
     assert "The stream crashed" in deaths["SIGKILL of the JVM"].log
 
 
+@pytest.mark.thorough
 def test_sigkill_of_the_step(deaths: Deaths) -> None:
     resumed_in_place(deaths["SIGKILL of the step"])
 
 
+@pytest.mark.thorough
 def test_sigkill_of_the_run_worker_stops_the_orphaned_step(deaths: Deaths) -> None:
     ending = deaths["SIGKILL of the run worker"]
 
@@ -102,10 +107,12 @@ def test_sigkill_of_the_run_worker_stops_the_orphaned_step(deaths: Deaths) -> No
     assert "has ended" in ending.log or "is recorded as FAILURE" in ending.log
 
 
+@pytest.mark.thorough
 def test_max_runtime(deaths: Deaths) -> None:
     resumed_in_place(deaths["max runtime"])
 
 
+@pytest.mark.thorough
 def test_a_retry_of_dagsters_and_ours_beside_a_hanging_predecessor(deaths: Deaths) -> None:
     ending = deaths["retried while it hangs"]
     resumed_in_a_fresh_directory(ending)
@@ -121,10 +128,12 @@ def test_a_retry_of_dagsters_and_ours_beside_a_hanging_predecessor(deaths: Death
     assert deaths.living["retried"].status is ExecutionStatus.RUNNING
 
 
+@pytest.mark.thorough
 def test_code_location_reload_leaves_a_stream_running(deaths: Deaths) -> None:
     assert deaths.living["reloaded"].execution_id == deaths.living["often_killed"].execution_id
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("death", ["Ctrl-C", "Ctrl-C in a step's process"])
 def test_ctrl_c_on_dagster_dev_and_a_later_start_of_it(deaths: Deaths, death: str) -> None:
     ending = deaths[death]
@@ -137,6 +146,7 @@ def test_ctrl_c_on_dagster_dev_and_a_later_start_of_it(deaths: Deaths, death: st
     assert successor.live_directory == ending.before.live_directory
 
 
+@pytest.mark.thorough
 def test_sigkill_of_the_code_server_and_a_termination_that_no_signal_can_deliver(deaths: Deaths) -> None:
     ending = deaths["terminated without a code server"]
 
@@ -145,6 +155,7 @@ def test_sigkill_of_the_code_server_and_a_termination_that_no_signal_can_deliver
     assert ending.checkpoints > 0
 
 
+@pytest.mark.thorough
 def test_sigkill_of_the_daemon_leaves_a_stream_running(deaths: Deaths) -> None:
     beside, after = deaths.living["without a daemon"], deaths.living["switched off"]
 
@@ -152,6 +163,7 @@ def test_sigkill_of_the_daemon_leaves_a_stream_running(deaths: Deaths) -> None:
     assert after.execution_id == beside.execution_id == deaths.living["after Ctrl-C"].execution_id
 
 
+@pytest.mark.thorough
 def test_reboot(deaths: Deaths) -> None:
     ending = deaths["reboot"]
 
@@ -170,6 +182,7 @@ def test_stopped_with_a_savepoint_by_its_job(deaths: Deaths) -> None:
     assert kept == {"trigger_savepoint", "stop_with_savepoint"}
 
 
+@pytest.mark.thorough
 def test_what_was_reported_before_a_daemon_died_is_not_reported_again(deaths: Deaths) -> None:
     assert deaths["stopped with a savepoint"]
     reported = deaths.reported()

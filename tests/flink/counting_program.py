@@ -21,6 +21,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotStatus
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_offset_entry
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.small_spark import lay_file
 
 DEADLINE_S = 90.0
@@ -83,7 +84,9 @@ class Program:
     def checkpoints(self, stream_id: str = "counts") -> int:
         if not (self.folder / "ckpt" / "catalog.db").exists():
             return 0
-        return len(self.catalog.snapshots.of_stream(stream_id, kind="CHECKPOINT", status=SnapshotStatus.COMPLETED))
+        return len(
+            self.catalog.snapshots.of_stream(stream_id, kind=SnapshotKind.CHECKPOINT, status=SnapshotStatus.COMPLETED)
+        )
 
     def offsets(self, stream_id: str = "counts") -> OffsetEntry:
         """The newest entry of the offset log."""

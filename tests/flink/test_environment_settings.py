@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.deployment import deployment_below
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.flink.execution_config import ExecutionConfig, KryoRegistrations
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
 from dagster_ckpt.values.modes import CheckpointingMode

@@ -17,7 +17,7 @@ from dagster_ckpt.values.modes import RecoveryClaimMode
 from tests.support.as_writer import as_writer
 
 STREAM = "sales"
-OTHERWISE = StartFrom.parse("latest-savepoint")
+OTHERWISE = StartFrom("latest-savepoint")
 
 
 @pytest.fixture

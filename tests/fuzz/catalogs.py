@@ -13,22 +13,18 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, RequestKind
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.retention import subsume
-from dagster_ckpt.snapshot.manifest import SnapshotKind
-from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.fuzz.case import Case, Target
 from tests.support.as_writer import as_writer
 from tests.support.golden_stream import STREAM, GoldenStream
+from tests.support.streams import storage_at, stream_at
 
 _TABLES = ("streams", "snapshots", "executions", "leases", "requests", "events", "desired_states", "launches")
 _VALUES: tuple[Any, ...] = (
@@ -79,7 +75,7 @@ def check(case: Case, scratch: Path) -> None:
         lambda: catalog.events.after(0),
         catalog.desired_states.all,
         lambda: catalog.launches.latest("golden"),
-        lambda: preview_start(stream, StartFrom.parse("sp")),
+        lambda: preview_start(stream, StartFrom("sp")),
         lambda: subsume(stream),
     ]
     for reader in readers:
@@ -108,17 +104,7 @@ def _good() -> Path:
 
 
 def _stream(catalog: Path, root: Path) -> StreamHandle:
-    storage = FileSystemCheckpointStorage(f"file://{root}/snapshots", 256, savepoint_path=f"file://{root}/savepoints")
-    return StreamHandle(
-        stream_id="golden",
-        name="golden",
-        asset_key="golden",
-        catalog=Catalog(f"sqlite:///{catalog}"),
-        store=open_store(storage, "golden"),
-        options=CheckpointConfig().options,
-        restart=RestartStrategies.no_restart(),
-        live_root=str(root / "live"),
-    )
+    return stream_at(root, "golden", catalog=f"sqlite:///{catalog}", storage=storage_at(root, inline_bytes=256))
 
 
 TARGET = Target(draw, check)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.memory import MemoryFileIO
+from dagster_ckpt.sinks.file_sink import read_sink_log
 from dagster_ckpt.sinks.file_sink_log import logged_batch, own_past
-from dagster_ckpt.sinks.part_files import read_sink_log
 from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.snapshot.reader import extract
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import capture
@@ -23,10 +23,9 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, li
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
-from dagster_ckpt.spark.checkpoint_dir.state.version_files import read_member
+from dagster_ckpt.spark.checkpoint_dir.state.version_files import read_lineage, read_member
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
-from dagster_ckpt.spark.query.source_distance import distance
+from dagster_ckpt.spark.query.sources import distance
 from tests.fuzz.case import Case, Target
 from tests.fuzz.mutations import mutated_bytes, mutated_text
 from tests.fuzz.snapshots import golden

@@ -17,10 +17,9 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.recovery.snapshot_examination import layout_problems
+from dagster_ckpt.recovery.examination import layout_problems
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import Manifest
-from dagster_ckpt.snapshot.metadata_file import decode_metadata
+from dagster_ckpt.snapshot.manifest import Manifest, decode_metadata
 from dagster_ckpt.snapshot.reader import extract, read_references, verify_snapshot
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -21,7 +21,7 @@ from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink import Semantic, kafka_delivery
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamToRun, run_program
-from dagster_ckpt.policies.restart_strategies import NoRestartStrategyConfiguration
+from dagster_ckpt.policies.restart import NoRestartStrategyConfiguration
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -123,9 +123,7 @@ def main(run: Run) -> None:
             stream,
             lambda live: start_stream_query(stream, described(spark, run), live),
             lambda: described(spark, run),
-            start_from=StartFrom.parse(
-                run.start_from, new_query_id=run.new_query_id, source_offsets=run.source_offsets
-            ),
+            start_from=StartFrom(run.start_from, new_query_id=run.new_query_id, source_offsets=run.source_offsets),
         )
         run_program(STREAM, [to_run], spark=spark, run_id="run", signals=())
 

@@ -26,6 +26,7 @@ from kafka_rows import committed_rows, new_topic
 
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.sinks.sink import SinkEffect
+from dagster_ckpt.stream.start_from import StartFrom
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -125,11 +126,13 @@ def with_savepoint_two(folder: Path, kafka: Kafka, files: int, *, distinct: bool
     return copying
 
 
+@pytest.mark.thorough
 def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: Kafka, tmp_path: Path) -> None:
     copying = with_savepoint_two(tmp_path, kafka, files=4)
     with copying.how.client() as client:
         preview, anew = (
-            client.preview_rewind(STREAM, start_from="two", new_query_id=new_query_id) for new_query_id in (False, True)
+            client.preview_rewind(STREAM, start_from=StartFrom("two", new_query_id=new_query_id))
+            for new_query_id in (False, True)
         )
     assert [each.effect for each in preview.sinks] == [SinkEffect.IRREVERSIBLE]
     assert "batches 2 to 3, which cannot be removed" in preview.sinks[0].reason
@@ -143,6 +146,7 @@ def test_a_rewound_query_is_refused_and_writes_again_with_a_new_query_id(kafka: 
     assert copying.rows() == once(2) | {str(number): 2 for number in range(2 * ROWS, 4 * ROWS)}
 
 
+@pytest.mark.thorough
 def test_a_start_after_a_long_pause_that_kafka_does_not_answer_plans_no_batch_so_that_the_next_needs_no_marker(
     kafka: Kafka, tmp_path: Path
 ) -> None:

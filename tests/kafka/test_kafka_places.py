@@ -13,9 +13,8 @@ from kafka_rows import committed_rows, new_topic
 from share_program import Life, all_rows, share, transactions
 
 from dagster_ckpt.errors import CkptError, RowsAtRiskError
-from dagster_ckpt.sinks.kafka.claim import claim
+from dagster_ckpt.sinks.kafka.claim import Past, claim
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.past import Past
 from dagster_ckpt.sinks.kafka.share import write_share
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, SinkEffect
@@ -69,6 +68,7 @@ def test_markers_that_kafka_has_deleted_do_not_let_a_batch_be_written_again(life
     assert committed_rows(life.servers, life.topic) == all_rows(1)
 
 
+@pytest.mark.thorough(but="topic")
 @pytest.mark.parametrize("changed", ["prefix", "topic"])
 def test_a_stream_that_writes_elsewhere_fences_its_predecessor_and_repeats_nothing(life: Life, changed: str) -> None:
     life = replace(life, writers=2)

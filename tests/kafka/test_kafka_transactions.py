@@ -82,6 +82,7 @@ def dies_and_is_followed(life: Life, call: str, when: str, nth: int) -> None:
     assert_each_row_once(life)
 
 
+@pytest.mark.thorough(but=("commit_transaction-before-2", "send_offsets_to_transaction-after-6"))
 @pytest.mark.parametrize(("call", "when", "nth"), IN_THE_MAIN_SUITE, ids=str)
 def test_a_process_killed_within_the_protocol_leaves_each_row_once(life: Life, call: str, when: str, nth: int) -> None:
     dies_and_is_followed(life, call, when, nth)
@@ -104,6 +105,7 @@ def test_two_deaths_in_a_row_leave_each_row_once(life: Life, call: str, when: st
     assert_each_row_once(life)
 
 
+@pytest.mark.thorough(but="open transaction")
 @pytest.mark.parametrize(
     ("call", "nth"), [("commit_transaction", 5), ("init_transactions", 3)], ids=["open transaction", "not yet begun"]
 )
@@ -224,6 +226,7 @@ def test_a_query_that_went_back_is_refused_until_the_rows_may_come_twice(life: L
     assert {row for row, times in seen.items() if times == 2} == {f"row-{number}" for number in range(6, 12)}
 
 
+@pytest.mark.thorough(but="fewer")
 @pytest.mark.parametrize("others", [1, 3], ids=["fewer", "more"])
 def test_another_number_of_writers_is_taken_between_batches_and_refused_within_one(life: Life, others: int) -> None:
     target = transactions(life)
@@ -244,6 +247,7 @@ def test_another_number_of_writers_is_taken_between_batches_and_refused_within_o
     assert_each_row_once(life)
 
 
+@pytest.mark.thorough(but=("2-2-4", "3-4-2"))
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 @pytest.mark.parametrize("commits", [1, 2, 3])
 def test_a_claim_with_another_number_of_writers_that_dies_repeats_no_row(

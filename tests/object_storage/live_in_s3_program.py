@@ -18,7 +18,7 @@ from pyspark.sql.streaming import DataStreamWriter
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.rocksdb_options import ROCKSDB
+from dagster_ckpt.config.rocksdb import ROCKSDB
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
@@ -26,7 +26,7 @@ from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.operations.state_editing import edit_state
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.editing import StateEdit
@@ -81,9 +81,9 @@ class Sales:
             live_root=self.live_root,
             checkpointing=CHECKPOINTING,
             spark=self.spark,
-            start_from=start_from,
-            no_safety_savepoint=no_safety_savepoint,
-            state_partitions=state_partitions,
+            start_from=StartFrom(
+                start_from, no_safety_savepoint=no_safety_savepoint, state_partitions=state_partitions
+            ),
         )
         execution = self.stream.catalog.executions.latest(self.name)
         assert execution is not None
@@ -153,7 +153,7 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
     told = sales.stream.catalog.events.after(0)
     copy = replace(sales, name="copy-of-sales")
-    fork(sales.stream, copy.stream, StartFrom.parse("latest"), origin="test", outputs={sales.output: copy.output})
+    fork(sales.stream, copy.stream, StartFrom("latest"), origin="test", outputs={sales.output: copy.output})
     copy.feed(1)
     yield ran(copy, "goes on as a fork", copy.run())
     yield looked_into(sales, str(savepoint.location))

@@ -24,7 +24,7 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.operations.desired_state import decide
 from dagster_ckpt.operations.managed_stream import Action, Adopt, Ask, ObservedStream, Run, Settle, StreamLife, Withdraw
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.modes import DesiredState, SnapshotKind
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "desired_state.yaml").read_text())
 
@@ -155,7 +155,7 @@ def _snapshot(given: dict[str, Any]) -> SnapshotRecord:
         snapshot_id=f"chk-{number}",
         stream_id="orders",
         execution_id="newest",
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=number,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.PERIODIC,

@@ -16,15 +16,11 @@ from pyspark.sql import functions as F
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, SnapshotRecord, StartCause
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import DamagedCutError, NothingCommittedError, SnapshotNotFoundError
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.verification import locations_of, verify_snapshot
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.recovery.snapshot_examination import layout_problems
-from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.recovery.examination import layout_problems
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.versions import Feature
@@ -34,6 +30,7 @@ from tests.support.as_writer import as_writer
 from tests.support.needs import OfEach, needs, runs_here
 from tests.support.small_spark import lay_file, small_spark
 from tests.support.state_bytes import lz4_blocks
+from tests.support.streams import storage_at, stream_at
 
 pytestmark = pytest.mark.spark
 
@@ -94,17 +91,8 @@ def make_ward(
     for number in range(FILES):
         rows = [{"at": "2024-01-01T00:00:00Z", "k": n % KEYS, "v": number * 100 + n} for n in range(ROWS)]
         lay_file(landing, number, rows)
-    stream = StreamHandle(
-        stream_id="orders",
-        name="orders",
-        asset_key="orders",
-        catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
-        # So low that data lies in objects of their own, to be damaged.
-        store=open_store(FileSystemCheckpointStorage(f"file://{root}/snapshots", 16), "orders"),
-        options=CheckpointConfig().options,
-        restart=RestartStrategies.no_restart(),
-        live_root=str(root / "live"),
-    )
+    # So low that data lies in objects of their own, to be damaged.
+    stream = stream_at(root, storage=storage_at(root, inline_bytes=16))
     stream.register()
     holder = Holder("first", "run", "host", 1, 1, "boot")
     as_writer(stream.catalog).executions.start("first", run_id="run", cause=StartCause.MANUAL, holder=holder)
@@ -267,6 +255,7 @@ class Forgetful:
         return list(self._store.verify(location, deep=deep))
 
 
+@pytest.mark.thorough(but=("rocksdb", "join"))
 @pytest.mark.parametrize("name", WARDS)
 def test_a_snapshot_without_any_one_of_its_files_does_not_pass(wards: dict[str, Ward], name: str) -> None:
     ward = wards[name]

@@ -17,7 +17,7 @@ from dagster_ckpt.errors import CkptError, RequestFailedError, RequestTimeoutErr
 from dagster_ckpt.operations import start_check
 from dagster_ckpt.operations.hand_over import hand_over, hands_over
 from dagster_ckpt.operations.restart import restart
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM
@@ -45,7 +45,7 @@ class NewRun:
                 stream,
                 request.request_id,
                 self.describe,
-                StartFrom.parse(str(request.arguments["start_from"])),
+                StartFrom(str(request.arguments["start_from"])),
                 report=self.told.append,
             )
         except Exception as error:  # noqa: BLE001 - looked at by the test
@@ -183,7 +183,7 @@ def test_a_start_that_is_withdrawn_while_the_query_is_stopped_for_it_starts_that
 
     withdrawn = pytest.raises(CkptError, match="withdrawn")
     with RunningProcess(history, before_the_stop=withdraw) as process, new.launched(), withdrawn:
-        restart(history.shelf.stream, StartFrom.parse("batch-5", accept_loss=True), origin=ORIGIN, timeout_s=30)
+        restart(history.shelf.stream, StartFrom("batch-5", accept_loss=True), origin=ORIGIN, timeout_s=30)
 
     assert "started again where it stopped" in str(new.failed)
     assert "latest" in {request.arguments["start_from"] for request in process.starts}

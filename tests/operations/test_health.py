@@ -32,7 +32,7 @@ from dagster_ckpt.operations.health_facts import (
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.spark.query.progress import TaskCounts
-from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.modes import DesiredState, SnapshotKind
 from tests.support.as_writer import as_writer
 
 CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ MINUTE_MS = 60_000
 def snapshot(number: int = 7, *, age: int = 0, problem: str | None = None, **facts: Any) -> SnapshotRecord:
     at_ms = NOW_MS - age * MINUTE_MS
     return SnapshotRecord(
-        f"snapshot-{number}", "orders", None, "CHECKPOINT", number,
+        f"snapshot-{number}", "orders", None, SnapshotKind.CHECKPOINT, number,
         SnapshotStatus.COMPLETED, SnapshotTrigger.PERIODIC, 0,
         batch_id=number, full_bytes=facts.get("bytes"), created_at_ms=at_ms, completed_at_ms=at_ms,
         verified_at_ms=at_ms, verified_problem=problem,
@@ -136,7 +136,7 @@ def take(catalog: Catalog, number: int, **facts: Any) -> SnapshotRecord:
     begun = as_writer(catalog).snapshots.start(
         snapshot_id=f"snapshot-{number}",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=number,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=facts.pop("timeline", 0),
@@ -148,7 +148,7 @@ def fail(catalog: Catalog, number: int, reason: str) -> None:
     as_writer(catalog).snapshots.start(
         snapshot_id=f"snapshot-{number}",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=number,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=0,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Adopting
 from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import StreamRecords
@@ -24,16 +25,17 @@ from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.snapshots import promote_checkpoint
 from dagster_ckpt.recovery.adopt import undo_adoption
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.recovery.test_adopt import Outside, tree
 from tests.support.executioner import CHANGES, Executioner, Killed
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
+from tests.support.thorough import either
 
 STEPS: tuple[tuple[Any, str], ...] = (
     *CHANGES,
@@ -74,7 +76,7 @@ def at_every_step(
     """Interrupt a command at each step in a world of its own; returns how many steps it has."""
     step = 0
     while attempt(root / str(step), lambda at=step: interrupted_at(at, signal)):  # type: ignore[misc]
-        step += 1
+        step += either(quick=4, thorough=1)
     return step
 
 
@@ -82,6 +84,7 @@ def completed(stream: StreamHandle) -> list[tuple[str | None, int | None]]:
     return [(each.label, each.batch_id) for each in stream.catalog.snapshots.completed(STREAM)]
 
 
+@pytest.mark.thorough(but="None")
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None:
     def attempt(root: Path, interrupted: Callable[[], Any]) -> bool:
@@ -93,8 +96,8 @@ def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None
         outside.commit(LAST + 1)
         now = tree(outside.directory), tree(outside.sink)
         stream = outside.stream
-        pending = stream.catalog.streams.get(STREAM).pending_restore or {} if stream.catalog.streams.all() else {}
-        if "adopting" in pending:
+        pending = stream.catalog.streams.get(STREAM).pending_restore if stream.catalog.streams.all() else None
+        if isinstance(pending, Adopting):
             for point in ("latest", "first", "empty"):
                 with pytest.raises(LiveDirectoryError, match=r"begun and not finished.*--undo"):
                     outside.start(point)
@@ -118,6 +121,7 @@ def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None
     assert at_every_step(tmp_path, signal, attempt) > 6
 
 
+@pytest.mark.thorough(but="SystemExit")
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_an_adoption_that_is_dropped(tmp_path: Path, signal: type[BaseException] | None) -> None:
     def attempt(root: Path, interrupted: Callable[[], Any]) -> bool:
@@ -133,7 +137,7 @@ def test_an_adoption_that_is_dropped(tmp_path: Path, signal: type[BaseException]
             try:
                 plan = preview_start(stream, StartFrom())
             except LiveDirectoryError:
-                assert "adopting" in (stream.catalog.streams.get(STREAM).pending_restore or {})
+                assert isinstance(stream.catalog.streams.get(STREAM).pending_restore, Adopting)
             # Before the first step the adoption stands.
             assert plan is None or plan.kind is RecoveryKind.CLONE
             undo_adoption(stream, origin="a test")
@@ -176,13 +180,14 @@ def test_a_promotion(tmp_path: Path, signal: type[BaseException] | None) -> None
         again = promote_checkpoint(stream, f"chk-{point.number}", label="kept")
 
         assert stream.store.verify(again.location or "", deep=True) == []
-        assert preview_start(stream, StartFrom.parse(again.snapshot_id)).to_batch == LAST
+        assert preview_start(stream, StartFrom(again.snapshot_id)).to_batch == LAST
         history.close()
         return made.interrupted
 
     assert at_every_step(tmp_path, signal, attempt) > 3
 
 
+@pytest.mark.thorough(but="SystemExit")
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_an_export(tmp_path: Path, signal: type[BaseException] | None) -> None:
     def attempt(root: Path, interrupted: Callable[[], Any]) -> bool:

@@ -15,7 +15,7 @@ from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.operations import preflight as preflights
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.operations.preflight import preflight
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.query.trial_batch import Trial, describe_trial_error
 from tests.support.as_writer import as_writer

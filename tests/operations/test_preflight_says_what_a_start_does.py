@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Emptied, ToBatch
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations import preflight as preflights
@@ -19,7 +20,7 @@ from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.trial_batch import Trial
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
@@ -83,7 +84,7 @@ class Scene:
         as_writer(self.stream.catalog, STREAM).executions.running("first", live_directory=live, recovery={})
         shutil.rmtree(self.history.shelf.live)
 
-    def cut_off(self, pending: dict[str, object]) -> None:
+    def cut_off(self, batch_id: int | None) -> None:
         """A start was killed after it had switched to what it made."""
         live = self.history.shelf.live
         made = live.with_name("live-2-1")
@@ -91,16 +92,16 @@ class Scene:
         for batch in range(4, LAST + 1):
             for log in ("offsets", "commits"):
                 (made / log / str(batch)).unlink()
-        as_writer(self.stream.catalog, STREAM).streams.switch_live_directory(
-            str(made), pending_restore={"sinks": [f"FileSink[file:{self.history.sink}]"], **pending}
-        )
+        sinks = (f"FileSink[file:{self.history.sink}]",)
+        pending = Emptied(sinks=sinks) if batch_id is None else ToBatch(batch_id=batch_id, sinks=sinks)
+        as_writer(self.stream.catalog, STREAM).streams.switch_live_directory(str(made), pending_restore=pending)
 
     def forked(self, outputs: dict[str, str] | None = None) -> None:
         original, self.stream = (
             self.stream,
             replace(self.stream, stream_id="scratch", name="scratch", asset_key="scratch"),
         )
-        fork(original, self.stream, StartFrom.parse("batch-5"), origin="a test", outputs=outputs)
+        fork(original, self.stream, StartFrom("batch-5"), origin="a test", outputs=outputs)
         self.folder = self.new
 
     def then(self, *steps: Callable[[], None]) -> None:
@@ -125,18 +126,18 @@ SITUATIONS: dict[str, tuple[bool, Callable[[Scene], None]]] = {
         lambda scene: scene.then(scene.lost, lambda: scene.moved(STRANGERS, 0)),
     ),
     "restored, a stranger took its folder over": (False, lambda scene: scene.then(scene.lost, scene.taken_over)),
-    "a rewind was cut off": (True, lambda scene: scene.cut_off({"batch_id": 3})),
+    "a rewind was cut off": (True, lambda scene: scene.cut_off(3)),
     "a rewind was cut off, in a new folder": (
         True,
-        lambda scene: scene.then(lambda: scene.cut_off({"batch_id": 3}), scene.moved),
+        lambda scene: scene.then(lambda: scene.cut_off(3), scene.moved),
     ),
     "a rewind was cut off, in a stranger's": (
         False,
-        lambda scene: scene.then(lambda: scene.cut_off({"batch_id": 3}), lambda: scene.moved(STRANGERS, 3)),
+        lambda scene: scene.then(lambda: scene.cut_off(3), lambda: scene.moved(STRANGERS, 3)),
     ),
     "an empty start was cut off, in a stranger's": (
         False,
-        lambda scene: scene.then(lambda: scene.cut_off({}), lambda: scene.moved(STRANGERS, 0)),
+        lambda scene: scene.then(lambda: scene.cut_off(None), lambda: scene.moved(STRANGERS, 0)),
     ),
     "a fork": (True, lambda scene: scene.forked()),
     "a fork with the rows of the original": (

@@ -25,14 +25,14 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream import fencing
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding, keeping
 from tests.support.executioner import Killed
 from tests.support.retention_shelf import STREAM
@@ -112,7 +112,7 @@ def test_where_only_savepoints_are_left_nothing_begins_empty_either(history: His
     with pytest.raises(LiveDirectoryError, match=str(savepoint.location)):
         preview_start(history.shelf.stream, StartFrom())
     with pytest.raises(StateAtRiskError, match="sink log"):
-        preview_start(history.shelf.stream, StartFrom.parse("empty"))
+        preview_start(history.shelf.stream, StartFrom("empty"))
 
 
 def test_the_folder_that_the_query_names_is_listed_where_no_snapshot_tells_it(history: History, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_what_an_empty_start_without_the_catalog_leaves_is_cleared_as_well(histo
         asked.append(live.url)
         raise OSError(f"Spark is asked to start in {live.url}")
 
-    start_from = StartFrom.parse("empty", discard_state=True)
+    start_from = StartFrom("empty", discard_state=True)
     with pytest.raises(OSError, match="Spark is asked"):
         execute_stream(stream, RunRequest("run", start_query, start_from=start_from))
 

@@ -16,7 +16,7 @@ from dagster_ckpt.operations.unsettled_executions import (
     Wait,
     reconcile,
 )
-from dagster_ckpt.policies.restart_strategies import DecidingRestartStrategy, RestartStrategies
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, RestartStrategies
 from dagster_ckpt.values.modes import TerminalState
 
 FAILED_AT_MS = 1_000_000

@@ -16,11 +16,11 @@ from dagster_ckpt.operations.lifecycle import preview
 from dagster_ckpt.operations.remaining_state import remaining_state
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.live_directories import scratch_directory
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
-from dagster_ckpt.recovery.scratch import scratch_directory
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import keeping
 from tests.support.edited_savepoint import edited_savepoint
 from tests.support.golden_stream import STREAM, GoldenStream
@@ -45,7 +45,7 @@ def places(golden: GoldenStream) -> list[str]:
 
 
 def test_a_start_from_the_savepoint_says_that_its_safety_savepoint_has_the_key(golden: GoldenStream) -> None:
-    asked = StartFrom.parse("forgotten", accept_loss=True)
+    asked = StartFrom("forgotten", accept_loss=True)
     assert places(golden) == [
         "chk-3 at batch 5",
         "savepoint before at batch 4",
@@ -79,7 +79,7 @@ def test_a_snapshot_that_the_edited_stream_takes_is_not_listed(golden: GoldenStr
         golden._writer.snapshots.start(
             snapshot_id=f"attempt-{number}",
             execution_id="first",
-            kind="CHECKPOINT",
+            kind=SnapshotKind.CHECKPOINT,
             number=number,
             trigger=SnapshotTrigger.PERIODIC,
             timeline=golden.stream.catalog.streams.get(STREAM).timeline,

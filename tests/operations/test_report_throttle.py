@@ -10,6 +10,7 @@ import yaml
 
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.orchestration.sensors.reports import DECISIVE, REMEMBERED, events_to_report
+from dagster_ckpt.values.modes import SnapshotKind
 
 CASES = yaml.safe_load((Path(__file__).parent / "reports.yaml").read_text(encoding="utf-8"))
 KINDS = {
@@ -33,7 +34,7 @@ def event(sequence: int, text: str) -> EventRecord:
 
 def snapshot(text: str) -> SnapshotRecord:
     trigger = SnapshotTrigger.MANUAL if text.startswith("m") else SnapshotTrigger.PERIODIC
-    return SnapshotRecord(text, "orders", None, "CHECKPOINT", 1, SnapshotStatus.COMPLETED, trigger, 0)
+    return SnapshotRecord(text, "orders", None, SnapshotKind.CHECKPOINT, 1, SnapshotStatus.COMPLETED, trigger, 0)
 
 
 def reported_from(events: list[EventRecord], start: int, interval_ms: int = 60_000) -> list[str]:

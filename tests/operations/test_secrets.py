@@ -24,7 +24,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 )
 from dagster_ckpt.config.state_backend import CustomStateBackend
 from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
-from dagster_ckpt.io.errors import accessing
+from dagster_ckpt.io.file_io import accessing
 from dagster_ckpt.operations.launching import DriverLaunch, launch_driver
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
@@ -141,7 +141,7 @@ def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) 
 @pytest.mark.parametrize(
     "name_it",
     [
-        StartFrom.parse,
+        StartFrom,
         lambda url: trigger_savepoint(None, origin="a test", target_directory=url),  # type: ignore[arg-type]
         lambda url: open_store(FileSystemCheckpointStorage("memory://h/snapshots"), STREAM).manifest(url),
         lambda url: StreamHandle(STREAM, STREAM, STREAM, None, None, None, None, url),  # type: ignore[arg-type]

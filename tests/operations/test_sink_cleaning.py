@@ -20,11 +20,12 @@ from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations.sink_cleaning import SinkCleaning, clean_sinks, output_files
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
@@ -66,7 +67,7 @@ class Output:
 
     def clean(self, *, now_ms: int = LATER_MS, **how: object) -> SinkCleaning:
         """Clean up at a time by the storage's clock."""
-        with patch("dagster_ckpt.sinks.part_files.storage_time_ms", lambda _sink: now_ms):
+        with patch("dagster_ckpt.sinks.file_sink.storage_time_ms", lambda _sink: now_ms):
             return clean_sinks(self.history.shelf.stream, **how)  # type: ignore[arg-type]
 
     def left(self) -> list[int]:
@@ -212,7 +213,7 @@ def test_a_forked_output_keeps_its_own_files(output: Output) -> None:
     fork(
         stream,
         replace(stream, stream_id="scratch"),
-        StartFrom.parse("batch-5"),
+        StartFrom("batch-5"),
         origin="a test",
         outputs={str(output.sink): str(forked)},
     )

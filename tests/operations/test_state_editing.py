@@ -27,10 +27,10 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
-from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.needs import needs
 from tests.support.small_spark import small_spark
@@ -101,7 +101,7 @@ def test_a_key_is_forgotten_in_a_savepoint_of_its_own(spark: SparkSession, golde
 def _used_only_by_name(golden: GoldenStream, made: SnapshotRecord) -> None:
     snapshots = golden.stream.catalog.snapshots
     assert made.snapshot_id not in {each.snapshot_id for each in snapshots.restorable(STREAM)}
-    plan = preview_start(golden.stream, StartFrom.parse("latest-savepoint"))
+    plan = preview_start(golden.stream, StartFrom("latest-savepoint"))
     assert plan.snapshot is not None
     assert plan.snapshot.label == "before-forgetting"
     golden.start("forgotten")
@@ -109,6 +109,7 @@ def _used_only_by_name(golden: GoldenStream, made: SnapshotRecord) -> None:
     assert made.snapshot_id in {each.snapshot_id for each in snapshots.restorable(STREAM)}
 
 
+@pytest.mark.thorough
 @writes_state
 def test_rows_are_replaced_and_a_table_becomes_the_state(spark: SparkSession, golden: GoldenStream) -> None:
     client = Client(golden.stream.catalog)

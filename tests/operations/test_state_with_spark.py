@@ -28,11 +28,11 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
-from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
 from dagster_ckpt.state.diff import Change
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import GOLDEN, STREAM, GoldenStream
 from tests.support.small_spark import small_spark
 

@@ -12,7 +12,7 @@ import pytest
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.operations import trial_comparison
 from dagster_ckpt.operations.trial_comparison import MOST_ROWS, compare_trial
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.state.diff import Change
 from dagster_ckpt.state.reading import StateName

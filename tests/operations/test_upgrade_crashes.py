@@ -31,8 +31,9 @@ from dagster_ckpt.catalog.requests import RequestRecords
 from dagster_ckpt.operations.desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.operations.managed_stream import StepRun
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.modes import DesiredState, SnapshotKind
 from tests.support.as_writer import as_writer, set_stream
+from tests.support.thorough import either
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot")
 CHANGES = [
@@ -154,7 +155,7 @@ class World:
         as_writer(self.catalog, self.stream_id).snapshots.start(
             snapshot_id=snapshot_id,
             execution_id=self.newest.execution_id,
-            kind="SAVEPOINT",
+            kind=SnapshotKind.SAVEPOINT,
             number=number,
             trigger=SnapshotTrigger.STOP,
             timeline=0,
@@ -292,7 +293,7 @@ def test_a_daemon_that_dies_at_any_step_goes_on_where_it_was(
     fits: bool,
     policy: UpgradePolicy,
 ) -> None:
-    for changes in itertools.count():
+    for changes in itertools.count(step=either(quick=3, thorough=1)):
         world = World(catalog, clock, works=works, fits=fits, policy=policy)
         world.live(lambda world=world: world.row.reached == world.row.generation)
         look = world.look

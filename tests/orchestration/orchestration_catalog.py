@@ -8,6 +8,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, Holder, SnapshotRecord, SnapshotTrigger, StartCause
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot", jvm_pid=None)
@@ -31,14 +32,19 @@ def register(catalog: Catalog, stream_id: str) -> None:
 
 
 def take_snapshot(
-    catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT", execution_id: str | None = None, **facts: Any
+    catalog: Catalog,
+    stream_id: str,
+    *,
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT,
+    execution_id: str | None = None,
+    **facts: Any,
 ) -> SnapshotRecord:
     snapshot = begin_snapshot(catalog, stream_id, kind=kind, execution_id=execution_id)
     return as_writer(catalog).complete(snapshot.snapshot_id, **{**FIGURES, **facts})
 
 
 def begin_snapshot(
-    catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT", execution_id: str | None = None
+    catalog: Catalog, stream_id: str, *, kind: SnapshotKind = SnapshotKind.CHECKPOINT, execution_id: str | None = None
 ) -> SnapshotRecord:
     return as_writer(catalog, stream_id).snapshots.start(
         snapshot_id=str(uuid.uuid4()),

@@ -16,6 +16,7 @@ from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import PAGE, SensorCursor, build_catalog_sensor
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 
 
@@ -80,7 +81,7 @@ def ids(snapshots: Sequence[Any]) -> list[str]:
     return [snapshot.snapshot_id for snapshot in snapshots]
 
 
-@pytest.mark.parametrize("kind", ["CHECKPOINT", "SAVEPOINT"])
+@pytest.mark.parametrize("kind", list(SnapshotKind))
 def test_a_completed_snapshot_is_reported_with_numbers_that_the_page_plots(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, kind: str
 ) -> None:

@@ -27,7 +27,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 )
 from dagster_ckpt.orchestration.resources.settings import UpgradeSettings
 from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG, STREAM_ID_TAG
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState
 from tests.support.as_writer import as_writer

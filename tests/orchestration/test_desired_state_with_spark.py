@@ -22,7 +22,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
@@ -31,7 +31,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.session import apply_state_backend
@@ -287,6 +287,7 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     assert not list((deployment.root / "live" / ".scratch" / "orders").iterdir())
 
 
+@pytest.mark.thorough
 def test_a_restart_with_code_that_is_refused_leaves_the_running_query_alone(deployment: Deployment) -> None:
     deployment.feed(3)
     deployment.load("1")

@@ -25,10 +25,10 @@ ELSEWHERE = {
     "dagster_ckpt.io.custom",
     "dagster_ckpt.orchestration",
     "dagster_ckpt.policies.restart",
-    "dagster_ckpt.policies.restart_strategies",
     "dagster_ckpt.policies.retention",
     "dagster_ckpt.policies.trigger",
     "dagster_ckpt.sinks.sink",
+    "dagster_ckpt.sinks.table",
     "dagster_ckpt.testing",
 }
 OURS = {*dagster_ckpt.__all__, *flink.__all__, *orchestration.__all__}

@@ -45,7 +45,7 @@ MISSPELLED: list[tuple[str, str, str]] = [
     ("streams.0.trigger", "available", "available_now"),
     ("streams.0.checkpointing", "num_retaned", "num_retained"),
     ("streams.0.checkpointing", "intervall", "interval"),
-    ("streams.0.restart", "kindd", "kind"),
+    ("streams.0.restart_strategy", "kindd", "kind"),
     ("streams.0.upgrade", "moed", "mode"),
     ("streams.0.savepoints", "cron", "cron_schedule"),
     ("streams.0.freshness", "fail_after", "fail_after_ms"),

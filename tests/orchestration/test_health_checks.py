@@ -23,8 +23,8 @@ from dagster_ckpt.orchestration.checks import build_health_checks, build_health_
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.policies.upgrade import UpgradeMode
-from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.values.durations import wall_clock_ms
 from tests.support.as_writer import as_writer
 
 

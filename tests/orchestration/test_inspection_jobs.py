@@ -16,13 +16,13 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.operations import snapshots
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
-from dagster_ckpt.orchestration.jobs.ops import markdown_table
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
+from dagster_ckpt.orchestration.tables import markdown_table
 from tests.support.as_writer import as_writer
 
 

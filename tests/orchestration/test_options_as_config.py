@@ -16,19 +16,18 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.rocksdb_options import PredefinedOptions
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, PredefinedOptions
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, overridden
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
 
@@ -150,9 +149,9 @@ def test_a_policy_and_the_option_that_it_replaces_are_never_both_set(given: dict
 
 def test_a_run_may_replace_a_policy_by_an_option_and_the_other_way_round() -> None:
     by_number = CheckpointConfig(interval=60_000, num_retained=2).options
-    by_policy = overridden(by_number, POLICIES)
-    assert (by_policy.interval_ms, by_policy.retention_policy) == (None, Latest(3) | NewestPer("day", 7))
-    again = overridden(by_policy, {"interval": 60_000, "num_retained": 2})
+    by_policy = by_number.overridden(POLICIES)
+    assert (by_policy.interval, by_policy.retention_policy) == (None, Latest(3) | NewestPer("day", 7))
+    again = by_policy.overridden({"interval": 60_000, "num_retained": 2})
     assert again == by_number
 
 

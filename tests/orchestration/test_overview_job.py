@@ -16,6 +16,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 
 PAGE = "http://here:4040"
@@ -53,7 +54,7 @@ def table(value: dg.MetadataValue) -> list[dict[str, object]]:
 
 def test_its_snapshots_are_a_table_newest_first(shown: Shown, catalog: Catalog) -> None:
     take_snapshot(catalog, "orders", batch_id=3)
-    take_snapshot(catalog, "orders", batch_id=4, kind="SAVEPOINT", rows=None)
+    take_snapshot(catalog, "orders", batch_id=4, kind=SnapshotKind.SAVEPOINT, rows=None)
 
     metadata = shown.show()
 

@@ -16,12 +16,12 @@ from dagster_ckpt.catalog.records import RequestKind
 from dagster_ckpt.operations import lifecycle
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs, preview_metadata
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
@@ -112,7 +112,7 @@ def test_the_preview_is_a_table_of_what_is_undone_and_of_what_each_sink_does(str
     shown, _ = streams.launch("preview_rewind_job", stream_id="orders", start_from="batch-1")
 
     assert "| committed batches processed again | 2 |" in shown["dagster_ckpt/rewind"]
-    assert "| processing time of these batches | 2 minutes |" in shown["dagster_ckpt/rewind"]
+    assert "| processing time of these batches | 2 min |" in shown["dagster_ckpt/rewind"]
     assert "| source 0 | 2 files |" in shown["dagster_ckpt/rewind"]
     assert f"| FileSink[file:{streams.root}/out] | EXACT |" in shown["dagster_ckpt/sinks"]
     assert "| ForeachBatchSink | UNKNOWN |" in shown["dagster_ckpt/sinks"]
@@ -154,7 +154,7 @@ def test_cleaning_is_a_dry_run_unless_told_otherwise(streams: Streams) -> None:
 def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
     streams: Streams, orders: StreamingAsset, how: dict[str, bool]
 ) -> None:
-    request = lifecycle.request_start(streams.orders, StartFrom.parse("batch-1", **how), origin="a test")
+    request = lifecycle.request_start(streams.orders, StartFrom("batch-1", **how), origin="a test")
 
     run = _start_run(orders, request, "a deployment")
 
@@ -165,6 +165,6 @@ def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
 def test_a_name_with_a_bar_does_not_break_a_table(streams: Streams) -> None:
     streams.wrote("foreach(a|b)")
 
-    shown = preview_metadata(lifecycle.preview(streams.orders, StartFrom.parse("batch-3")))
+    shown = preview_metadata(lifecycle.preview(streams.orders, StartFrom("batch-3")))
 
     assert "| foreach(a\\|b) | UNKNOWN |" in str(shown["dagster_ckpt/sinks"].value)

@@ -29,7 +29,7 @@ def evaluate(schedule: dg.ScheduleDefinition, at: str, **resources: Any) -> Any:
 
 def schedule_of(orders: StreamingAsset, **options: Any) -> tuple[dg.ScheduleDefinition, dg.JobDefinition]:
     job = next(job for job in build_operator_jobs([orders]) if job.name == "trigger_savepoint_job")
-    return build_savepoint_schedule(orders, job, cron_schedule="0 * * * *", **options), job
+    return build_savepoint_schedule(orders, job, PeriodicSavepoints("0 * * * *", **options)), job
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec, find_stream
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream, stream_handle
+from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
 from dagster_ckpt.orchestration.runs import stream_run
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.recovery.retention import RetentionReport
@@ -274,7 +275,7 @@ class TestAssetsOfOnesOwn:
         assert start(declare_stream(SPEC, orders), resources, instance, config)[0] is DagsterRunStatus.SUCCESS
 
         [(job, request)] = ran
-        assert job.options.interval_ms == 50
+        assert job.options.interval == 50
         assert request.start_from.claim_mode.name == "CLAIM"
 
     def test_a_required_output_is_refused_before_anything_starts(

@@ -44,7 +44,7 @@ from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.values.modes import TerminalState
+from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 from tests.support.as_writer import as_writer
 from tests.support.logged_life import comparable
 from tests.support.played_query import PlayedQuery
@@ -163,7 +163,7 @@ def stage(
 
 class TestEnds:
     def test_stopped_with_a_savepoint_is_a_success_and_finished(self, stage: Stage, catalog: Catalog) -> None:
-        savepoint = take_snapshot(catalog, "orders", kind="SAVEPOINT")
+        savepoint = take_snapshot(catalog, "orders", kind=SnapshotKind.SAVEPOINT)
 
         run, failure = stage.run(ends(EndKind.FINISHED, savepoint=savepoint))
 
@@ -227,7 +227,7 @@ class TestEnds:
         run, failure = stage.run(ends(EndKind.FAILED))
 
         assert run.status is DagsterRunStatus.FAILURE
-        assert failure.description == "The stream failed for good: as the test says"
+        assert failure.description == "The stream failed and will not be restarted: as the test says"
         assert stage.retained == [(EXECUTION, TerminalState.FAILED)]
 
     def test_a_failure_for_good_is_told_of_in_the_run_its_tags_and_the_catalog(

@@ -68,6 +68,7 @@ def of_ones_own(home: Path) -> StreamingAsset:
     return declare_stream(spec, orders)
 
 
+@pytest.mark.thorough(but="of_ones_own")
 @pytest.mark.parametrize("form", [decorated, of_ones_own], ids=lambda form: form.__name__)
 def test_two_tables_of_one_query_are_exact_through_a_restart_and_told_of_alike(
     form: Any, spark: SparkSession, tmp_path: Path

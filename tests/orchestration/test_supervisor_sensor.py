@@ -38,8 +38,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.orchestration.sensors.observed_runs import undefined_streams
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
-from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
 from tests.support.as_writer import as_writer
 

@@ -39,7 +39,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.orchestration.sensors.observed_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS
 from dagster_ckpt.values.modes import DesiredState
 

@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
-from dagster_ckpt.orchestration.jobs.schedules import build_savepoint_schedule
+from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.policies.guard import decide_retention, needed_of_history
-from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, RestartStrategies
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot, RetentionContext, SavepointHistory
 
 HERE = Path(__file__).parent
@@ -26,7 +25,7 @@ STRATEGIES = {
 }
 ELSEWHERE = [
     HERE.parent / "recovery" / "scenarios.yaml",
-    *sorted((HERE.parent / "checkpointing" / "cases").glob("*.yaml")),
+    *sorted((HERE.parent / "runtime" / "coordinator_cases").glob("*.yaml")),
 ]
 
 
@@ -58,10 +57,10 @@ def test_a_schedule_of_savepoints_takes_an_expression_or_refuses_it_at_once(case
         return None
 
     if case["is_taken"]:
-        assert build_savepoint_schedule(stream, trigger_savepoint_job, cron_schedule=case["cron"]).cron_schedule
+        assert build_savepoint_schedule(stream, trigger_savepoint_job, PeriodicSavepoints(case["cron"])).cron_schedule
     else:
         with pytest.raises(dg.DagsterInvalidDefinitionError):
-            build_savepoint_schedule(stream, trigger_savepoint_job, cron_schedule=case["cron"])
+            build_savepoint_schedule(stream, trigger_savepoint_job, PeriodicSavepoints(case["cron"]))
 
 
 @pytest.mark.parametrize("case", cases("history"))

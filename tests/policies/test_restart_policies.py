@@ -17,8 +17,16 @@ from dagster_ckpt.operations.unsettled_executions import RecordedEnd, Restart, R
 from dagster_ckpt.orchestration.assets.stream import StreamSpec
 from dagster_ckpt.orchestration.resources.settings import RestartSettings
 from dagster_ckpt.policies.guard import FALLBACK_RESTART, decide_restart
-from dagster_ckpt.policies.restart import AllOf, AnyOf, FailureHistory, NoRestart, RestartAt, restart_description
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, effective_restart_strategy
+from dagster_ckpt.policies.restart import (
+    AllOf,
+    AnyOf,
+    FailureHistory,
+    NoRestart,
+    RestartAt,
+    RestartStrategies,
+    effective_restart_strategy,
+    restart_description,
+)
 from dagster_ckpt.values.modes import TerminalState
 
 ONE = FailureHistory((1_000,))

@@ -9,11 +9,14 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt, restart_description
-from dagster_ckpt.policies.restart_strategies import (
+from dagster_ckpt.policies.restart import (
     DecidingRestartStrategy,
+    FailureHistory,
+    NoRestart,
+    RestartAt,
     RestartStrategies,
     effective_restart_strategy,
+    restart_description,
 )
 
 CONTRACT = yaml.safe_load((Path(__file__).parent / "restart_strategies.yaml").read_text())

@@ -36,7 +36,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 )
 from dagster_ckpt.runtime.checkpoint_messages import Tick as TimeTick
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
-from dagster_ckpt.stream.triggers import PeriodicTrigger
+from dagster_ckpt.runtime.triggers import PeriodicTrigger
 
 START = TriggerProgress(now_ms=5_000, wall_ms=5_000, started_ms=1_000)
 MIDNIGHT = Blackout("00:00", "00:01")

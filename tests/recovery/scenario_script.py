@@ -15,10 +15,10 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.stream.snapshots import newest_for_recovery
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 

@@ -15,7 +15,7 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import (
@@ -28,16 +28,15 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.operations.export import export_snapshot
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.recovery.adopt import Adoption, adopt
+from dagster_ckpt.recovery.adopt import Adoption, adopt, take_over
 from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.recovery.take_over import take_over
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.adopted import CLAIM
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import StreamHandle
@@ -92,10 +91,10 @@ class Outside:
         """What the next start gives to Spark."""
         output = NamedOutput("parquet", str(self.sink))
         with keeping(self.stream.catalog, STREAM) as lease:
-            check_places(self.stream, StartFrom.parse(text), predecessor_ended=True)
-            plan = preview_start(self.stream, StartFrom.parse(text))
+            check_places(self.stream, StartFrom(text), predecessor_ended=True)
+            plan = preview_start(self.stream, StartFrom(text))
             if self.take_over(lease, plan):
-                plan = preview_start(self.stream, StartFrom.parse(text))
+                plan = preview_start(self.stream, StartFrom(text))
             return plan, prepare(self.stream, plan, lease, output)
 
     def take_over(self, lease: LeaseKeeper, plan: RecoveryPlan) -> bool:
@@ -207,7 +206,7 @@ def test_a_start_in_place_that_dies_behind_the_fence_is_finished_in_a_copy(
 ) -> None:
     outside.adopt(in_place=True)
     with monkeypatch.context() as dies:
-        dies.setattr("dagster_ckpt.recovery.take_over.open_fence", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        dies.setattr("dagster_ckpt.recovery.adopt.open_fence", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with suppress(KeyboardInterrupt):
             outside.start()
 
@@ -224,9 +223,7 @@ def test_a_start_that_dies_earlier_is_repeated(
 ) -> None:
     outside.adopt(in_place=in_place)
     with monkeypatch.context() as dies:
-        dies.setattr(
-            f"dagster_ckpt.recovery.take_over.{step}", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        dies.setattr(f"dagster_ckpt.recovery.adopt.{step}", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with suppress(KeyboardInterrupt):
             outside.start()
 

@@ -39,7 +39,7 @@ from tests.recovery import plain_query
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import SETTINGS, lay_file, small_spark
 
-pytestmark = [pytest.mark.spark, pytest.mark.core]
+pytestmark = [pytest.mark.spark, pytest.mark.core(thorough=True)]
 
 COMPACTING = {"spark.sql.streaming.fileSink.log.compactInterval": "4"}
 DEADLINE_S = 180
@@ -121,7 +121,7 @@ class Place:
             start_query=start,
             describe=describe,
             interrupted=interrupted,
-            start_from=StartFrom.parse(start_from),
+            start_from=StartFrom(start_from),
         )
         return execute_stream(self.stream, asked)
 

@@ -19,7 +19,7 @@ from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
-from dagster_ckpt.spark.query.plan_description import read_plan
+from dagster_ckpt.spark.query.plan import read_plan
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
@@ -75,7 +75,7 @@ class Place:
                 run_id="run",
                 start_query=lambda live: start_query(to_start.take(), "orders", live),
                 describe=to_start.described,
-                start_from=StartFrom.parse(text, **how),
+                start_from=StartFrom(text, **how),
             ),
         )
 
@@ -129,6 +129,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.thorough(but="latest-*")
 @pytest.mark.parametrize(("query", "said"), CHANGES)
 @pytest.mark.parametrize("start_from", ["latest", "good"])
 def test_a_start_with_another_plan_is_refused_before_anything_is_changed(

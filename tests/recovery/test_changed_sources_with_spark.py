@@ -72,6 +72,7 @@ def letters(spark: SparkSession, tmp_path: Path) -> Letters:
     return Letters(spark, tmp_path)
 
 
+@pytest.mark.thorough(but=("move it back-True", "a link-False"))
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("remedy", ["move it back", "a link"])
 def test_a_folder_that_was_moved(letters: Letters, remedy: str, is_recorded: bool) -> None:
@@ -108,6 +109,7 @@ def test_a_pattern_of_another_folder_would_read_everything_again(letters: Letter
     assert letters.rows == [0]
 
 
+@pytest.mark.thorough(but="now[03]-*")
 @pytest.mark.parametrize(
     ("now", "is_recorded"),
     [
@@ -134,6 +136,7 @@ def test_sources_in_another_order_or_number(letters: Letters, now: Sequence[str]
     assert sorted(letters.rows) == [0, 1, 8]
 
 
+@pytest.mark.thorough(but=("<lambda>0", "<lambda>3"))
 @pytest.mark.parametrize(
     "spelling",
     [

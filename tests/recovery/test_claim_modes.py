@@ -13,9 +13,8 @@ from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
 from dagster_ckpt.operations.lifecycle import preview_start, request_start
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, SnapshotKind, TerminalState
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.taken_snapshot import taken
@@ -31,7 +30,7 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
 
 
 def started_from(shelf: Shelf, name: str, mode: RecoveryClaimMode) -> str:
-    plan = preview_start(shelf.stream, StartFrom.parse(name, claim_mode=mode))
+    plan = preview_start(shelf.stream, StartFrom(name, claim_mode=mode))
     with keeping(shelf.stream.catalog, STREAM) as lease:
         prepare(shelf.stream, plan, lease)
     return plan.reason
@@ -128,15 +127,15 @@ def test_a_snapshot_that_the_catalog_does_not_list_cannot_be_claimed(shelf: Shel
     moved = shutil.move((savepoint.location or "").removeprefix("file://"), tmp_path / "moved")
 
     with pytest.raises(SnapshotNotFoundError, match=r"cannot be claimed.*does not list it.*NO_CLAIM"):
-        preview_start(shelf.stream, StartFrom.parse(str(moved), claim_mode="CLAIM"))
+        preview_start(shelf.stream, StartFrom(str(moved), claim_mode="CLAIM"))
 
-    assert preview_start(shelf.stream, StartFrom.parse(str(moved))).snapshot is not None
+    assert preview_start(shelf.stream, StartFrom(str(moved))).snapshot is not None
 
 
 def test_a_request_to_start_carries_the_claim_mode(shelf: Shelf) -> None:
     taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
 
-    request = request_start(shelf.stream, StartFrom.parse("mine", claim_mode="CLAIM"), origin="test")
+    request = request_start(shelf.stream, StartFrom("mine", claim_mode="CLAIM"), origin="test")
 
     assert request.arguments["claim_mode"] == "CLAIM"
 
@@ -144,15 +143,15 @@ def test_a_request_to_start_carries_the_claim_mode(shelf: Shelf) -> None:
 @pytest.mark.parametrize("word", ["latest", "empty", "batch-3"])
 def test_only_a_snapshot_can_be_claimed(word: str) -> None:
     with pytest.raises(OptionError, match="which names none"):
-        StartFrom.parse(word, claim_mode=RecoveryClaimMode.CLAIM)
+        StartFrom(word, claim_mode=RecoveryClaimMode.CLAIM)
 
 
 def test_no_claim_is_the_default_and_the_words_are_read_in_any_case() -> None:
-    assert StartFrom.parse("chk-7").claim_mode is RecoveryClaimMode.NO_CLAIM
-    assert StartFrom.parse("chk-7", claim_mode="claim").claim_mode is RecoveryClaimMode.CLAIM
+    assert StartFrom("chk-7").claim_mode is RecoveryClaimMode.NO_CLAIM
+    assert StartFrom("chk-7", claim_mode="claim").claim_mode is RecoveryClaimMode.CLAIM
 
 
 @pytest.mark.parametrize(("word", "says"), [("LEGACY", "LEGACY is not supported"), ("ours", "Give NO_CLAIM or CLAIM")])
 def test_flinks_legacy_mode_and_unknown_words_are_refused_in_words(word: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        StartFrom.parse("chk-7", claim_mode=word)
+        StartFrom("chk-7", claim_mode=word)

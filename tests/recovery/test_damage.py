@@ -15,8 +15,8 @@ from dagster_ckpt import errors
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.lifecycle import preview
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.recovery.damage import is_suspicious, is_suspicious_end
+from dagster_ckpt.policies.restart import RestartStrategies
+from dagster_ckpt.recovery.examination import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.stream.start_from import StartFrom
@@ -41,6 +41,7 @@ def reasons(ladder: Ladder) -> list[str]:
     return [each.reason or "" for each in executions if each.status is ExecutionStatus.FAILED]
 
 
+@pytest.mark.thorough(but=("rocks: state * flip", "changelog: * trunc", "a user's *", "a log *", "a class *"))
 @pytest.mark.parametrize("case", FAILURES, ids=lambda case: case["says"])
 def test_a_healthy_directory_is_resumed_whatever_a_query_failed_with(ladder: Ladder, case: dict[str, Any]) -> None:
     bad = [PlayedQuery(ends=True, error=case["trace"]) for _ in range(3)]
@@ -103,6 +104,7 @@ def spoil(ladder: Ladder, name: str, damage: Callable[[bytes], bytes]) -> None:
     path.write_bytes(damage(path.read_bytes()))
 
 
+@pytest.mark.thorough(but=("offsets truncated", "commit emptied", "metadata *", "source log *"))
 @pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES)
 def test_a_start_a_preview_and_the_doctor_find_the_same_damage(
     ladder: Ladder, name: str, damage: Callable[[bytes], bytes]
@@ -121,6 +123,7 @@ def test_a_start_a_preview_and_the_doctor_find_the_same_damage(
     assert ladder.batches == (12, 12)
 
 
+@pytest.mark.thorough(but=("offsets truncated", "metadata emptied"))
 @pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES)
 def test_damage_is_found_after_a_failure_that_says_nothing_of_it(
     ladder: Ladder, name: str, damage: Callable[[bytes], bytes]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.recovery.damage import is_suspicious
-from dagster_ckpt.recovery.examination import Examiner
+from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.stream.start_from import StartFrom

@@ -71,6 +71,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.thorough(but=("live is good-compact flipped", "live is good-newest dropped", "live is lost-all gone"))
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("loses_live", [False, True], ids=["live is good", "live is lost"])
 def test_it_comes_back(stream: SmallStream, damage: str, loses_live: bool) -> None:

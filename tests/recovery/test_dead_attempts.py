@@ -14,6 +14,7 @@ from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, housekeeping
 from dagster_ckpt.stream.snapshots import HOLD_TTL_MS
 from dagster_ckpt.stream.snapshots import holding as holding_snapshots
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding
 from tests.support.retention_shelf import STREAM, Shelf, storage_clock_ahead
 
@@ -37,7 +38,7 @@ def forget(shelf: Shelf, snapshot: SnapshotRecord, as_status: SnapshotStatus = S
 
 def begun(shelf: Shelf, number: int) -> SnapshotRecord:
     record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.start(
-        snapshot_id=f"dead-{number}", execution_id="first", kind="CHECKPOINT", number=number,
+        snapshot_id=f"dead-{number}", execution_id="first", kind=SnapshotKind.CHECKPOINT, number=number,
         trigger=SnapshotTrigger.PERIODIC, timeline=0,
     )  # fmt: skip
     return record

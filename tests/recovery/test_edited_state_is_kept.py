@@ -21,8 +21,8 @@ from dagster_ckpt.operations.snapshots import promote_checkpoint
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import set_stream
 from tests.support.edited_savepoint import edited_savepoint
 from tests.support.failed_upgrade import WRONG, failed_upgrade
@@ -114,10 +114,10 @@ def test_a_start_that_names_an_older_snapshot_says_which_edits_it_undoes(golden:
     edited_savepoint(golden, "forgotten", "corrected")
     golden.start("corrected")
 
-    ahead = preview(golden.stream, StartFrom.parse("before"))
+    ahead = preview(golden.stream, StartFrom("before"))
     assert "this undoes an edit of the state: savepoint forgotten at batch 4 (request 4711, by ada)" in ahead.messages()
     assert len(ahead.undone_edits) == 2
-    assert len(preview(golden.stream, StartFrom.parse("forgotten")).undone_edits) == 1
+    assert len(preview(golden.stream, StartFrom("forgotten")).undone_edits) == 1
 
     golden.start("before")
     shutil.rmtree(golden.live)

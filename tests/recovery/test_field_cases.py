@@ -132,6 +132,7 @@ def test_02_a_plain_directory_whose_state_is_gone_is_not_adopted(made: Made) -> 
     assert stream.files_of("plain", "out") == before
 
 
+@pytest.mark.thorough(but="state")
 @pytest.mark.parametrize(("query", "rows"), [(lambda rows: rows, copies), (dedup, distinct)], ids=["plain", "state"])
 def test_04_a_hole_in_the_offset_log_is_damage(made: Made, query: Any, rows: Any) -> None:
     stream = lived(made(query))
@@ -156,6 +157,7 @@ def delete_compacted_source_log(live: Path) -> None:
         drop(path)
 
 
+@pytest.mark.thorough(but="delete_old_logs")
 @pytest.mark.parametrize("rule", [delete_old_logs, delete_compacted_source_log])
 def test_32_a_lifecycle_rule_on_the_live_directory(made: Made, rule: Callable[[Path], None]) -> None:
     stream = lived(made(), after=4)
@@ -164,6 +166,7 @@ def test_32_a_lifecycle_rule_on_the_live_directory(made: Made, rule: Callable[[P
     comes_back(stream, copies)
 
 
+@pytest.mark.thorough
 def test_32_a_lifecycle_rule_on_the_log_of_the_sink(made: Made) -> None:
     """Spark reads the newest compacted log, and every later entry."""
     stream = lived(made(), after=4)
@@ -230,6 +233,7 @@ def moved_output(stream: SmallStream) -> None:
     without_checksums(stream.root)
 
 
+@pytest.mark.thorough(but="relocated")
 @pytest.mark.parametrize("way_on", ["moved back", "relocated"])
 def test_14_an_output_that_was_moved_is_not_adopted_as_it_is(made: Made, way_on: str) -> None:
     """Readers look for its files at the old place, and miss them without a word."""
@@ -298,6 +302,7 @@ def test_13_state_keeps_its_partitions_whatever_the_session_says(made: Made, spa
 # Sources
 
 
+@pytest.mark.thorough(but="folder")
 @pytest.mark.parametrize("pattern", ["", "/*.json"], ids=["folder", "pattern"])
 def test_12_inputs_that_were_moved_are_another_source(made: Made, pattern: str) -> None:
     """Of a folder Spark says a few raw words; by another pattern everything would be read again."""
@@ -318,6 +323,7 @@ def test_12_inputs_that_were_moved_are_another_source(made: Made, pattern: str) 
     assert stream.rows() == copies(4)
 
 
+@pytest.mark.thorough(but="a restart")
 @pytest.mark.parametrize("how", ["a restart", "a person's start", "the savepoint"])
 def test_12_a_wrong_folder_in_a_release_costs_nothing(made: Made, how: str) -> None:
     """Three starts with wrong code; then the right code continues where the stream stood."""
@@ -376,6 +382,7 @@ def expire(stream: SmallStream, *numbers: int) -> Callable[[], None]:
     return back
 
 
+@pytest.mark.thorough
 def test_20_a_rewind_over_inputs_that_expired_is_refused(made: Made) -> None:
     """The sink would be rolled back, and its rows could not be written again."""
     stream = lived(made(), after=3)
@@ -411,6 +418,7 @@ def test_20_a_replay_over_inputs_that_expired_is_refused(made: Made) -> None:
     assert stream.rows() == distinct(6)
 
 
+@pytest.mark.thorough
 def test_20_a_replay_takes_only_the_files_of_its_batches(made: Made) -> None:
     stream = made(dedup)
 
@@ -430,6 +438,7 @@ def test_20_a_replay_takes_only_the_files_of_its_batches(made: Made) -> None:
     assert stream.rows() == distinct(8)
 
 
+@pytest.mark.thorough
 @needs_jar(TableFormat.DELTA)
 def test_11_a_source_table_that_was_made_again_is_refused(tmp_path: Path) -> None:
     fetch_jars(TableFormat.DELTA, tmp_path / "jars")

@@ -13,18 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations import snapshots
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
-from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
@@ -33,6 +28,7 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
 from tests.support.small_spark import lay_file, small_spark
+from tests.support.streams import stream_at
 
 pytestmark = pytest.mark.spark
 ORIGIN = "a test"
@@ -119,20 +115,10 @@ class Original:
 
 @pytest.fixture
 def original(spark: SparkSession, tmp_path: Path) -> Original:
-    storage = FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots", 64, savepoint_path=f"file://{tmp_path}/sp")
-    stream = StreamHandle(
-        stream_id="orders",
-        name="orders",
-        asset_key="orders",
-        catalog=Catalog(f"sqlite:///{tmp_path / 'catalog.db'}"),
-        store=open_store(storage, "orders"),
-        options=CheckpointConfig().options,
-        restart=RestartStrategies.no_restart(),
-        live_root=str(tmp_path / "live"),
-    )
-    return Original(spark, tmp_path, stream)
+    return Original(spark, tmp_path, stream_at(tmp_path))
 
 
+@pytest.mark.thorough(but="savepoint")
 @pytest.mark.core
 @pytest.mark.parametrize("of", ["latest", "batch-2", "savepoint"])
 def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original: Original, of: str) -> None:
@@ -141,9 +127,9 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
     query = original.start()
     try:
         original.catch_up(query)
-        start_from = StartFrom.parse(of)
+        start_from = StartFrom(of)
         if of == "savepoint":
-            start_from = StartFrom.parse(snapshots.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
+            start_from = StartFrom(snapshots.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
         # One fork takes the output along, and one does not.
         made = fork(
             original.stream,
@@ -166,7 +152,7 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
         assert upto <= expected
 
         again = replace(scratch, stream_id="scratch-2", name="scratch-2", asset_key="scratch-2")
-        same = start_from if of == "savepoint" else StartFrom.parse(f"batch-{made.batch_id}")
+        same = start_from if of == "savepoint" else StartFrom(f"batch-{made.batch_id}")
         fork(original.stream, again, same, origin="a test")
         assert original.run_fork(again, "apart").end.kind is EndKind.ENDED_BY_ITSELF
         # A new folder holds exactly what came after the fork.

@@ -18,6 +18,7 @@ from dagster_ckpt import CheckpointConfig, Client, run_stream
 from dagster_ckpt.errors import RowsAtRiskError
 from dagster_ckpt.recovery.source_inputs import InputStatus
 from dagster_ckpt.sinks.sink import SinkEffect
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file, lose, small_spark
 
@@ -148,13 +149,14 @@ def test_a_loss_that_is_accepted_goes_back_without_them(numbers: Numbers) -> Non
     with Client(**numbers.places) as client:
         with pytest.raises(RowsAtRiskError, match="no longer exist"):
             client.request_start("numbers", start_from="sp")
-        client.request_start("numbers", start_from="sp", accept_loss=True)
+        client.request_start("numbers", start_from=StartFrom("sp", accept_loss=True))
 
     numbers.run()
 
     assert numbers.rows == [each for each in EVERYTHING if each not in (2, 102)]
 
 
+@pytest.mark.thorough
 def test_a_lost_directory_is_not_rebuilt_without_its_input(numbers: Numbers) -> None:
     numbers.prepare()
     numbers.take_away(3)
@@ -197,6 +199,7 @@ def test_input_that_a_person_removed_is_missed_though_nothing_is_replayed(number
     assert numbers.rows == EVERYTHING
 
 
+@pytest.mark.thorough
 def test_a_recovery_goes_to_a_newer_point_that_needs_no_input_that_is_gone(numbers: Numbers) -> None:
     options: dict[str, Any] = {"prefer_checkpoint_for_recovery": True, "cleanup": "RETAIN_ON_CANCELLATION"}
     numbers.feed(0, 1)
@@ -228,6 +231,7 @@ def test_a_recovery_goes_to_a_newer_point_that_needs_no_input_that_is_gone(numbe
     assert numbers.rows == sorted([*EVERYTHING, 4, 104])
 
 
+@pytest.mark.thorough
 def test_a_fork_waits_for_the_files_that_it_would_lack(numbers: Numbers) -> None:
     numbers.prepare()
     numbers.take_away(2)
@@ -259,12 +263,13 @@ def test_a_file_of_a_kept_batch_that_is_put_back_with_another_time_is_not_read_t
     assert numbers.rows == EVERYTHING
 
 
+@pytest.mark.thorough
 def test_spark_reads_such_a_file_twice(numbers: Numbers) -> None:
     numbers.prepare(deduplicates=False)
     for path in numbers._files(numbers.landing, 0, 2):
         os.utime(path)
     with Client(**numbers.places) as client:
-        client.request_start("numbers", start_from="sp", accept_loss=True)
+        client.request_start("numbers", start_from=StartFrom("sp", accept_loss=True))
 
     numbers.run(deduplicates=False)
 
@@ -284,6 +289,7 @@ def test_a_replay_that_reads_other_rows_stops_and_says_so(numbers: Numbers) -> N
     assert numbers.rows == [each for each in EVERYTHING if each != 103]
 
 
+@pytest.mark.thorough
 def test_a_batch_in_flight_needs_its_files(numbers: Numbers) -> None:
     numbers.prepare()
     (live,) = (numbers.folder / "live/numbers").glob("live-*")

@@ -14,23 +14,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 from test_import import tree
 
-from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations import snapshots
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.import_snapshot import import_snapshot
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
-from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
-from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.small_spark import lay_file, small_spark
+from tests.support.streams import stream_at
 
 pytestmark = pytest.mark.spark
 
@@ -51,19 +46,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.root.mkdir()
-        storage = FileSystemCheckpointStorage(
-            f"file://{self.root}/snapshots", 64, savepoint_path=f"file://{self.root}/sp"
-        )
-        self.stream = StreamHandle(
-            stream_id="orders",
-            name=self.root.name,
-            asset_key="orders",
-            catalog=Catalog(f"sqlite:///{self.root / 'catalog.db'}"),
-            store=open_store(storage, "orders"),
-            options=CheckpointConfig().options,
-            restart=RestartStrategies.no_restart(),
-            live_root=str(self.root / "live"),
-        )
+        self.stream = stream_at(self.root, name=self.root.name)
         self.output = self.root / "output"
 
     def writer(self, output: Path) -> DataStreamWriter:
@@ -94,6 +77,7 @@ def feed(root: Path, first: int, files: int) -> None:
         lay_file(root / "landing", number, rows)
 
 
+@pytest.mark.thorough(but="with rows")
 @pytest.mark.parametrize("with_rows", [False, True], ids=["apart", "with rows"])
 def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_byte_for_byte_as_it_was(
     spark: SparkSession, tmp_path: Path, with_rows: bool

@@ -11,13 +11,13 @@ import pytest
 
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.recovery import replay
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import Restore
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches
 from dagster_ckpt.sinks.sink import OnRepeat, Sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import query_metadata
-from dagster_ckpt.spark.checkpoint_dir.planned import plan_again, planned_by, read_planned
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again, planned_by, read_planned
 from dagster_ckpt.stream.start_from import StartPoint
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"topic":{"0":%d}}'
@@ -70,7 +70,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Lost:
         facts: Any = Mock(live_batch=None, damaged_logs=())
         facts.start_from.point = StartPoint.LATEST
         snapshot: Any = Mock(batch_id=2, query_id="first")
-        return lost_batches(stream, facts, RecoveryPlan(RecoveryKind.RESTORE, "lost", snapshot=snapshot, to_batch=2))
+        return lost_batches(stream, facts, Restore(reason="lost", snapshot=snapshot))
 
     return found
 
@@ -108,7 +108,7 @@ def test_a_batch_of_which_a_part_may_be_missing_is_run_again(
     found = lost(journal, sink, second=newest)
 
     assert found is not None
-    plan = found.in_plan(RecoveryPlan(RecoveryKind.RESTORE, "lost", to_batch=2))
+    plan = found.plan()
     assert [each.batch_id for each in found.batches] == without_output
     last = without_output[-1] if without_output else 2
     assert (plan.to_batch, plan.in_flight, plan.query_id) == (last, first_run, "second")

@@ -59,6 +59,7 @@ def test_an_output_that_was_moved_and_relocated_goes_on(stream: SmallStream, mov
     assert stream.rows("moved") == copies(stream.files)
 
 
+@pytest.mark.thorough(but="after a start")
 @pytest.mark.parametrize("when", ["at once", "after a start"])
 def test_snapshots_from_before_the_move_are_restored_into_the_new_folder(
     stream: SmallStream, moved: Writer, when: str
@@ -152,6 +153,7 @@ def to_table(stream: SmallStream) -> Writer:
     return lambda spark: stream.read(spark).writeStream.foreachBatch(save)
 
 
+@pytest.mark.thorough(but="function")
 @pytest.mark.parametrize("sink", ["files", "function"])
 def test_an_older_copy_of_the_live_directory_is_not_resumed(spark: SparkSession, tmp_path: Path, sink: str) -> None:
     """A sink that takes each batch again would get the batches since that copy twice."""

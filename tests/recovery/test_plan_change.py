@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_ckpt.recovery.plan_check import plan_differences
-from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
+from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator
 
 WATERMARK = PlanOperator("EventTimeWatermark", (("t", "timestamp"),), settings=(("delay", "10 seconds"),))
 COUNTS = PlanOperator(

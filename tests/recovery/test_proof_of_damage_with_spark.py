@@ -13,15 +13,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.recovery.loading_trial import unloadable_state
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.start_failures import unloadable_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.session import apply_state_backend

@@ -16,13 +16,14 @@ from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
 from dagster_ckpt.operations.lifecycle import preview, request_start
 from dagster_ckpt.operations.verification import SnapshotVerification, record_verification
 from dagster_ckpt.orchestration.jobs.inspection_jobs import started_from
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
@@ -104,7 +105,7 @@ def test_a_start_that_is_asked_for_passes_over_a_damaged_snapshot_as_the_start_i
     assert preview(ladder.stream, StartFrom()).plan.to_batch == 10
     assert request_start(ladder.stream, StartFrom(), origin="a test").status is RequestStatus.PENDING
     with pytest.raises(SnapshotCorruptError):
-        preview(ladder.stream, StartFrom.parse("at 12"))
+        preview(ladder.stream, StartFrom("at 12"))
 
 
 def test_known_defect_5_a_damaged_live_directory_gives_way_to_the_newest_snapshot(ladder: Ladder) -> None:
@@ -194,7 +195,7 @@ def test_the_memory_is_that_of_the_catalog_and_ends_with_the_next_checkpoint(lad
     latest = stream.catalog.executions.latest(STREAM)
     assert latest is not None
     writer.snapshots.start(
-        snapshot_id="new", execution_id=latest.execution_id, kind="CHECKPOINT", number=99,
+        snapshot_id="new", execution_id=latest.execution_id, kind=SnapshotKind.CHECKPOINT, number=99,
         trigger=ladder.snapshots[0].trigger, timeline=stream.catalog.streams.get(STREAM).timeline,
     )  # fmt: skip
     writer.complete("new", batch_id=13)
@@ -205,7 +206,7 @@ def test_a_snapshot_that_a_person_names_is_not_replaced_by_another(ladder: Ladde
     spoil_metadata(ladder.snapshots[0])
 
     with pytest.raises(SnapshotCorruptError):
-        ladder.run(start_from=StartFrom.parse("at 12"), cause=StartCause.MANUAL)
+        ladder.run(start_from=StartFrom("at 12"), cause=StartCause.MANUAL)
 
     assert ladder.batches == (13, 13)
     assert ladder.count_events(EventType.TERMINALLY_FAILED) == 0
@@ -309,6 +310,7 @@ class Failing:
         return PlayedQuery(ends=True, error=CANNOT_LOAD)
 
 
+@pytest.mark.thorough(but="[0-4]")
 @pytest.mark.parametrize("seed", range(20))
 def test_damaged_at_random_it_comes_back_to_the_newest_good_point_or_ends_with_one_alert(
     ladder: Ladder, seed: int

@@ -15,15 +15,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, StartCause
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import RecoveryExhaustedError
 from dagster_ckpt.operations.health import HealthCheck, Verdict, judge
 from dagster_ckpt.operations.health_facts import HealthSettings, health_facts
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.session import apply_state_backend
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.durations import wall_clock_ms
 from tests.support.query_bench import Bench, make_stream
 from tests.support.small_spark import small_spark
 
@@ -171,6 +172,7 @@ def draw(seed: int) -> tuple[str, list[str]]:
     return live, [random.choice(list(SNAPSHOT)) for _ in range(random.randint(0, 2))]
 
 
+@pytest.mark.thorough(but=("rocksdb-0", "heap-2"))
 @pytest.mark.parametrize(("life", "seed"), CASES, indirect=["life"])
 def test_damaged_at_random_it_comes_back_row_for_row_as_long_as_a_point_is_good(life: Life, seed: int) -> None:
     bench = life.again()
@@ -197,6 +199,7 @@ def is_broken(bench: Bench, snapshot: SnapshotRecord) -> bool:
         return True
 
 
+@pytest.mark.thorough(but="rocksdb")
 @pytest.mark.parametrize("life", BACKENDS, indirect=True)
 def test_without_a_good_point_it_fails_for_good_with_one_alert_and_health_is_red(life: Life) -> None:
     bench = life.again()
@@ -212,7 +215,7 @@ def test_without_a_good_point_it_fails_for_good_with_one_alert_and_health_is_red
     assert (last.status, last.settled) == (ExecutionStatus.FAILED, True)
     assert count_events(bench, EventType.TERMINALLY_FAILED) == 1
     assert "orders" not in bench.stream.catalog.executions.unsettled_runs().values()
-    now_ms = wall_clock_ms() + (bench.stream.options.interval_ms or 0)
+    now_ms = wall_clock_ms() + (bench.stream.options.interval or 0)
     facts = health_facts(bench.stream.catalog, {"orders": HealthSettings()}, now_ms=now_ms)["orders"]
     findings = {each.check: each for each in judge(facts, bench.stream.options, HealthSettings(), now_ms=now_ms)}
     for check in (HealthCheck.PROGRESS, HealthCheck.CHECKPOINT_AGE, HealthCheck.RESTORABILITY):

@@ -11,11 +11,18 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
+from dagster_ckpt.catalog.pending_restore import read_pending
+from dagster_ckpt.catalog.records import (
+    OriginKind,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StateOrigin,
+    StreamRecord,
+)
 from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState, skipped_distance
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, Restore, Rewind, UnknownState, skipped_distance
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.recovery_points import point_of_origin, snapshot_of_origin
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
@@ -24,10 +31,11 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.snapshots import is_named
 from dagster_ckpt.stream.source_offsets import SourceOffsets
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.values.modes import SnapshotKind
 
 PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())
 LIVE_DIRECTORY = "file:///live/flights/live-1"
-KINDS = {"cp": "CHECKPOINT", "sp": "SAVEPOINT", "stop": "SAVEPOINT"}
+KINDS = {"cp": SnapshotKind.CHECKPOINT, "sp": SnapshotKind.SAVEPOINT, "stop": SnapshotKind.SAVEPOINT}
 LIVE = {
     "never": None,
     "missing": LiveState(LiveStatus.MISSING, "it was deleted."),
@@ -110,7 +118,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         timeline=1,
         restored_snapshot_id=None,
         preferred_savepoint_id=f"id-{case['preferred']}" if "preferred" in case else None,
-        pending_restore=case.get("pending"),
+        pending_restore=read_pending(case["pending"]) if "pending" in case else None,
         next_number=100,
         created_at_ms=0,
         updated_at_ms=0,
@@ -125,7 +133,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         has_run=case.get("has_run", live is not None),
         predecessor_ended=case.get("predecessor_ended", True),
         prefer_checkpoint=case.get("prefer_checkpoint", False),
-        start_from=StartFrom.parse(
+        start_from=StartFrom(
             case.get("start_from", "latest"),
             new_query_id=case.get("new_query_id", False),
             claim_mode=case.get("claim_mode", "NO_CLAIM"),
@@ -181,10 +189,13 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert [words for words in case.get("reason", []) if words not in plan.reason] == []
     assert plan.reason == case.get("told", plan.reason)
     assert plan.directory == case.get("directory")
-    assert (plan.point, plan.donor) == (point(case), donor(case))
+    assert plan.point == point(case)
+    assert (plan.donor if isinstance(plan, Restore) else None) == donor(case)
     assert plan.rewound_ms == case.get("rewound_ms")
-    assert plan.source_offsets == (SourceOffsets.parse(case["source_offsets"]) if "source_offsets" in case else None)
-    assert [point.name for point in plan.passed] == case.get("passed", [])
+    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
+    assert chosen == (SourceOffsets.parse(case["source_offsets"]) if "source_offsets" in case else None)
+    passed = plan.passed if isinstance(plan, Restore | Rewind) else ()
+    assert [point.name for point in passed] == case.get("passed", [])
     record = plan.as_record()
     assert record.pop("point") == point(case)
     assert record.pop("source_offsets", None) == case.get("source_offsets")
@@ -234,6 +245,7 @@ def test_a_point_whose_input_is_gone_gives_way_to_a_newer_one_only(
     if newer is not None:
         plan = plan_recovery(newer)
         assert plan.point == then
+        assert isinstance(plan, Restore)
         assert plan.passed[0].name.startswith("chk-2")
         assert plan.passed[0].why == "its input is gone. Source 0: 3.json is not there."
         assert plan.passed[0].why in plan.reason
@@ -247,18 +259,18 @@ def test_the_table_has_a_row_for_every_kind_of_plan() -> None:
 
 @pytest.mark.parametrize("point", [point for point in StartPoint if point not in (StartPoint.NAMED, StartPoint.BATCH)])
 def test_the_words_for_starting_points_are_read_in_any_case_and_spacing(point: StartPoint) -> None:
-    start_from = StartFrom.parse(f"  {point.value.upper()} ")
+    start_from = StartFrom(f"  {point.value.upper()} ")
 
     assert start_from == StartFrom(point)
-    assert StartFrom.parse(str(start_from)) == start_from
+    assert StartFrom(str(start_from)) == start_from
 
 
 @pytest.mark.parametrize(("text", "batch"), [("batch-0", 0), (" BATCH-012 ", 12)])
 def test_a_batch_is_named_by_its_number(text: str, batch: int) -> None:
-    start_from = StartFrom.parse(text)
+    start_from = StartFrom(text)
 
     assert (start_from.point, start_from.batch_id) == (StartPoint.BATCH, batch)
-    assert StartFrom.parse(str(start_from)) == start_from
+    assert StartFrom(str(start_from)) == start_from
 
 
 REFUSALS = {
@@ -280,7 +292,7 @@ REFUSALS = {
 @pytest.mark.parametrize("word", ["latest", "Empty"])
 def test_a_new_query_id_is_only_for_going_back(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
-        StartFrom.parse(f" {word}", new_query_id=True)
+        StartFrom(f" {word}", new_query_id=True)
 
     assert str(refusal.value) == REFUSALS["a new query"].format(word=word)
 
@@ -288,7 +300,7 @@ def test_a_new_query_id_is_only_for_going_back(word: str) -> None:
 @pytest.mark.parametrize("word", ["latest", "empty", "Batch-3"])
 def test_only_a_snapshot_is_claimed(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
-        StartFrom.parse(word, claim_mode="CLAIM")
+        StartFrom(word, claim_mode="CLAIM")
 
     assert str(refusal.value) == REFUSALS["a claim"].format(word=word)
 
@@ -298,16 +310,16 @@ def test_only_a_snapshot_is_claimed(word: str) -> None:
     ["batch-", "batch-x", "batch", "chk-7", "before the Migration", "s3://bucket/sp-1/_metadata", "latest-"],
 )
 def test_anything_else_is_the_name_of_a_snapshot(name: str) -> None:
-    start_from = StartFrom.parse(f" {name}\n")
+    start_from = StartFrom(f" {name}\n")
 
-    assert start_from == StartFrom(StartPoint.NAMED, name)
+    assert start_from == StartFrom(name)
     assert str(start_from) == name
 
 
 @pytest.mark.parametrize("nothing", ["", "   ", "\n\t"])
 def test_an_empty_starting_point_is_refused_with_the_words_there_are(nothing: str) -> None:
     with pytest.raises(OptionError) as refusal:
-        StartFrom.parse(nothing)
+        StartFrom(nothing)
 
     assert str(refusal.value) == REFUSALS["nothing"]
 
@@ -349,7 +361,7 @@ def test_a_snapshot_whose_place_is_not_known_has_only_its_other_names() -> None:
 @pytest.mark.parametrize("word", ["latest", "chk-7", "batch-3"])
 def test_only_an_empty_start_is_confirmed(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
-        StartFrom.parse(word, discard_state=True)
+        StartFrom(word, discard_state=True)
 
     assert str(refusal.value) == REFUSALS["a confirmation"].format(word=word)
 
@@ -357,34 +369,34 @@ def test_only_an_empty_start_is_confirmed(word: str) -> None:
 @pytest.mark.parametrize("word", ["latest", "empty"])
 def test_a_start_that_goes_nowhere_else_continues_where_its_sources_stopped(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
-        StartFrom.parse(word, source_offsets='{"orders": {"0": 124}}')
+        StartFrom(word, source_offsets='{"orders": {"0": 124}}')
 
     assert str(refusal.value) == REFUSALS["offsets"].format(word=word)
 
 
 def test_source_offsets_are_kept_with_times_in_utc() -> None:
-    start_from = StartFrom.parse("batch-3", source_offsets='{"orders": "2026-11-23T09:00:00+02:00"}')
+    start_from = StartFrom("batch-3", source_offsets='{"orders": "2026-11-23T09:00:00+02:00"}')
 
     assert start_from.source_offsets == '{"orders": "2026-11-23T07:00:00Z"}'
 
 
 @pytest.mark.parametrize("word", ["latest", "chk-7", "batch-3"])
 def test_state_that_is_kept_may_be_rewritten_to_another_number_of_partitions(word: str) -> None:
-    assert StartFrom.parse(word, state_partitions=8).state_partitions == 8
+    assert StartFrom(word, state_partitions=8).state_partitions == 8
     with pytest.raises(OptionError, match="state_partitions is 0"):
-        StartFrom.parse(word, state_partitions=0)
+        StartFrom(word, state_partitions=0)
 
 
 def test_an_empty_start_has_no_state_to_rewrite() -> None:
     with pytest.raises(OptionError) as refusal:
-        StartFrom.parse("empty", state_partitions=8)
+        StartFrom("empty", state_partitions=8)
 
     assert str(refusal.value) == REFUSALS["partitions"]
 
 
 def test_a_location_that_contains_a_password_is_refused_without_repeating_it() -> None:
     with pytest.raises(OptionError, match=r"^start_from is ") as refusal:
-        StartFrom.parse("s3://me:hunter2@bucket/chk-7")
+        StartFrom("s3://me:hunter2@bucket/chk-7")
 
     assert "hunter2" not in str(refusal.value)
 
@@ -416,7 +428,7 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
         batch_id=4,
         snapshot_id="id",
         location="/ckpt/chk-7",
-        snapshot_kind="CHECKPOINT",
+        snapshot_kind=SnapshotKind.CHECKPOINT,
         snapshot_number=7,
         query_id="query",
     )
@@ -424,7 +436,7 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
         snapshot_id="id",
         stream_id="flights",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=7,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.UNKNOWN,
@@ -435,7 +447,9 @@ def test_a_snapshot_that_a_state_came_from_is_known_without_the_catalog() -> Non
     )
 
     assert snapshot_of_origin(stream, came_from) == known
-    assert snapshot_of_origin(stream, replace(came_from, snapshot_kind=None)) == replace(known, kind="SAVEPOINT")
+    assert snapshot_of_origin(stream, replace(came_from, snapshot_kind=None)) == replace(
+        known, kind=SnapshotKind.SAVEPOINT
+    )
     assert snapshot_of_origin(stream, replace(came_from, location=None)) is None
     assert snapshot_of_origin(stream, replace(came_from, snapshot_id=None)) is None
 

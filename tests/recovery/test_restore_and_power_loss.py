@@ -1,6 +1,6 @@
 """The power goes at any file call of a start, a snapshot, a claim or a fork: no state is lost.
 
-Every few calls here, each scenario at others; every one by `make torture`.
+Every few calls here; every one by `make torture`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.lost_power import SCENARIOS, Scenario
 from tests.support.power_loss import Disk, Survivors, every_call
+from tests.support.thorough import either
 
 # Of up to a hundred calls.
-EVERY = 15
+EVERY = either(quick=70, thorough=15)
 
 
 @pytest.mark.parametrize("survivors", Survivors)

@@ -20,8 +20,8 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import holding
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
@@ -38,7 +38,7 @@ def history(tmp_path: Path) -> History:
 def rewound(history: History, text: str, **how: bool) -> str | None:
     """What is kept by a start, which is then done."""
     stream = history.shelf.stream
-    start_from = StartFrom.parse(text, **how)
+    start_from = StartFrom(text, **how)
     facts = recovery_facts(stream, start_from, predecessor_ended=True)
     with holding(stream.catalog, STREAM) as lease:
         kept = take_safety_savepoint(stream, facts, plan_recovery(facts), start_from, lease)
@@ -61,7 +61,7 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
     """Seen by a user, 9: 40 s after the rewind everything later than it was deleted."""
     snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     history.commit(LAST + 1)
-    ahead = lifecycle.preview(history.shelf.stream, StartFrom.parse(text))
+    ahead = lifecycle.preview(history.shelf.stream, StartFrom(text))
     assert any("a savepoint before-rewind-<n> of batch 9 is taken" in line for line in ahead.messages())
 
     kept = rewound(history, text)
@@ -77,7 +77,7 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
 
 
 def test_who_does_not_want_that_says_so_and_is_told_what_it_means(history: History) -> None:
-    start_from = StartFrom.parse("batch-5", no_safety_savepoint=True)
+    start_from = StartFrom("batch-5", no_safety_savepoint=True)
     ahead = lifecycle.preview(history.shelf.stream, start_from)
     assert any("can be lost for good" in line for line in ahead.messages())
 
@@ -145,7 +145,7 @@ def test_a_tagged_checkpoint_is_found_by_its_label_until_it_is_released(tmp_path
 
     assert tagged.label == "good-one"
     assert shelf.listed() == {"snapshot-1", "snapshot-3"}
-    plan = lifecycle.preview_start(shelf.stream, StartFrom.parse("good-one"))
+    plan = lifecycle.preview_start(shelf.stream, StartFrom("good-one"))
     assert plan.snapshot is not None
     assert plan.snapshot.snapshot_id == first.snapshot_id
     assert [hold.kind for hold in shelf.stream.catalog.holds.on(first.snapshot_id)] == [HoldKind.TAG]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.recovery import scratch
-from dagster_ckpt.recovery.scratch import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers, scratch_directory
+from dagster_ckpt.recovery import live_directories
+from dagster_ckpt.recovery.live_directories import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers, scratch_directory
 from tests.support.retention_shelf import STREAM, Shelf
 
 
@@ -48,7 +48,7 @@ def test_a_copy_in_use_is_kept_however_old_it_is(shelf: Shelf, monkeypatch: pyte
 
 
 def test_its_user_reports_as_long_as_it_is_in_use(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_REPORT_EVERY_S", 0.01)
+    monkeypatch.setattr(live_directories, "_REPORT_EVERY_S", 0.01)
     with scratch_directory(shelf.stream) as made:
         assert made.local_path is not None
         report = made.local_path.with_name(f"{made.local_path.name}.in-use")

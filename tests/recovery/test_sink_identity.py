@@ -17,11 +17,11 @@ from dagster_ckpt.operations.restart import restart
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.recovery.sink_identity import missing_batches
+from dagster_ckpt.recovery.sink_survey import missing_batches
 from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.registry import register_sink
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import KnownSink
 from dagster_ckpt.stream.start_from import StartFrom
@@ -87,7 +87,7 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History
 
 
 def preview(stream: StreamHandle, output: NamedOutput | None, start_from: str = "latest") -> RewindPreview:
-    facts = recovery_facts(stream, StartFrom.parse(start_from), predecessor_ended=True, output=output)
+    facts = recovery_facts(stream, StartFrom(start_from), predecessor_ended=True, output=output)
     return preview_rewind(stream, facts, plan_recovery(facts), output)
 
 
@@ -102,8 +102,8 @@ def test_a_snapshot_is_not_restored_into_another_table(history: History, tmp_pat
     (tmp_path / "shelf").write_text(f"b {LAST + 3}")
 
     with pytest.raises(RowsAtRiskError, match="another id: was a, is b"):
-        lifecycle.request_start(history.shelf.stream, StartFrom.parse("kept"), origin=ORIGIN)
-    lifecycle.request_start(history.shelf.stream, StartFrom.parse("kept", accept_loss=True), origin=ORIGIN)
+        lifecycle.request_start(history.shelf.stream, StartFrom("kept"), origin=ORIGIN)
+    lifecycle.request_start(history.shelf.stream, StartFrom("kept", accept_loss=True), origin=ORIGIN)
 
 
 def test_batches_that_the_roll_back_brings_back_are_not_missing(history: History, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 def snapshot(batch: int | None, number: int | None = None) -> SnapshotRecord:
@@ -17,7 +18,7 @@ def snapshot(batch: int | None, number: int | None = None) -> SnapshotRecord:
         snapshot_id=f"snapshot-{number}",
         stream_id="orders",
         execution_id=None,
-        kind="CHECKPOINT",
+        kind=SnapshotKind.CHECKPOINT,
         number=number,
         status=SnapshotStatus.COMPLETED,
         trigger=SnapshotTrigger.PERIODIC,

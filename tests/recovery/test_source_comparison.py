@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.recovery.source_comparison import ReadSource, source_differences
-from dagster_ckpt.spark.query.source_identity import (
+from dagster_ckpt.recovery.source_change import ReadSource, source_differences
+from dagster_ckpt.spark.query.sources import (
     CLUSTER,
     PATH,
     PATTERN,

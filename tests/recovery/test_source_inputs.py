@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from dagster_ckpt.catalog.journal import PlannedBatch
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, Rewind
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, source_inputs
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
-from dagster_ckpt.spark.query.source_identity import SourceIdentity
+from dagster_ckpt.spark.query.sources import SourceIdentity
 
 CASES = yaml.safe_load((Path(__file__).parent / "source_inputs.yaml").read_text())
 LAST, POINT = 5, 2
@@ -56,7 +56,7 @@ class Read:
             planned[f"sources/0/{batch}"] = f"v1\n{line}".encode()
         return planned
 
-    def inputs(self, kind: RecoveryKind, to_batch: int = POINT) -> tuple[SourceInput, ...]:
+    def inputs(self, plan: RecoveryPlan) -> tuple[SourceInput, ...]:
         stream: Any = Mock()
         journal = [PlannedBatch(batch, "", self.planned(batch)) for batch in self.case.get("journal", ())]
         stream.catalog.journal.after.return_value = journal
@@ -69,12 +69,12 @@ class Read:
         facts: Any = Mock(live_batch=LAST)
         facts.live.status = status
         facts.stream.live_directory = str(self.live)
-        return source_inputs(stream, facts, RecoveryPlan(kind, "why", from_batch=LAST, to_batch=to_batch))
+        return source_inputs(stream, facts, plan)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
 def test_what_is_read_again(case: dict[str, Any], tmp_path: Path) -> None:
-    (found,) = Read(tmp_path, case).inputs(RecoveryKind.REWIND)
+    (found,) = Read(tmp_path, case).inputs(Rewind(reason="why", from_batch=LAST, to_batch=POINT, point="batch"))
 
     assert found.status is InputStatus(case["status"])
     assert case.get("reason", "") in found.reason
@@ -83,7 +83,7 @@ def test_what_is_read_again(case: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gone", "status"), [([5], InputStatus.GONE), ([4], InputStatus.AVAILABLE)])
 def test_a_resume_reads_the_batch_in_flight_again(gone: list[int], status: InputStatus, tmp_path: Path) -> None:
-    (found,) = Read(tmp_path, {"gone": gone}).inputs(RecoveryKind.RESUME, to_batch=LAST - 1)
+    (found,) = Read(tmp_path, {"gone": gone}).inputs(Resume(reason="why", from_batch=LAST - 1, point="live"))
 
     assert found.status is status
 
@@ -92,4 +92,4 @@ def test_a_resume_reads_the_batch_in_flight_again(gone: list[int], status: Input
 def test_without_one_it_reads_nothing_again(offset: str | None, tmp_path: Path) -> None:
     case = {"gone": [5], **({"offset": offset} if offset is not None else {})}
 
-    assert Read(tmp_path, case).inputs(RecoveryKind.RESUME, to_batch=LAST) == ()
+    assert Read(tmp_path, case).inputs(Resume(reason="why", from_batch=LAST, point="live")) == ()

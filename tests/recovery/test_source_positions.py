@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.source_positions import move_sources
+from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.stream.source_offsets import SourceOffsets
@@ -87,13 +87,13 @@ def test_other_text_is_refused_with_an_example(text: str) -> None:
 def test_an_option_is_kept_as_it_was_given() -> None:
     given = '{"orders": {"0": 124}, "returns": "2026-11-23T08:00:00+01:00"}'
 
-    start = StartFrom.parse("batch-7", source_offsets=given)
+    start = StartFrom("batch-7", source_offsets=given)
 
     assert start.chosen_offsets == SourceOffsets({"orders": {"0": 124}}, {"returns": 1795417200000})
-    assert StartFrom.parse("batch-7", source_offsets=start.source_offsets) == start
+    assert StartFrom("batch-7", source_offsets=start.source_offsets) == start
 
 
 @pytest.mark.parametrize("point", ["latest", "empty"])
 def test_a_batch_or_a_snapshot_is_named_with_them(point: str) -> None:
     with pytest.raises(OptionError, match="source_offsets is for a start from a snapshot or a batch"):
-        StartFrom.parse(point, source_offsets='{"orders": {"0": 1}}')
+        StartFrom(point, source_offsets='{"orders": {"0": 1}}')

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.catalog.records import OriginKind
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError, StateAtRiskError
 from dagster_ckpt.operations.lifecycle import preview_start, request_start
@@ -122,7 +122,7 @@ def run(stream: StreamHandle, start_from: str) -> LiveDirectory:
         raise RuntimeError("ClassNotFoundException: kafka")
 
     with pytest.raises(RuntimeError, match="kafka"):
-        execute_stream(stream, RunRequest("run", start_query, start_from=StartFrom.parse(start_from)))
+        execute_stream(stream, RunRequest("run", start_query, start_from=StartFrom(start_from)))
     return seen[0]
 
 
@@ -159,8 +159,8 @@ def test_with_the_catalog_lost_a_start_over_what_is_there_is_refused_with_its_li
     assert str(snapshot.location) in str(refused.value)
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     with pytest.raises(StateAtRiskError, match="live-1"):
-        preview_start(stream, StartFrom.parse("empty"))
-    assert preview_start(stream, StartFrom.parse("empty", discard_state=True)).kind is RecoveryKind.START_EMPTY
+        preview_start(stream, StartFrom("empty"))
+    assert preview_start(stream, StartFrom("empty", discard_state=True)).kind is RecoveryKind.START_EMPTY
     stream.catalog.close()
 
 
@@ -184,10 +184,10 @@ def test_an_empty_start_is_asked_for_by_name_and_confirmed(history: History) -> 
     with pytest.raises(StateAtRiskError, match="after batch 8"):
         history.start("empty")
     with pytest.raises(StateAtRiskError, match="after batch 8"):
-        request_start(stream, StartFrom.parse("empty"), origin=ME)
+        request_start(stream, StartFrom("empty"), origin=ME)
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
-    asked = request_start(stream, StartFrom.parse("empty", discard_state=True, accept_loss=True), origin=ME)
+    asked = request_start(stream, StartFrom("empty", discard_state=True, accept_loss=True), origin=ME)
     assert asked.arguments["discard_state"] is True
     assert history.start("empty", discard_state=True)[0] is RecoveryKind.START_EMPTY
     origin = stream.catalog.streams.get(STREAM).origin

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange, StateBackend
 from dagster_ckpt.errors import StateBackendChangeError
 from dagster_ckpt.io.local import LocalFileIO
@@ -77,7 +77,7 @@ class Orders:
                 run_id="run",
                 start_query=lambda live: start_query(to_start.take(), "orders", live),
                 describe=to_start.described,
-                start_from=StartFrom.parse(text, **how),
+                start_from=StartFrom(text, **how),
             ),
         )
         assert outcome.end.kind is EndKind.ENDED_BY_ITSELF, outcome.end
@@ -127,6 +127,7 @@ def test_a_start_from_a_savepoint_rescales_it(orders: Orders) -> None:
     assert orders.totals_are_right()
 
 
+@pytest.mark.thorough
 def test_a_start_from_the_live_directory_rescales_it_and_later_starts_keep_the_number(orders: Orders) -> None:
     orders.feed()
     orders.run(state_partitions=1)
@@ -140,6 +141,7 @@ def test_a_start_from_the_live_directory_rescales_it_and_later_starts_keep_the_n
     assert (taken.properties or {})["state_partitions"] == 1
 
 
+@pytest.mark.thorough
 def test_another_backend_is_refused_or_converted(orders: Orders) -> None:
     orders.feed()
     heap = HashMapStateBackend()

@@ -12,12 +12,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.catalog.pending_restore import Forked, ToBatch
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.recovery import new_directory
+from dagster_ckpt.recovery import live_directories
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.runtime.execution import execute_stream
@@ -25,7 +26,8 @@ from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.query.description import NamedOutput, QueryToStart
+from dagster_ckpt.spark.query.description import QueryToStart
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.spark.versions import Feature
@@ -48,7 +50,7 @@ SHAPE = StateShape(ROCKSDB, 12)
 
 @pytest.fixture
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_directory, "rewrite_state", copied_state)
+    monkeypatch.setattr(live_directories, "rewrite_state", copied_state)
 
 
 def finish(stream: StreamHandle, output: Path, *, rewrites: bool) -> PreparedStart:
@@ -72,7 +74,7 @@ def test_the_first_start_of_a_fork_rewrites_its_state_and_can_be_killed_at_any_s
     while killed:
         name = f"scratch-{step}"
         stream = replace(history.shelf.stream, stream_id=name, name=name, asset_key=name)
-        made = fork(history.shelf.stream, stream, StartFrom.parse("batch-3"), origin="a test")
+        made = fork(history.shelf.stream, stream, StartFrom("batch-3"), origin="a test")
         with monkeypatch.context() as patch:
             Executioner(patch, step)
             try:
@@ -84,7 +86,9 @@ def test_the_first_start_of_a_fork_rewrites_its_state_and_can_be_killed_at_any_s
         assert inspect_live_directory(prepared.live).batch_id == made.batch_id == 3
         assert live_query_id(prepared.live) == made.query_id
         # It counts as a fork that has not started until its query has.
-        assert (stream.catalog.streams.get(name).pending_restore or {})["fork_of"] == STREAM
+        pending = stream.catalog.streams.get(name).pending_restore
+        assert isinstance(pending, Forked)
+        assert pending.of_stream_id == STREAM
         assert prepared.live.is_not_in_use()
         assert prepared.live.url != made.live_directory
     assert step > 8
@@ -97,7 +101,7 @@ def test_a_restore_that_was_cut_off_is_finished_with_rewritten_state(tmp_path: P
     history = History(tmp_path)
     stream = history.shelf.stream
     history.start("batch-5")
-    pending = {"batch_id": 5, "sinks": [history.file_sink]}
+    pending = ToBatch(batch_id=5, sinks=(history.file_sink,))
     history.commit(6, path := Path(history.live.url), history.sink)
     (path / "commits/6").unlink()
     (path / "offsets/6").unlink()
@@ -147,7 +151,7 @@ def test_a_fork_starts_with_another_backend_and_other_partitions(spark: SparkSes
                 run_id="run",
                 start_query=lambda live: start_query(to_start.take(), stream.name, live),
                 describe=to_start.described,
-                start_from=StartFrom.parse("latest", **how),
+                start_from=StartFrom("latest", **how),
             ),
         )
         assert outcome.end.kind is EndKind.ENDED_BY_ITSELF, outcome.end

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange, PinnedState, StatePartitions
 from dagster_ckpt.errors import (
     CkptError,
@@ -18,7 +18,7 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.recovery import plan_check
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, StartEmpty
 from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.state.shape import StateShape, StoredState
@@ -26,7 +26,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.rewind_history import History
 
-RESUME = RecoveryPlan(RecoveryKind.RESUME, "it goes on")
+RESUME = Resume(reason="it goes on", point="live")
 STRICT = {"spark.sql.streaming.statefulOperator.useStrictDistribution": "true"}
 FORMAT_2 = {"spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
 V2 = EmbeddedRocksDBStateBackend(True, settings=FORMAT_2)
@@ -104,8 +104,8 @@ def test_what_is_refused(
 
 
 def test_an_empty_start_rewrites_nothing(stream: Changed) -> None:
-    assert check_state(stream(), RecoveryPlan(RecoveryKind.START_EMPTY, "empty"), StartFrom()).rewrite is None
+    assert check_state(stream(), StartEmpty(reason="empty"), StartFrom()).rewrite is None
     with pytest.raises(OptionError, match="start_from is 'empty', which keeps none"):
-        StartFrom.parse("empty", state_partitions=12)
+        StartFrom("empty", state_partitions=12)
     with pytest.raises(OptionError, match="state_partitions is 0"):
-        StartFrom.parse("latest", state_partitions=0)
+        StartFrom("latest", state_partitions=0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import Emptied
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LeaseLostError, StorageAccessError
@@ -383,7 +384,7 @@ def test_a_lost_live_directory_without_any_snapshot_that_could_replace_it_is_no_
 ) -> None:
     left_behind = shelf.checkpoint()
     as_writer(shelf.stream.catalog).streams.switch_live_directory(
-        shelf.stream.live_directory(1, 0).url, pending_restore={}
+        shelf.stream.live_directory(1, 0).url, pending_restore=Emptied()
     )
     shelf.break_live_directory(damage)
 
@@ -398,7 +399,7 @@ def test_housekeeping_leaves_what_an_attempt_that_may_take_days_has_written(shel
     written.parent.mkdir(parents=True)
     written.write_bytes(b"data")
     day_ms = 24 * 3_600_000
-    slow = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=2 * day_ms))
+    slow = replace(shelf.stream, options=replace(shelf.stream.options, timeout=2 * day_ms))
 
     with storage_clock_ahead(day_ms):
         assert housekeeping(slow).swept == ()
@@ -450,7 +451,7 @@ def test_housekeeping_sweeps_what_a_crashed_attempt_wrote_once_it_is_old(shelf: 
 
 def test_bytes_stay_for_twice_the_time_that_an_attempt_may_take(shelf: Shelf) -> None:
     timeout_ms = ORPHAN_AGE_MS
-    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=timeout_ms))
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, timeout=timeout_ms))
     lost = shelf.checkpoint()
     (shelf.root / "snapshots" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
 

@@ -159,8 +159,8 @@ def test_only_after_an_end_in_order_a_large_file_is_known_by_its_identity(
     if boot is not None:
         monkeypatch.setattr(recovery_look, "boot_id", lambda: boot)
 
-    by_itself = recovery_facts(golden.stream, StartFrom.parse(text), predecessor_ended=True, is_automatic=True)
-    donor, of_a_person = plan_recovery(by_itself).donor, preview_start(golden.stream, StartFrom.parse(text)).donor
+    by_itself = recovery_facts(golden.stream, StartFrom(text), predecessor_ended=True, is_automatic=True)
+    donor, of_a_person = plan_recovery(by_itself).donor, preview_start(golden.stream, StartFrom(text)).donor
 
     assert donor is not None
     assert of_a_person is not None
@@ -174,7 +174,7 @@ def test_a_cancellation_after_a_failure_is_no_end_in_order(golden: GoldenStream)
     golden.end(ExecutionStatus.FAILED)
     golden.run_again(ExecutionStatus.CANCELED)
 
-    donor = preview_start(golden.stream, StartFrom.parse("latest-checkpoint")).donor
+    donor = preview_start(golden.stream, StartFrom("latest-checkpoint")).donor
 
     assert donor is not None
     assert donor.check is DonorCheck.DIGEST
@@ -185,7 +185,7 @@ def test_a_broken_live_directory_gives_nothing(golden: GoldenStream) -> None:
     golden.end()
     shutil.rmtree(golden.live / "sources")
 
-    assert preview_start(golden.stream, StartFrom.parse("latest-checkpoint")).donor is None
+    assert preview_start(golden.stream, StartFrom("latest-checkpoint")).donor is None
 
 
 def test_a_restore_is_flushed_before_the_catalog_switches_to_it(

@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime import start_watch
-from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import Shelf
+from tests.support.streams import stream_at
 
 
 @pytest.fixture(autouse=True)
@@ -34,17 +30,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
 
     def make(*queries: PlayedQuery | Exception, restart: Any = None) -> Stage:
-        stream = StreamHandle(
-            stream_id="orders",
-            name="orders",
-            asset_key="orders",
-            catalog=catalog,
-            store=open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots"), "orders"),
-            options=CheckpointConfig().options,
-            restart=restart or RestartStrategies.no_restart(),
-            live_root=str(tmp_path / "live"),
-        )
-        return Stage(stream, list(queries))
+        return Stage(stream_at(tmp_path, catalog=catalog, restart=restart), list(queries))
 
     yield make
     catalog.close()

@@ -10,14 +10,14 @@ import pytest
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import Alignment, Attempt, AttemptCompleted
 from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.triggers import TriggerKind
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.lease import LeaseKeeper
-from dagster_ckpt.stream.triggers import TriggerKind
 from tests.support.retention_shelf import STREAM, Shelf
 
 

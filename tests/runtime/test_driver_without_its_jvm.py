@@ -10,7 +10,7 @@ import pytest
 
 from dagster_ckpt import driver
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.flink import program
 from dagster_ckpt.runtime import start as starting

@@ -22,7 +22,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
-from dagster_ckpt.runtime.attempts import NotStored
+from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Alignment,
@@ -34,12 +34,12 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Event,
 )
 from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.stream.triggers import TriggerKind
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 
@@ -198,7 +198,7 @@ def test_where_the_catalog_cannot_say_nothing_is_deleted_and_the_failure_counts(
     [location] = stage.shelf.stream.store.checkpoints()
     assert location in event.detail
     assert stage.shelf.stream.store.verify(location) == []
-    assert preview_start(stage.shelf.stream, StartFrom.parse(location)).snapshot is not None
+    assert preview_start(stage.shelf.stream, StartFrom(location)).snapshot is not None
 
 
 def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(stage: Stage, away: Away) -> None:
@@ -209,7 +209,7 @@ def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answer
     assert event.reason is CheckpointFailureReason.IO_EXCEPTION
     catalog = stage.shelf.stream.catalog
     assert catalog.requests.get(request_id).status is RequestStatus.FAILED
-    assert catalog.snapshots.of_stream(STREAM, kind="SAVEPOINT", status=SnapshotStatus.IN_PROGRESS) == []
+    assert catalog.snapshots.of_stream(STREAM, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.IN_PROGRESS) == []
 
 
 def test_the_snapshot_of_a_writer_that_was_replaced_is_not_recorded_and_its_bytes_are_left(stage: Stage) -> None:
@@ -283,7 +283,7 @@ def test_a_catalog_that_is_away_while_a_cut_fails_does_not_end_the_query(stage: 
     ids=str,
 )
 def test_what_went_wrong_has_flinks_name(error: Exception, after_cut: bool, reason: CheckpointFailureReason) -> None:
-    assert NotStored(1, error, after_cut).reason is reason
+    assert CheckpointFailureReason.of(error, after_cut=after_cut) is reason
 
 
 def test_files_that_cannot_be_stored_after_the_cut_are_the_querys_failure(

@@ -141,6 +141,7 @@ def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monke
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) -> None:
     with feeding(bench):
         hung.freeze()
@@ -155,6 +156,7 @@ def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) ->
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_jvm_that_hangs_is_ended_and_its_successor_continues(bench: Bench, hung: HungWriter) -> None:
     with feeding(bench):
         hung.jvm.send_signal(signal.SIGSTOP)

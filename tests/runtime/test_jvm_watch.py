@@ -12,8 +12,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.errors import QueryStalledError
-from dagster_ckpt.runtime import jvm_watch
-from dagster_ckpt.runtime.jvm_watch import JvmWatch
+from dagster_ckpt.runtime import stall
+from dagster_ckpt.runtime.stall import JvmWatch
 from dagster_ckpt.stream.liveness import ProcessIdentity
 from tests.support.played_query import PlayedQuery, Stage
 
@@ -66,7 +66,7 @@ def test_a_jvm_that_answers_is_left_alone(jvm: subprocess.Popen[bytes], calls: C
 def test_a_jvm_that_answers_while_it_prints_its_stacks_is_left_alone(
     jvm: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jvm_watch, "_PRINT_S", 0.01)
+    monkeypatch.setattr(stall, "_PRINT_S", 0.01)
     calls = Calls(*["one"] * (LOOKS_WITHIN_THE_LIMIT + 1), *[None] * LOOKS_WITHIN_THE_LIMIT)
     with JvmWatch("orders", ProcessIdentity.of(jvm.pid), calls, limit_ms=LIMIT_MS) as watch:
         assert calls.all_seen.wait(60)

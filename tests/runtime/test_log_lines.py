@@ -16,9 +16,10 @@ import pytest
 from dagster_ckpt import driver
 from dagster_ckpt.catalog import transitions
 from dagster_ckpt.catalog.records import EventType
-from dagster_ckpt.catalog.transitions import describe_event, forwarded_log, log_transition, size
+from dagster_ckpt.catalog.transitions import describe_event, log_transition
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.driver import forwarded_log
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.flink import program
 from dagster_ckpt.orchestration.runs.run_status import transitions_in_run_log
@@ -27,6 +28,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.values.durations import size
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.logged_life import LoggedLife, comparable, expected
 from tests.support.played_query import PlayedQuery

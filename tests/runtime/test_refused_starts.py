@@ -24,7 +24,7 @@ from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import Shelf
@@ -53,7 +53,7 @@ def test_a_start_that_is_refused_is_over_and_its_request_is_answered(stage: Call
     request = play.stream.catalog.requests.submit("orders", RequestKind.START, origin="a test")
 
     with pytest.raises(Exception, match="chk-9"):
-        play.run(start_from=StartFrom.parse("chk-9"), start_request_id=request.request_id)
+        play.run(start_from=StartFrom("chk-9"), start_request_id=request.request_id)
 
     answer = play.stream.catalog.requests.get(request.request_id)
     assert answer.status is RequestStatus.FAILED
@@ -106,12 +106,12 @@ def test_a_live_directory_that_the_catalog_has_never_heard_of_is_not_cleared(tmp
     play = Stage(elsewhere, [PlayedQuery(ends=True)])
 
     with pytest.raises(LiveDirectoryError, match=r"live-1-0, up to batch 0\n.*rebuild_catalog"):
-        play.run(start_from=StartFrom.parse(start_from))
+        play.run(start_from=StartFrom(start_from))
 
     assert play.started_in == []
     assert (shelf.live / "commits" / "0").exists()
 
-    play.run(start_from=StartFrom.parse("empty", discard_state=True))
+    play.run(start_from=StartFrom("empty", discard_state=True))
 
     # Not in its place: what another catalog may still be using is deleted by no start.
     assert play.started_in == [elsewhere.live_directory(2, 2).url]

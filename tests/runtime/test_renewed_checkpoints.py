@@ -12,14 +12,14 @@ import pytest
 from dagster_ckpt.catalog.records import EventType, Holder, RequestKind, RequestStatus, SnapshotStatus
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import Abort, Alignment, Attempt, AttemptCompleted, AttemptFailed
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason as Reason
 from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.lease import LeaseKeeper
-from dagster_ckpt.stream.triggers import TriggerKind
 from tests.support.retention_shelf import STREAM, Shelf
 
 

@@ -15,10 +15,10 @@ from dagster_ckpt.errors import (
     RequestFailedError,
 )
 from dagster_ckpt.operations import lifecycle, requests, snapshots
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime import start_watch, supervision
 from dagster_ckpt.runtime.run import EndKind
-from dagster_ckpt.stream.handle import monotonic_ms
+from dagster_ckpt.values.durations import monotonic_ms
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import Shelf
 
@@ -72,7 +72,7 @@ def test_a_stop_whose_savepoint_is_complete_only_after_its_time_has_failed_and_t
     passed_ms = [0]
 
     def late(*args: Any, should_abort: Callable[[], bool], **how: Any) -> Any:
-        passed_ms[0] = shelf.stream.options.timeout_ms
+        passed_ms[0] = shelf.stream.options.timeout
         while not should_abort():
             pass
         return write(*args, should_abort=lambda: False, **how)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

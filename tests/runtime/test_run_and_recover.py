@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import (
     LeaseHeldError,
@@ -30,7 +30,7 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.operations import lifecycle, requests, snapshots
-from dagster_ckpt.recovery import sink_roll_backs
+from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -92,7 +92,7 @@ def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_id
 
     bench.run(bench.feeding(has_batches_after_a_snapshot))
     first = min(bench.snapshots(), key=lambda snapshot: snapshot.number or 0)
-    options = replace(bench.stream.options, interval_ms=None)
+    options = replace(bench.stream.options, interval=None)
     bench.stream = replace(bench.stream, options=options)
     quiet: list[tuple[float, int]] = []
 
@@ -103,7 +103,7 @@ def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_id
         quiet.append((time.monotonic(), len(caplog.records)))
         return quiet[-1][0] - quiet[0][0] > 2.5
 
-    bench.run(idle_for_a_while, start_from=StartFrom.parse(first.snapshot_id))
+    bench.run(idle_for_a_while, start_from=StartFrom(first.snapshot_id))
 
     assert {lines for _, lines in quiet} == {quiet[0][1]}
     records = [each for each in caplog.records if each.name.startswith("dagster_ckpt")]
@@ -136,6 +136,7 @@ def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> Non
     bench.assert_exact()
 
 
+@pytest.mark.thorough(but="state is missing")
 @pytest.mark.core
 @pytest.mark.parametrize("damage", ["deleted", "a commit is missing", "state is missing"])
 def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(bench: Bench, damage: str) -> None:
@@ -171,12 +172,13 @@ def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(be
     bench.feed(5)
     # The bad deployment goes on for a while, and cuts its batches elsewhere than the good one will.
     bench.run(lambda: bench.committed() >= (savepoint.batch_id or 0) + 3)
-    bench.run_to_the_end(start_from=StartFrom.parse("before"))
+    bench.run_to_the_end(start_from=StartFrom("before"))
     assert any("batches are processed again" in report for report in bench.reports)
     bench.assert_exact()
     assert bench.stream.store.verify(savepoint.location or "") == []
 
 
+@pytest.mark.thorough(but="CLAIM")
 @pytest.mark.parametrize("mode", RecoveryClaimMode)
 def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_began_with(
     spark: SparkSession, tmp_path: Path, mode: RecoveryClaimMode
@@ -191,7 +193,7 @@ def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_b
     def has_checkpoint() -> bool:
         return any((snapshot.number or 0) > (savepoint.number or 0) for snapshot in bench.snapshots("CHECKPOINT"))
 
-    bench.run(has_checkpoint, start_from=StartFrom.parse("mine", claim_mode=mode))
+    bench.run(has_checkpoint, start_from=StartFrom("mine", claim_mode=mode))
     # Also a claimed one stays while no query has loaded a newer one.
     assert place.exists()
     if mode is RecoveryClaimMode.CLAIM:
@@ -208,6 +210,7 @@ def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_b
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_next_start(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,9 +222,9 @@ def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_n
         raise SinkRollbackError("the process died here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sink_roll_backs, "roll_back", die)
+        patch.setattr(prepare, "roll_back", die)
         with pytest.raises(SinkRollbackError):
-            bench.run(lambda: False, start_from=StartFrom.parse(chosen.snapshot_id))
+            bench.run(lambda: False, start_from=StartFrom(chosen.snapshot_id))
     assert bench.stream.catalog.streams.get("orders").pending_restore is not None
     bench.feed(2)
     bench.run_to_the_end()
@@ -249,7 +252,7 @@ def test_a_stop_with_savepoint_ends_the_stream_exactly_there(bench: Bench) -> No
     assert [snapshot.kind for snapshot in bench.snapshots()] == ["SAVEPOINT"]
     shutil.rmtree(bench.root / "live")
     bench.feed(2)
-    bench.run_to_the_end(start_from=StartFrom.parse("end"))
+    bench.run_to_the_end(start_from=StartFrom("end"))
     bench.assert_exact()
 
 
@@ -317,18 +320,20 @@ def test_a_second_run_of_a_live_stream_is_refused(bench: Bench) -> None:
     assert "is being written by run run " in str(refused[0])
 
 
+@pytest.mark.thorough
 def test_a_start_from_a_snapshot_that_does_not_exist_changes_nothing(bench: Bench) -> None:
     bench.feed(2)
     bench.run(lambda: bool(bench.snapshots()))
     before = bench.stream.catalog.streams.get("orders")
     with pytest.raises(SnapshotNotFoundError, match=r"no snapshot named 'chk-999'.*chk-"):
-        bench.run(lambda: False, start_from=StartFrom.parse("chk-999"))
+        bench.run(lambda: False, start_from=StartFrom("chk-999"))
     after = bench.stream.catalog.streams.get("orders")
     assert (after.live_directory, after.timeline) == (before.live_directory, before.timeline)
     bench.run_to_the_end()
     bench.assert_exact()
 
 
+@pytest.mark.thorough(but="altered")
 @pytest.mark.parametrize("harm", ["missing", "truncated", "altered"])
 def test_a_damaged_snapshot_is_refused_and_nothing_is_lost(bench: Bench, harm: str) -> None:
     bench.feed(2)
@@ -343,12 +348,13 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_lost(bench: Bench, harm: s
     before = bench.stream.catalog.streams.get("orders").live_directory
     kind = SnapshotNotFoundError if harm == "missing" else SnapshotCorruptError
     with pytest.raises(kind, match="_metadata"):
-        bench.run(lambda: False, start_from=StartFrom.parse(chosen.snapshot_id))
+        bench.run(lambda: False, start_from=StartFrom(chosen.snapshot_id))
     assert bench.stream.catalog.streams.get("orders").live_directory == before
     bench.run_to_the_end()
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_lost_directory_without_a_snapshot_is_not_silently_begun_anew(spark: SparkSession, tmp_path: Path) -> None:
     bench = Bench(spark, tmp_path, make_stream(tmp_path, interval=3_600_000))
     bench.feed(2)
@@ -357,7 +363,7 @@ def test_a_lost_directory_without_a_snapshot_is_not_silently_begun_anew(spark: S
     with pytest.raises(LiveDirectoryError, match="start_from=empty"):
         bench.run(lambda: False)
     # Said on purpose, it begins again, and the sink with it.
-    bench.run_to_the_end(start_from=StartFrom.parse("empty", discard_state=True))
+    bench.run_to_the_end(start_from=StartFrom("empty", discard_state=True))
     bench.assert_exact()
 
 
@@ -380,6 +386,7 @@ def test_a_stream_that_was_never_started_has_nothing_to_save(bench: Bench) -> No
     assert bench.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 
+@pytest.mark.thorough(but="latest")
 @pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint"])
 def test_another_state_backend_is_refused_before_anything_is_changed(bench: Bench, start_from: str) -> None:
     bench.feed(3)
@@ -388,7 +395,7 @@ def test_another_state_backend_is_refused_before_anything_is_changed(bench: Benc
     rocksdb = bench.stream
     bench.stream = replace(rocksdb, backend=HashMapStateBackend())
     with pytest.raises(StateBackendChangeError, match=r"written with .*RocksDB.* but the state backend is HashMap"):
-        bench.run_to_the_end(start_from=StartFrom.parse(start_from))
+        bench.run_to_the_end(start_from=StartFrom(start_from))
     after = bench.stream.catalog.streams.get("orders")
     assert (after.live_directory, after.pending_restore) == (before.live_directory, before.pending_restore)
     (refused, *_) = bench.stream.catalog.executions.of_stream("orders")
@@ -401,6 +408,7 @@ def test_another_state_backend_is_refused_before_anything_is_changed(bench: Benc
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_start_from_a_good_savepoint_reads_no_bit_that_flipped_in_the_live_directory(bench: Bench) -> None:
     """Spark does not look whether its offsets are those that it wrote: it would count rows twice without a word."""
     bench.feed(6)
@@ -416,7 +424,7 @@ def test_a_start_from_a_good_savepoint_reads_no_bit_that_flipped_in_the_live_dir
     assert offsets.read_bytes() != data
     bench.feed(2)
 
-    bench.run_to_the_end(start_from=StartFrom.parse("good"))
+    bench.run_to_the_end(start_from=StartFrom("good"))
 
     restored = Path(bench.stream.catalog.streams.get("orders").live_directory or "") / f"offsets/{savepoint.batch_id}"
     assert restored.read_bytes() == data

@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
 from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from tests.support.as_writer import as_writer

@@ -77,7 +77,7 @@ def test_it_ends_at_whichever_step_it_is_asked_and_the_next_start_goes_on(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(catalog.requests, "pending", asked)
             query = PlayedQuery(ends=True)
-            outcome = ladder.run(query, start_from=StartFrom.parse(start_from, no_safety_savepoint=True))
+            outcome = ladder.run(query, start_from=StartFrom(start_from, no_safety_savepoint=True))
         if ladder.stage.started_in:
             break
         steps += 1

@@ -16,8 +16,8 @@ from dagster_ckpt import Client, to_table
 from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.sinks.iceberg import IcebergTable
+from dagster_ckpt.sinks.iceberg_commit import OpenIcebergTable
 from dagster_ckpt.sinks.sink import RollBack
-from dagster_ckpt.spark.query.iceberg_table import OpenIcebergTable
 from tests.support.iceberg_rest import iceberg_rest_catalog
 from tests.support.shop_tables import Shops, adopted, back_and_forth, in_flight, lost_directory, replayed, tell
 from tests.support.small_spark import SETTINGS

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt import Client
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.sinks.delta_program import DELTA, DeltaShops
 from tests.sinks.iceberg_program import HADOOP, JDBC, IcebergShops, iceberg_settings
 from tests.support.shop_tables import tell
@@ -108,7 +109,7 @@ def refused(shops: ReplacedTable, start_from: str = "latest") -> str:
 
 def accept_loss(shops: ReplacedTable) -> None:
     with Client(**shops.places) as client:
-        client.request_start(shops.stream, accept_loss=True)
+        client.request_start(shops.stream, start_from=StartFrom(accept_loss=True))
     shops.run()
 
 
@@ -278,7 +279,7 @@ def refused_while_it_runs(shops: Delta) -> list[str]:
     shops.drop()
     shops.make()
     with Client(**shops.places) as client:
-        client.request_start(shops.stream, accept_loss=True)
+        client.request_start(shops.stream, start_from=StartFrom(accept_loss=True))
     described = shops.writer
     # It waits for more files.
     shops.writer = lambda *how: described(*how).trigger(processingTime="0 seconds")  # type: ignore[method-assign]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
 from dagster_ckpt.spark.versions import TableFormat
-from tests.support.shop_tables import PLAY_S, play
+from tests.support.shop_tables import PLAY_S, Plays
 from tests.support.table_jars import fetch_jars, needs_jar
 
 SHOWN = {
@@ -22,30 +20,30 @@ SHOWN = {
     "optimized": range(3),
     "paused in its roll-back": range(5),
 }
+QUICK = ("lost directory", "from nothing", "killed after the restore", "others wrote", "paused in its roll-back")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.DELTA)]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> Plays:
     """What each scenario of the program has left in its table."""
     folder = tmp_path_factory.mktemp("delta")
     fetch_jars(TableFormat.DELTA, folder / "jars")
-    return play("tests.sinks.delta_program", folder / "streams", folder / "jars")
+    return Plays("tests.sinks.delta_program", folder, QUICK)
 
 
+@pytest.mark.thorough(but=("lost directory", "from nothing", "killed after the restore", "paused in its roll-back"))
 @pytest.mark.parametrize("scenario", SHOWN)
-def test_a_stream_into_a_delta_table_shows_each_row_once_wherever_it_goes_back_to(
-    told: dict[str, dict[str, Any]], scenario: str
-) -> None:
+def test_a_stream_into_a_delta_table_shows_each_row_once_wherever_it_goes_back_to(told: Plays, scenario: str) -> None:
     assert (told[scenario]["rows"], told[scenario]["refused"]) == (list(SHOWN[scenario]), None)
 
 
-def test_a_restore_that_was_cut_off_is_not_repeated(told: dict[str, dict[str, Any]]) -> None:
+def test_a_restore_that_was_cut_off_is_not_repeated(told: Plays) -> None:
     assert told["killed after the restore"]["operations"].count("RESTORE") == 1
 
 
-def test_rows_of_others_are_not_undone(told: dict[str, dict[str, Any]]) -> None:
+def test_rows_of_others_are_not_undone(told: Plays) -> None:
     shown = told["others wrote"]
 
     assert "others have written versions 3 since" in shown["refused"]
@@ -53,7 +51,7 @@ def test_rows_of_others_are_not_undone(told: dict[str, dict[str, Any]]) -> None:
     assert (shown["rows"], "RESTORE" in shown["operations"]) == ([0, 1, 2, 100], False)
 
 
-def test_a_roll_back_that_was_paused_undoes_nothing_of_a_successor(told: dict[str, dict[str, Any]]) -> None:
+def test_a_roll_back_that_was_paused_undoes_nothing_of_a_successor(told: Plays) -> None:
     """RESTORE read the newest version after the pause, and undid the batches that the successor had committed."""
     shown = told["paused in its roll-back"]
 
@@ -61,12 +59,14 @@ def test_a_roll_back_that_was_paused_undoes_nothing_of_a_successor(told: dict[st
     assert "RESTORE" not in shown["operations"]
 
 
-def test_a_batch_that_only_a_checkpoint_of_the_log_names_is_known(told: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.thorough
+def test_a_batch_that_only_a_checkpoint_of_the_log_names_is_known(told: Plays) -> None:
     assert told["in a checkpoint"]["ended"] == ["1", "None"]
 
 
-def test_a_restore_has_the_actions_of_sql(told: dict[str, dict[str, Any]]) -> None:
-    compared = [line for name, line in told.items() if name.startswith("version")]
+@pytest.mark.thorough
+def test_a_restore_has_the_actions_of_sql(told: Plays) -> None:
+    compared = [line for name, line in told().items() if name.startswith("version")]
 
     assert len(compared) > 5
     for line in compared:
@@ -76,14 +76,16 @@ def test_a_restore_has_the_actions_of_sql(told: dict[str, dict[str, Any]]) -> No
         assert line["by_package"] == line["by_sql"], line["scenario"]
 
 
-def test_a_version_whose_files_were_deleted_is_not_restored(told: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.thorough
+def test_a_version_whose_files_were_deleted_is_not_restored(told: Plays) -> None:
     shown = told["vacuumed"]
 
     assert "1 of its data files were deleted since" in shown["refused"]
     assert not shown["is_changed"]
 
 
-def test_a_table_is_not_rolled_back_where_the_lost_batches_are_replayed(told: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.thorough
+def test_a_table_is_not_rolled_back_where_the_lost_batches_are_replayed(told: Plays) -> None:
     # Once, when the stream went back before. An empty version fences a former holder of the lease.
     assert [each for each in told["replayed"]["operations"] if each != "STREAMING UPDATE"] == [
         "RESTORE",

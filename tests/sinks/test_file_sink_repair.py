@@ -11,12 +11,11 @@ import pytest
 
 from dagster_ckpt.errors import IncompleteCutError, RestoreError, SinkRollbackError
 from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
 from dagster_ckpt.sinks.file_sink_log import (
-    LogTrouble,
     begin_log,
     capture_log,
     committed_files,
-    log_trouble,
     own_past,
     roll_back,
 )

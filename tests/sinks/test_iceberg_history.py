@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.sinks.iceberg_history import EMPTIED, FENCE, IcebergHistory, TableRollBack, history_in
+from dagster_ckpt.sinks.iceberg_history import EMPTIED, FENCE, IcebergHistory, IcebergPlan, history_in
+from dagster_ckpt.sinks.sink import RollBack
 
 CASES = yaml.safe_load(Path(__file__).with_name("iceberg_roll_backs.yaml").read_text())
 # The log of main tells nothing of what was committed within a minute of its first entry.
@@ -48,10 +49,10 @@ def history(case: dict[str, Any]) -> IcebergHistory:
 def test_a_table_goes_back_exactly_as_far_as_the_stream_has_written(case: dict[str, Any]) -> None:
     query_id, batch_id = case["back"]
 
-    found = history(case).plan_roll_back(["a", "b"], query_id, batch_id)
+    found = history(case).plan(RollBack(batch_id, query_id=query_id, query_ids=["a", "b"]))
 
     target = case.get("moves_to")
-    assert found == TableRollBack(
+    assert found == IcebergPlan(
         moves=target is not None,
         snapshot_id=case.get("head", None if target == "nothing" else target),
         others=tuple(case.get("others", ())),

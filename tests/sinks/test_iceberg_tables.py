@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dagster_ckpt.spark.versions import TableFormat
-from tests.support.shop_tables import PLAY_S, play
+from tests.support.shop_tables import PLAY_S, Plays
 from tests.support.table_jars import fetch_jars, needs_jar
 
 SHOWN = {
@@ -41,35 +39,45 @@ SHOWN_STILL = {
     "expired": [0, 1, 2],
     "expired, and kept by a branch": [0, 100, 101],
 }
+QUICK = (
+    "lost directory, to a table",
+    "from nothing",
+    "killed after the roll-back",
+    "paused, and the successor goes back, by REST",
+    "others wrote",
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.ICEBERG)]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> Plays:
     """What each scenario of the program has left in its table."""
     folder = tmp_path_factory.mktemp("iceberg")
     fetch_jars(TableFormat.ICEBERG, folder / "jars")
-    return play("tests.sinks.iceberg_program", folder / "streams", folder / "jars")
+    return Plays("tests.sinks.iceberg_program", folder, QUICK)
 
 
+@pytest.mark.thorough(
+    but=("lost directory, to a table", "from nothing", "killed after the roll-back", "*goes back, by REST")
+)
 @pytest.mark.parametrize("scenario", SHOWN)
 def test_a_stream_into_an_iceberg_table_shows_each_row_once_wherever_it_goes_back_to(
-    told: dict[str, dict[str, Any]], scenario: str
+    told: Plays, scenario: str
 ) -> None:
     assert (told[scenario]["rows"], told[scenario]["refused"]) == (list(SHOWN[scenario]), None)
 
 
+@pytest.mark.thorough(but="others wrote")
 @pytest.mark.parametrize("scenario", REFUSALS)
-def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(
-    told: dict[str, dict[str, Any]], scenario: str
-) -> None:
+def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(told: Plays, scenario: str) -> None:
     shown = told[scenario]
 
     assert REFUSALS[scenario] in shown["refused"]
     assert shown["rows"] == SHOWN_STILL[scenario]
 
 
+@pytest.mark.thorough(but="lost directory, to a table*")
 @pytest.mark.parametrize(
     ("scenario", "name"),
     [
@@ -77,6 +85,6 @@ def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(
         ("lost directory, to a table", "IcebergTable[books.db.lost_directory_to_a_table at "),
     ],
 )
-def test_a_table_of_a_catalog_is_known_as_what_it_is(told: dict[str, dict[str, Any]], scenario: str, name: str) -> None:
+def test_a_table_of_a_catalog_is_known_as_what_it_is(told: Plays, scenario: str, name: str) -> None:
     assert told[scenario]["sink"].startswith(name)
     assert told[scenario]["guarantees"] == ["EXACTLY_ONCE"]

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_ckpt.errors import LeaseLostError, OptionError, RowsAtRiskError
 from dagster_ckpt.sinks.kafka import claim, session
-from dagster_ckpt.sinks.kafka.client import client_properties, may_hold_marker
+from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, past_of
 from dagster_ckpt.sinks.kafka.marker import (
     MOST_EARLIER,
     Epoch,
@@ -22,13 +22,13 @@ from dagster_ckpt.sinks.kafka.marker import (
     fields_of,
     refuse_others,
 )
-from dagster_ckpt.sinks.kafka.past import KEPT_FOR_MS, Past, past_of
-from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
+from dagster_ckpt.sinks.kafka.session import client_properties
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, may_hold_marker
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.sinks.sink import Replay, SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import plan_digest
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
+from dagster_ckpt.spark.query.output import KafkaPlace, kafka_place
 from dagster_ckpt.values.modes import Semantic, kafka_delivery
 
 OPTIONS = {

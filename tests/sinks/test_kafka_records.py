@@ -23,12 +23,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka import batch_job, session, share
-from dagster_ckpt.sinks.kafka.batch_job import _workers_of_their_own
-from dagster_ckpt.sinks.kafka.division import division_of, hash_of_each_writer, record_columns
+from dagster_ckpt.sinks.kafka import session, share, writer
 from dagster_ckpt.sinks.kafka.marker import Epoch, Marker, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
-from dagster_ckpt.sinks.kafka.writer import _interrupted_in_brief
+from dagster_ckpt.sinks.kafka.writer import (
+    _interrupted_in_brief,
+    _workers_of_their_own,
+    division_of,
+    hash_of_each_writer,
+    record_columns,
+)
 from tests.support.small_spark import small_spark
 
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
@@ -250,10 +254,10 @@ def test_a_job_that_was_planned_once_writes_the_rows_of_each_batch(
         shares = [tmp_path / f"{batch} digest-{batch} {writer}" for writer in range(writers)]
         return [row for file in shares for row in ast.literal_eval(file.read_text())[:-1]]
 
-    monkeypatch.setattr(batch_job, "share_writer", noted)
+    monkeypatch.setattr(writer, "share_writer", noted)
     adaptive = spark.conf.get("spark.sql.adaptive.enabled")
     first = batch_of(spark.range(0, 3, 1, 2))
-    job = batch_job.BatchJob(first, target)
+    job = writer.BatchJob(first, target)
     nothing = DataFrame(spark._jsparkSession.emptyDataFrame(), spark).selectExpr("1L id")
     batches = [first, batch_of(spark.range(3, 7, 1, 3)), batch_of(nothing), batch_of(spark.sql("select null id"))]
     for number, batch in enumerate(batches):
@@ -269,7 +273,7 @@ def test_a_job_that_was_planned_once_writes_the_rows_of_each_batch(
 def test_a_driver_whose_threads_share_those_of_the_jvm_is_refused() -> None:
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=object()))
     with pytest.raises(OptionError, match="PYSPARK_PIN_THREAD is false"):
-        batch_job.refuse_shared_threads(session)
+        writer.refuse_shared_threads(session)
 
 
 @pytest.mark.spark

@@ -21,7 +21,9 @@ from dagster_ckpt.sinks import registry
 from dagster_ckpt.sinks.guarantees import can_replay_a_batch
 from dagster_ckpt.sinks.registry import described_sink, forecast, sink_of
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, newest_batch, roll_back
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.sinks.table import TablePlan, TableSink
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, lose, small_spark
 
 PAGE = Path(__file__).parents[2] / "docs/sinks.md"
@@ -82,8 +84,7 @@ class Sales:
             storage=f"file://{self.root}/snapshots",
             live_root=f"{self.root}/live",
             spark=self.spark,
-            start_from=start_from,
-            discard_state=start_from == "empty",
+            start_from=StartFrom(start_from, discard_state=start_from == "empty"),
         )
 
     def savepoint(self) -> None:
@@ -157,10 +158,16 @@ def test_the_example_is_known_by_its_place(example: ModuleType, tmp_path: Path) 
     assert can_replay_a_batch([name])
     assert not can_replay_a_batch(["ForeachBatchSink", "ForeachBatchSink[/elsewhere]"])
     told = forecast(name, Replay(2, "a query"))
-    assert (told.effect, told.reason) == (SinkEffect.EXACT, "It is rolled back to batch 2: batches 3 to 4 are undone.")
+    assert (told.effect, told.reason) == (
+        SinkEffect.EXACT,
+        "The rows of later batches are deleted: it then holds no batch of this stream after 2.",
+    )
+    by_hand = forecast(name, Replay(2, "a query", roll_back_tables=False))
+    assert by_hand.effect is SinkEffect.IRREVERSIBLE
+    assert by_hand.advice == "Run: DELETE FROM rows WHERE batch > 2. Then start again."
     sink.roll_back(RollBack(2), nullcontext)
     assert sink.last_batch(None) == 2
-    assert forecast(name, Replay(2, "a query")).reason == "It has no batch after 2."
+    assert forecast(name, Replay(2, "a query")).reason == "The table holds no batch of this stream after 2."
 
 
 class Broken(Sink):
@@ -177,8 +184,21 @@ class Broken(Sink):
         raise ConnectionError("the database is down")
 
 
-def test_an_exception_of_a_users_sink_refuses_the_start_and_says_which_sink_it_was() -> None:
-    register_sink(Broken)
+class BrokenTable(TableSink):
+    @classmethod
+    def of(cls, name: str) -> BrokenTable | None:
+        return cls(name, "db") if name == "ForeachBatchSink[db]" else None
+
+    def last_batch(self, query_id: str | None) -> int | None:
+        raise ConnectionError("the database is down")
+
+    def plan(self, to: RollBack) -> TablePlan | None:
+        raise ConnectionError("the database is down")
+
+
+@pytest.mark.parametrize("kind", [Broken, BrokenTable])
+def test_an_exception_of_a_users_sink_refuses_the_start_and_says_which_sink_it_was(kind: type[Sink]) -> None:
+    register_sink(kind)
     sink = sink_of("ForeachBatchSink[db]")
 
     told = forecast(sink.name, Replay(2, "a query"))

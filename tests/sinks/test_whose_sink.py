@@ -13,11 +13,11 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundError
 from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.recovery import source_inputs
-from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.plan import Resume
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.sinks.sink import SinkEffect
-from dagster_ckpt.spark.query.description import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf
@@ -42,7 +42,7 @@ def log_of(folder: Path) -> dict[str, bytes]:
 
 def start(history: History, text: str, folder: Path) -> PreparedStart:
     """Prepare a start of a query that names a folder."""
-    start_from = StartFrom.parse(text, discard_state=text == "empty")
+    start_from = StartFrom(text, discard_state=text == "empty")
     plan = lifecycle.preview_start(history.shelf.stream, start_from)
     with keeping(history.shelf.stream.catalog, STREAM) as lease:
         return prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(folder)))
@@ -66,9 +66,9 @@ def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alon
 
     for verb in (lifecycle.preview_start, lifecycle.preview):
         with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment"):
-            verb(staging.stream, StartFrom.parse(str(copied)))
+            verb(staging.stream, StartFrom(str(copied)))
     with pytest.raises(SnapshotNotFoundError, match="take_over_deployment"):
-        lifecycle.request_start(staging.stream, StartFrom.parse(str(copied), accept_loss=True), origin=ORIGIN)
+        lifecycle.request_start(staging.stream, StartFrom(str(copied), accept_loss=True), origin=ORIGIN)
 
     assert log_of(history.sink) == before
     staging.stream.catalog.close()
@@ -82,7 +82,7 @@ def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_snapshots(
     found = Shelf.at(tmp_path / "after")
     found.stream.catalog.take_over_deployment(history.shelf.stream.catalog.deployment_id)
 
-    plan = lifecycle.preview_start(found.stream, StartFrom.parse(str(savepoint.location)))
+    plan = lifecycle.preview_start(found.stream, StartFrom(str(savepoint.location)))
 
     assert plan.snapshot is not None
     assert plan.snapshot.snapshot_id == savepoint.snapshot_id
@@ -126,7 +126,7 @@ def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(histor
     history.sinks(f"FileSink[file:{history.sink}]")
     logs = log_of(old), log_of(history.sink)
 
-    told = lifecycle.preview(history.shelf.stream, StartFrom.parse("before the move")).sinks
+    told = lifecycle.preview(history.shelf.stream, StartFrom("before the move")).sinks
     with pytest.raises(SharedSinkError, match="does not contain"):
         start(history, "before the move", history.sink)
 
@@ -185,7 +185,7 @@ def test_a_folder_is_one_sink_however_snapshot_and_catalog_spell_it(history: His
     history.sinks(now)
     history.commit(LAST + 1)
 
-    preview = lifecycle.preview(history.shelf.stream, StartFrom.parse("then"))
+    preview = lifecycle.preview(history.shelf.stream, StartFrom("then"))
 
     assert [(sink.sink, sink.effect) for sink in preview.sinks] == [(then, SinkEffect.EXACT)]
     history.start("then")
@@ -202,7 +202,7 @@ def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(his
     theirs = tmp_path / "theirs"
     (theirs / "_spark_metadata").mkdir(parents=True)
     (theirs / "_spark_metadata/0").write_text(f'v1\n{{"path":"file://{theirs}/part-0","action":"add"}}')
-    plan = RecoveryPlan(RecoveryKind.RESUME, "it starts from the beginning")
+    plan = Resume(reason="it starts from the beginning", point="live")
 
     with keeping(stream.catalog, STREAM) as lease, pytest.raises(SharedSinkError, match="not this stream's"):
         prepare(stream, plan, lease, NamedOutput("parquet", str(theirs)))

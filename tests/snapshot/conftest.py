@@ -4,8 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import SourceFile
+from dagster_ckpt.values.modes import SnapshotKind
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from dagster_ckpt.errors import DamagedCutError
-from dagster_ckpt.spark.checkpoint_dir.state.checksums import Lz4Check, check_of, content_trouble
+from dagster_ckpt.spark.checkpoint_dir.checksums import Lz4Check, check_of, content_trouble
 from tests.support.golden_stream import GoldenStream
 
 _DAMAGES: dict[str, Callable[[bytes], bytes]] = {

@@ -17,7 +17,7 @@ from blake3 import blake3
 from dagster_ckpt.errors import SnapshotCorruptError
 from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.entries import BLOCK_BYTES, BLOCK_FILES, FileEntry
-from dagster_ckpt.snapshot.metadata_file import decode_metadata
+from dagster_ckpt.snapshot.manifest import decode_metadata
 from dagster_ckpt.snapshot.reader import extract, read_references, verify_snapshot
 from tests.fuzz.snapshots import container, sealed
 

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import SnapshotCorruptError
 from dagster_ckpt.snapshot.entries import Block, FileEntry
-from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, SnapshotKind
-from dagster_ckpt.snapshot.metadata_file import Metadata, decode_metadata, decode_references, encode_metadata
+from dagster_ckpt.snapshot.manifest import (
+    Manifest,
+    Metadata,
+    SnapshotHeader,
+    decode_metadata,
+    decode_references,
+    encode_metadata,
+)
+from dagster_ckpt.values.modes import SnapshotKind
 
 WHERE = "file:///snapshots/chk-1/_metadata"
 HEADER = SnapshotHeader(

@@ -14,7 +14,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.restart import RestartStrategies
 from examples.flights import streams
 from examples.flights.assets import CHECKPOINTING, SPARK, FlightsResource
 from examples.flights.workspace import Workspace

@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from spark_scenarios import Workload, aggregation
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.versions import Feature, installed_release

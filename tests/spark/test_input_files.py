@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import s3fs
 
-from dagster_ckpt.spark.query.input_files import existing_files
+from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files
 
 
 @pytest.fixture

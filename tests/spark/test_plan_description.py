@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator, read_plan
 
 PLAN = PlanDescription((PlanOperator("Aggregate", (("site", "string"),), (("sum(v)", "bigint"),)),), "Append")
 

@@ -18,8 +18,7 @@ from application_settings import THREADS
 from pyspark.sql import SparkSession
 from spark_scenarios import Workload, aggregation
 
-from dagster_ckpt.config.rocksdb_options import PredefinedOptions
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, PredefinedOptions, RocksDBStateBackend
 from dagster_ckpt.config.state_backend import (
     CustomStateBackend,
     FsStateBackend,
@@ -97,6 +96,7 @@ def running(spark: SparkSession, backend: StateBackend, folder: Path) -> Iterato
         query.stop()
 
 
+@pytest.mark.thorough(but="PredefinedOptions.FLASH_SSD_OPTIMIZED-*")
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -149,6 +149,7 @@ def test_incremental_checkpointing_decides_what_each_batch_writes(
         assert incremental or not query.files("*.changelog")
 
 
+@pytest.mark.thorough(but="HashMap*")
 @pytest.mark.parametrize(
     ("backend", "provider"),
     [

@@ -11,13 +11,14 @@ from pyspark.sql import SparkSession
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CutOvertakenError, SnapshotAbortedError
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
-from dagster_ckpt.spark.checkpoint_dir.executor_copy import ExecutorCopy, executors_above
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
+from dagster_ckpt.spark.jobs import ExecutorCopy, executors_above
+from dagster_ckpt.values.modes import SnapshotKind
 
 pytestmark = [pytest.mark.spark, pytest.mark.core]
 

@@ -53,6 +53,7 @@ class Feed:
         return sorted(row[0] for row in self.spark.read.schema("v long").parquet(str(self.root / "out")).collect())
 
 
+@pytest.mark.thorough(but="0.23-*")
 @pytest.mark.parametrize("stateful", [False, True], ids=["without state", "with state"])
 @pytest.mark.parametrize("delay_s", [0.0, 0.11, 0.23, 0.37])
 def test_whenever_it_is_fenced_no_row_is_lost_and_none_is_there_twice(

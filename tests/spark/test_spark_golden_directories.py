@@ -16,11 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_ckpt import Client
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, describe_checkpoint, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
-from dagster_ckpt.spark.doctor.description import describe_checkpoint
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.versions import RELEASES, installed_release
@@ -155,6 +154,7 @@ def _slice(minor: str, name: str) -> bool:
     return name in SLICE and minor in ("3.5", installed_release().minor)
 
 
+@pytest.mark.thorough(but=("3.5-windows-rocksdb", "4.1-pairs-heap"))
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("minor", "name"),

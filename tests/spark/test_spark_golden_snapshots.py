@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB_CHANGELOG, SCHEMA
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.snapshot.metadata_file import FORMAT_VERSION
+from dagster_ckpt.snapshot.manifest import FORMAT_VERSION
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import METADATA_NAME

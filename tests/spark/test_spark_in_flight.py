@@ -130,6 +130,7 @@ def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> l
     return work.rows(spark)
 
 
+@pytest.mark.thorough(but=("heap", "format v2"))
 @pytest.mark.spark
 def test_in_place(killed: Killed, expected: list[str]) -> None:
     in_v2 = killed.work.backend is ROCKSDB_V2
@@ -159,6 +160,7 @@ def test_adopted_in_a_fresh_directory(killed: Killed, expected: list[str]) -> No
     assert killed.goes_on(killed.fresh) == expected
 
 
+@pytest.mark.thorough(but="*-format v2")
 @pytest.mark.spark
 @pytest.mark.parametrize("prepared", ["changelog", "format v2"], indirect=True)
 @pytest.mark.parametrize("how", ["adopted without its state", "rewound", "restored", "restored with it"])

@@ -8,9 +8,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.errors import JavaNotFoundError
-from dagster_ckpt.spark import java
-from dagster_ckpt.spark.java import require_java
-from dagster_ckpt.spark.query.session import session_with
+from dagster_ckpt.spark.query.session import require_java, session_with
 
 
 def java_that_says(tmp_path: Path, text: str) -> dict[str, str]:
@@ -52,24 +50,6 @@ def test_a_session_that_cannot_start_for_want_of_java_says_so(tmp_path: Path, mo
 
     with pytest.raises(JavaNotFoundError, match="does not run"):
         session_with({})
-
-
-def test_the_module_says_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers = iter([java.Java("/j/bin/java", 17), JavaNotFoundError("none here")])
-
-    def answer() -> java.Java:
-        found = next(answers)
-        if isinstance(found, JavaNotFoundError):
-            raise found
-        return found
-
-    monkeypatch.setattr(java, "require_java", answer)
-
-    assert (java.main(), java.main()) == (0, 1)
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("Java 17: /j/bin/java\n", "none here\n")
 
 
 def test_reading_live_directories_needs_neither_spark_nor_java() -> None:

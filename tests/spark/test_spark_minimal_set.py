@@ -28,6 +28,7 @@ from tests.support.needs import needs
 pytestmark = [pytest.mark.spark, pytest.mark.core]
 
 
+@pytest.mark.thorough(but=("heap", "rocksdb-format-v2"))
 @pytest.mark.parametrize(
     ("build", "backend"),
     [

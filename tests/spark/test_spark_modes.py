@@ -26,9 +26,9 @@ from spark_scenarios import (
 from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.execution_mode import ExecutionMode
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.versions import Feature
 from tests.support.needs import needs
@@ -119,6 +119,7 @@ def test_a_query_with_later_versions_of_its_logs_is_resumed_exactly(
         assert load.rows(spark) == expected
 
 
+@pytest.mark.thorough(but="availableNow")
 @pytest.mark.parametrize(
     "trigger",
     [{"once": True}, {"availableNow": True}, {"processingTime": "1 second"}],
@@ -177,6 +178,7 @@ def wait_for_batch(query: SupervisedQuery, live: LiveDirectory, batch: int) -> N
         assert not query.wait(0.01), query.exception()
 
 
+@pytest.mark.thorough(but="rate_of_micro_batches")
 @pytest.mark.parametrize("source", [rate, rate_of_micro_batches])
 def test_a_source_without_a_log_of_files_goes_on_from_its_offset(
     spark: SparkSession, tmp_path: Path, source: Callable[[SparkSession], DataFrame]

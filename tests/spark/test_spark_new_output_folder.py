@@ -32,6 +32,7 @@ def run(spark: SparkSession, root: Path, folder: str) -> None:
     assert query.exception() is None, query.exception()
 
 
+@pytest.mark.thorough(but="4-4")
 @pytest.mark.parametrize(("moved_after", "interval"), [(0, 4), (2, 10), (4, 4), (9, 3), (12, 10)])
 def test_a_new_folder_is_read_and_written_across_two_compactions(
     spark: SparkSession, tmp_path: Path, moved_after: int, interval: int

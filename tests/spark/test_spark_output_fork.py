@@ -11,11 +11,10 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.errors import RestoreError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.sinks.file_sink import FileSink, fork_output
-from dagster_ckpt.sinks.part_files import part_files, read_sink_log
+from dagster_ckpt.sinks.file_sink import FileSink, fork_output, part_files, read_sink_log
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
-from dagster_ckpt.spark.query.description import named_output
+from dagster_ckpt.spark.query.output import named_output
 
 pytestmark = pytest.mark.spark
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from spark_scenarios import FILES, HEAP, Workload, aggregation, take_snapshot
 
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, QueryStopError
 from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory

@@ -21,9 +21,8 @@ from spark_scenarios import (
 
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.errors import IncompleteCutError
-from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.file_sink import FileSink, delete_part_files, part_files, read_sink_log
 from dagster_ckpt.sinks.file_sink_log import own_past
-from dagster_ckpt.sinks.part_files import delete_part_files, part_files, read_sink_log
 from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -63,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough(but=("aggregation-rocksdb-format-v2",))
 @pytest.mark.core
 @pytest.mark.parametrize(("build", "backend", "batches"), CASES)
 def test_a_query_rewound_to_a_batch_gives_the_rows_of_the_uninterrupted_run(

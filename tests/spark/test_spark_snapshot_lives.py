@@ -34,7 +34,7 @@ from spark_stateful_queries import counts_for_ever
 from dagster_ckpt.errors import SnapshotAbortedError
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.garbage_collection import DELETING_NAME
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind, object_name
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, object_name
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.reuse import Source
 from dagster_ckpt.snapshot.writer import METADATA_NAME
@@ -43,7 +43,9 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.needs import by_name
+from tests.support.thorough import either
 
 pytestmark = pytest.mark.spark
 
@@ -72,6 +74,7 @@ def recording(
     return record(spark, work, folder / "kept", branches=(1, 3))
 
 
+@pytest.mark.thorough(but="changelog")
 def test_whatever_happens_a_retained_snapshot_is_whole_and_nothing_else_stays(
     spark: SparkSession, recording: Recording, tmp_path: Path
 ) -> None:
@@ -79,7 +82,7 @@ def test_whatever_happens_a_retained_snapshot_is_whole_and_nothing_else_stays(
     run_state_machine_as_test(
         lambda: SnapshotLife(recording, tmp_path, restored),
         settings=settings(
-            max_examples=60,
+            max_examples=either(quick=25, thorough=60),
             stateful_step_count=25,
             database=None,
             suppress_health_check=list(HealthCheck),

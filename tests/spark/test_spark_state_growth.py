@@ -11,11 +11,12 @@ from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state import growth
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.state_bytes import table
 
 PARTITIONS = 3

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.state.unsafe_rows import encode, encoded_type, plain
+from tests.support.thorough import either
 
 pytestmark = pytest.mark.spark
 _EXACT = Context(prec=60)
@@ -61,7 +62,7 @@ def columns(draw: st.DrawFn) -> tuple[str, list[tuple[Any, ...]]]:
 
 
 # Without making a counterexample smaller: each try runs two jobs of Spark.
-@settings(max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=either(quick=8, thorough=25), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(columns())
 def test_the_bytes_are_those_of_spark(spark: SparkSession, drawn: tuple[str, list[tuple[Any, ...]]]) -> None:
     schema, rows = drawn

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.spark.doctor.checksums import lz4_trouble
-from dagster_ckpt.state.heap import HeapStore, compressed, heap_snapshot
+from dagster_ckpt.spark.checkpoint_dir.checksums import lz4_trouble
+from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import write_blocks
+from dagster_ckpt.state.heap import HeapStore, heap_snapshot
 
 Rows = dict[bytes, bytes]
 words = st.integers(1, 6).flatmap(lambda n: st.binary(min_size=8 * n, max_size=8 * n))
@@ -90,14 +91,14 @@ def test_what_is_written_is_read_again(rows: Rows) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        data = b"".join(compressed(heap_snapshot(rows.items())))
+        data = b"".join(write_blocks(heap_snapshot(rows.items())))
         assert store(Path(folder), {"7.snapshot": data}, "lz4", 7).read(2) == rows
         assert lz4_trouble(data) is None
 
 
 def test_many_rows_are_written_in_blocks(tmp_path: Path) -> None:
     rows = {n.to_bytes(8, "big"): random.Random(n).randbytes(512) for n in range(400)}
-    data = b"".join(compressed(heap_snapshot(rows.items())))
+    data = b"".join(write_blocks(heap_snapshot(rows.items())))
     assert data.count(b"LZ4Block") == 5
     assert lz4_trouble(data) is None
     assert store(tmp_path, {"7.snapshot": data}, "lz4", 7).read(2) == rows
@@ -125,7 +126,7 @@ def test_other_codecs_are_compared_with_the_checksum_file_of_hadoop(tmp_path: Pa
     ("files", "why"),
     [
         ({"1.delta": lz4(plain([(b"12345678", b"12345678")]))[:-40]}, "1.delta is not a readable file of heap state"),
-        ({"1.delta": b"XY" * 40}, "a block that LZ4 did not write"),
+        ({"1.delta": b"XY" * 40}, "not with a header of LZ4"),
         ({"1.delta": lz4(plain([(b"12345678", b"12345678abcd")]))}, "rows have checksums"),
         ({"2.delta": lz4(plain([]))}, r"1\.delta is missing"),
     ],

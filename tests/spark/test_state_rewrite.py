@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from state_rewrites import BACKENDS, QUERIES, SECOND, THIRD, StoppedQuery, converts, offers
 
 from dagster_ckpt.errors import StartStoppedError, StateRewriteError
-from dagster_ckpt.spark import job_groups
+from dagster_ckpt.spark import jobs
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
@@ -22,10 +22,9 @@ from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state import rewriting
-from dagster_ckpt.state.raw_rows import StateStoreName
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.state.skeleton import StoppedState
+from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState
 from tests.support.needs import needs, needs_rewriter
 
 pytestmark = [pytest.mark.spark, needs_rewriter()]
@@ -91,6 +90,7 @@ def shelf(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shel
     return Shelf(spark, tmp_path_factory.mktemp("stopped"))
 
 
+@pytest.mark.thorough(but=("total-without-a-key-*", "limit-v2-*", "transformWithState-*"))
 @pytest.mark.parametrize(("query", "backend", "partitions"), list(_cases()))
 def test_a_rescaled_query_goes_on_as_if_it_had_only_stopped(
     spark: SparkSession, shelf: Shelf, query: str, backend: str, partitions: tuple[int, ...]
@@ -110,6 +110,7 @@ def test_a_rescaled_query_goes_on_as_if_it_had_only_stopped(
         assert stopped.go_on(spark, live, f"rewritten-{number}") == wanted
 
 
+@pytest.mark.thorough(but="aggregation-in-update-mode-heap-to-v2-changelog")
 @pytest.mark.parametrize(("query", "before", "after"), list(_conversions()))
 def test_a_query_goes_on_with_another_backend(
     spark: SparkSession, shelf: Shelf, query: str, before: str, after: str
@@ -119,6 +120,7 @@ def test_a_query_goes_on_with_another_backend(
     assert stopped.go_on(spark, live if live != stopped.live else stopped.copy(after), after, backend=after) == wanted
 
 
+@pytest.mark.thorough(but="changelog")
 @pytest.mark.parametrize("backend", ["heap", "changelog"])
 def test_a_batch_in_flight_is_replayed_as_planned(spark: SparkSession, shelf: Shelf, backend: str) -> None:
     stopped, _ = shelf.stopped("aggregation-in-update-mode", backend, 5)
@@ -222,7 +224,7 @@ def test_rows_can_be_changed(spark: SparkSession, shelf: Shelf) -> None:
 def test_a_long_rewrite_reports_the_store_and_its_tasks(
     spark: SparkSession, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_groups, "PROGRESS_EVERY_S", 0.1)
+    monkeypatch.setattr(jobs, "PROGRESS_EVERY_S", 0.1)
     stopped, _ = shelf.stopped("aggregation-in-update-mode", "changelog", 5)
     said: list[str] = []
 

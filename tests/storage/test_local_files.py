@@ -99,7 +99,7 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
 
 def test_of_much_the_kernel_is_told_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(durability, "begin_writing", lambda _file, offset, size: told.append((offset, size)))
+    monkeypatch.setattr(durability, "_SYNC_FILE_RANGE", lambda _file, offset, size, _how: told.append((offset, size)))
     with writing(tmp_path / "object") as writer:
         for _ in range(MANY):
             writer.write(bytes(PIECE))

@@ -148,7 +148,7 @@ def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, stream_of, mon
         def writelines(self, pieces):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dagster_ckpt.io.errors.Guarded.__init__", _guarding(FullDisk()))
+    monkeypatch.setattr("dagster_ckpt.io.file_io.Guarded.__init__", _guarding(FullDisk()))
     with pytest.raises(StorageAccessError, match=r"Cannot write file://.*shared/.*No space left"):
         stream.checkpoint(1, FILES)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -19,11 +19,12 @@ from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.operations.retention import apply_savepoint_history
 from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.policies.retention import SavepointHistory
+from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.recovery.retention import discard, housekeeping, subsume
-from dagster_ckpt.recovery.scratch import SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.stream.lease import acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import holding
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf, storage_clock_ahead
 from tests.support.rewind_history import History
@@ -113,7 +114,7 @@ def test_housekeeping_sweeps_nothing_that_was_just_written(shelf: Shelf, off: Ca
 
 def begun(shelf: Shelf, number: int) -> SnapshotRecord:
     record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.start(
-        snapshot_id=f"snapshot-{number}", execution_id="first", kind="CHECKPOINT", number=number,
+        snapshot_id=f"snapshot-{number}", execution_id="first", kind=SnapshotKind.CHECKPOINT, number=number,
         trigger=SnapshotTrigger.PERIODIC, timeline=0,
     )  # fmt: skip
     return record

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import ToBatch
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.errors import IncompleteCutError, LeaseLostError, LiveDirectoryError, SharedSinkError
 from dagster_ckpt.recovery.facts import recovery_facts
@@ -159,7 +160,7 @@ def test_a_restore_that_was_cut_off_is_finished_out_of_the_fence(
     history: History, stream: StreamHandle, clock: Clock
 ) -> None:
     acquired = expire(stream, clock, ELSEWHERE)
-    pending = {"batch_id": LAST - 1, "sinks": [f"FileSink[file:{history.sink}]"]}
+    pending = ToBatch(batch_id=LAST - 1, sinks=(f"FileSink[file:{history.sink}]",))
     clock.now_ms -= TTL_MS
     stream.catalog.streams.switch_live_directory(acquired.record, str(history.shelf.live), pending_restore=pending)
     clock.now_ms += TTL_MS

@@ -9,9 +9,9 @@ import pytest
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.lifecycle import stop_with_savepoint
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.snapshotting import SnapshotOrder
 from dagster_ckpt.stream.start_from import LONGEST_LABEL, StartPoint, checked_label
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.rewind_history import History
 
 ORIGIN = "a test"
@@ -42,8 +42,8 @@ def test_a_label_that_means_something_else_is_refused_at_every_door(tmp_path: Pa
     ("label", "why"),
     [
         (" ", "it is blank"),
-        ("mine ", "it begins or ends with a blank, which start_from leaves out"),
-        (" mine", "it begins or ends with a blank, which start_from leaves out"),
+        ("mine ", "it has surrounding whitespace, which start_from strips"),
+        (" mine", "it has surrounding whitespace, which start_from strips"),
         ("x" * 129, "it has 129 characters, but at most 128 are allowed"),
         ("a\nb", "it has characters that cannot be printed"),
         ("/a/path", "it looks like a location"),

@@ -28,9 +28,11 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.lease_losers import CASES, with_savepoint
-from tests.support.lost_lease import OLD, Pristine, Scene, Successor, lost_at, stream_at
+from tests.support.lost_lease import OLD, Pristine, Scene, Successor, lost_at
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import History
+from tests.support.streams import stream_at
+from tests.support.thorough import either
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_the_successor_is_untouched(root: Path, monkeypatch: pytest.MonkeyPatch,
         with pristine.again() as scene:
             lost, _ = lost_at(scene, case.old, step, **case.options)
         # Where nothing can be renamed only some of the steps differ.
-        step += case.every if can_rename else 3
+        step += either(quick=8, thorough=1) * (case.every if can_rename else 3)
     assert step > 10
 
 
@@ -84,14 +86,15 @@ def test_the_same_in_postgresql_for_a_sample_of_steps(root: Path, postgres: str,
             case.before(scene)
             lost, _ = lost_at(scene, case.old, step, **case.options)
             scene.history.close()
-        step += 9
+        step += either(quick=27, thorough=9)
 
 
 FROZEN = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tests.support.lost_lease import STREAM, stream_at
+from tests.support.retention_shelf import STREAM
+from tests.support.streams import stream_at
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.stream.liveness import this_holder
@@ -105,9 +108,9 @@ def frozen(*arguments, **named):
     os.kill(os.getpid(), signal.SIGSTOP)
     return switch(*arguments, **named)
 StreamRecords.switch_live_directory = frozen
-stream, ttl_ms = stream_at(Path(sys.argv[2]), sys.argv[3]), int(sys.argv[4])
+stream, ttl_ms = stream_at(Path(sys.argv[2]), STREAM, catalog=sys.argv[3], num_retained=3), int(sys.argv[4])
 acquired = acquire(stream.catalog, STREAM, this_holder("old", "run of the old", None), ttl_ms=ttl_ms)
-plan = preview_start(stream, StartFrom.parse("sp"))
+plan = preview_start(stream, StartFrom("sp"))
 with LeaseKeeper(stream.catalog, acquired.record, ttl_ms=ttl_ms) as lease:
     try:
         prepare(stream, plan, lease)
@@ -191,9 +194,9 @@ def test_a_start_whose_connection_stalls_at_its_switch_changes_nothing_when_it_h
         through = parsed.set(host="127.0.0.1", port=proxy.port, query={}).render_as_string(hide_password=False)
         scene = Scene(root, History(root, catalog_url=url), url)
         with_savepoint(scene)
-        stream, ttl_ms = stream_at(root, through), 5_000
+        stream, ttl_ms = stream_at(root, STREAM, catalog=through, num_retained=3), 5_000
         lease = stream.catalog.leases.acquire(STREAM, OLD, ttl_ms)
-        plan = preview_start(stream, StartFrom.parse("sp"))
+        plan = preview_start(stream, StartFrom("sp"))
         raised: list[BaseException] = []
         stalled = threading.Event()
         switch = stream.catalog.streams.switch_live_directory

@@ -26,15 +26,14 @@ from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.runtime.settlement import settle_execution
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER, check_places, claim_live_folder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support.as_writer import holding
 from tests.support.executioner import Killed
 from tests.support.retention_shelf import HOLDER, STREAM
@@ -88,7 +87,7 @@ def test_a_second_environment_does_not_start_in_the_live_folder_of_the_first(his
     other = staging(history)
 
     with pytest.raises(LiveDirectoryError, match=f"use the same folder by mistake.*{stream.catalog.deployment_id}"):
-        check_places(other, StartFrom.parse(start_from, discard_state=start_from == "empty"), predecessor_ended=True)
+        check_places(other, StartFrom(start_from, discard_state=start_from == "empty"), predecessor_ended=True)
 
     assert (Path(stream.live_folder) / OWNER).read_text() == stream.catalog.deployment_id
 
@@ -152,10 +151,10 @@ def test_a_live_directory_outside_of_the_streams_folder_is_not_started_in(
     copy = copy_of_the_catalog(history)
 
     if passes:
-        check_places(copy, StartFrom.parse(start_from), predecessor_ended=predecessor_ended)
+        check_places(copy, StartFrom(start_from), predecessor_ended=predecessor_ended)
     else:
         with pytest.raises(LiveDirectoryError, match="a copy from another environment"):
-            check_places(copy, StartFrom.parse(start_from), predecessor_ended=predecessor_ended)
+            check_places(copy, StartFrom(start_from), predecessor_ended=predecessor_ended)
     assert history.batch == LAST
 
 
@@ -217,9 +216,7 @@ def roll_back_there(other: StreamHandle, history: History) -> None:
 
 def restore_there(other: StreamHandle, history: History) -> None:
     snapshot = rebuilt_snapshot(other, history)
-    plan = plan_recovery(
-        recovery_facts(other, StartFrom(StartPoint.NAMED, snapshot.snapshot_id), predecessor_ended=True)
-    )
+    plan = plan_recovery(recovery_facts(other, StartFrom(snapshot.snapshot_id), predecessor_ended=True))
     with holding(other.catalog, STREAM) as lease, LeaseKeeper(other.catalog, lease) as keeper:
         prepare(other, plan, keeper)
 
@@ -277,12 +274,12 @@ class TestACatalogRestoredFromABackup:
     @pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint", "kept", "batch-3"])
     def test_is_refused_with_the_list_of_what_is_there(self, behind: History, start_from: str) -> None:
         with pytest.raises(LiveDirectoryError, match=f"older than the live directories(.|\n)*{self.newest}, up to"):
-            check_places(behind.shelf.stream, StartFrom.parse(start_from), predecessor_ended=True)
+            check_places(behind.shelf.stream, StartFrom(start_from), predecessor_ended=True)
         with pytest.raises(LiveDirectoryError, match="older than the live directories"):
             check_places(behind.shelf.stream, None, predecessor_ended=True)
 
     def test_may_be_given_up_by_name(self, behind: History) -> None:
-        start_from = StartFrom.parse("empty", discard_state=True)
+        start_from = StartFrom("empty", discard_state=True)
         check_places(behind.shelf.stream, start_from, predecessor_ended=True)
 
     def test_is_rebuilt_and_goes_on_in_the_newest_directory(self, behind: History) -> None:

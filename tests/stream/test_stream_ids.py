@@ -17,8 +17,8 @@ from tests.support.retention_shelf import Shelf
 def test_a_stream_id_that_leads_out_of_its_folder_is_refused(tmp_path: Path, stream_id: str) -> None:
     shelf = Shelf.reopened(tmp_path)
 
-    with pytest.raises(OptionError, match="cannot be the id of a stream"):
+    with pytest.raises(OptionError, match="cannot name a folder"):
         open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots"), stream_id)
-    with pytest.raises(OptionError, match="cannot be the id of a stream"):
+    with pytest.raises(OptionError, match="cannot name a folder"):
         replace(shelf.stream, stream_id=stream_id)
     shelf.stream.catalog.close()

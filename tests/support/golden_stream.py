@@ -10,7 +10,6 @@ from typing import Any
 
 from blake3 import blake3
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
     CompletedSnapshot,
     ExecutionStatus,
@@ -19,15 +18,12 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -36,8 +32,10 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, keeping
-from tests.support.places import catalog_at, is_local, path_of, place
+from tests.support.places import path_of
+from tests.support.streams import storage_at, stream_at
 
 STREAM = "golden"
 GOLDEN = Path(__file__).parents[1] / "golden/format-2"
@@ -58,19 +56,8 @@ class GoldenStream:
 
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        storage = FileSystemCheckpointStorage(
-            place(self.root / "snapshots"), 256, savepoint_path=place(self.root / "savepoints")
-        )
-        self.stream = StreamHandle(
-            stream_id=STREAM,
-            name=STREAM,
-            asset_key=STREAM,
-            catalog=Catalog(catalog_at(self.root)),
-            store=open_store(storage, STREAM),
-            options=CheckpointConfig(num_retained=self.num_retained).options,
-            restart=RestartStrategies.no_restart(),
-            live_root=str(self.root / "live") if is_local() else place(self.root / "live"),
-            storage=storage,
+        self.stream = stream_at(
+            self.root, STREAM, storage=storage_at(self.root, inline_bytes=256), num_retained=self.num_retained
         )
 
     def make(self) -> GoldenStream:
@@ -144,7 +131,7 @@ class GoldenStream:
         snapshots.start(
             snapshot_id=order.snapshot_id,
             execution_id="first",
-            kind=kind.value,
+            kind=kind,
             number=order.number,
             trigger=SnapshotTrigger.MANUAL,
             timeline=record.timeline,
@@ -165,7 +152,7 @@ class GoldenStream:
 
     def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryPlan, PreparedStart]:
         """Prepare a start as an execution does."""
-        plan = preview_start(self.stream, StartFrom.parse(text, **how))
+        plan = preview_start(self.stream, StartFrom(text, **how))
         with keeping(self.stream.catalog, STREAM) as lease:
             return plan, prepare(self.stream, plan, lease)
 

@@ -21,12 +21,13 @@ from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackErr
 from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.operations.snapshots import trigger_savepoint
-from dagster_ckpt.recovery import new_directory, prepare, sink_roll_backs
+from dagster_ckpt.recovery import live_directories, prepare
 from dagster_ckpt.recovery.adopt import adopt
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import (
     Alignment,
     Attempt,
@@ -38,17 +39,16 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.runtime.settlement import RetryQueue
+from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.stream.batch_progress import BatchLog
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.stream.triggers import TriggerKind
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import holding, set_stream
 from tests.support.failed_upgrade import failed_upgrade
@@ -81,7 +81,7 @@ def with_unfinished_restore(scene: Scene) -> None:
         raise SinkRollbackError("the process died here")
 
     with pytest.MonkeyPatch.context() as patch, suppress(SinkRollbackError):
-        patch.setattr(sink_roll_backs, "roll_back", die)
+        patch.setattr(prepare, "roll_back", die)
         scene.history.start("sp")
 
 
@@ -112,7 +112,7 @@ def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old
         asked = RunRequest(
             "run of the old",
             start_query,
-            start_from=StartFrom.parse(start_from, accept_loss=True, **how),
+            start_from=StartFrom(start_from, accept_loss=True, **how),
             start_request_id=request.request_id,
         )
 
@@ -142,12 +142,12 @@ def rewritten(start_from: str) -> Old:
     def ready(stream: StreamHandle) -> Callable[[], None]:
         lease = stream.catalog.leases.acquire(STREAM, OLD, LONG_MS)
         keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=LONG_MS)
-        plan = preview_start(stream, StartFrom.parse(start_from, accept_loss=True))
+        plan = preview_start(stream, StartFrom(start_from, accept_loss=True))
         rewrite = StateRewrite(Any, StateShape(ROCKSDB, 12))  # type: ignore[arg-type]
 
         def run() -> None:
             try:
-                with mock.patch.object(new_directory, "rewrite_state", copied_state):
+                with mock.patch.object(live_directories, "rewrite_state", copied_state):
                     prepare.prepare(stream, plan, keeper, rewrite=rewrite)
             except RowsAtRiskError:
                 # It saw batches of its successor in the sink; a run then records that it failed.

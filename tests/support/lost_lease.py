@@ -20,11 +20,8 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import text
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.records import CompletedSnapshot, Holder, LeaseRecord, SnapshotTrigger, StartCause
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,
     CkptError,
@@ -34,22 +31,22 @@ from dagster_ckpt.errors import (
     SharedSinkError,
 )
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.sinks.registry import output_of
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import SINK, History
+from tests.support.streams import storage_at, stream_at
 
 # The stream that is forked from the other one, and where it writes.
 FORK, FORK_OUTPUT = "copy", "copied output"
@@ -67,25 +64,6 @@ FILE_STEPS = [
 CATALOG_STEPS = [(Database, "reading"), (Database, "writing")]
 
 
-def storage_at(root: Path) -> FileSystemCheckpointStorage:
-    """Where the snapshots of a scene are."""
-    return FileSystemCheckpointStorage(f"file://{root}/snapshots", 64, savepoint_path=f"file://{root}/savepoints")
-
-
-def stream_at(root: Path, catalog_url: str, stream_id: str = STREAM) -> StreamHandle:
-    """The stream of a scene, in a process that knows no more than where it is."""
-    return StreamHandle(
-        stream_id=stream_id,
-        name=stream_id,
-        asset_key=stream_id,
-        catalog=Catalog(catalog_url),
-        store=open_store(storage_at(root), stream_id),
-        options=CheckpointConfig(num_retained=3).options,
-        restart=RestartStrategies.no_restart(),
-        live_root=str(root / "live"),
-    )
-
-
 @dataclass
 class Scene:
     """A stream on a disk, as it was before the two processes."""
@@ -96,12 +74,12 @@ class Scene:
 
     def process(self, **options: Any) -> StreamHandle:
         """The stream as another process opens it."""
-        stream = stream_at(self.root, self.catalog_url)
+        stream = stream_at(self.root, STREAM, catalog=self.catalog_url, num_retained=3)
         return replace(stream, options=replace(stream.options, **options))
 
     def fork(self) -> StreamHandle:
         """The stream that is forked from it, as another process opens it."""
-        return stream_at(self.root, self.catalog_url, FORK)
+        return stream_at(self.root, FORK, catalog=self.catalog_url, num_retained=3)
 
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:
         """All that the catalog has."""
@@ -126,7 +104,7 @@ def make_fork(stream: StreamHandle) -> None:
     store = open_store(storage_at(root), FORK)
     forked = replace(stream, stream_id=FORK, name=FORK, asset_key=FORK, store=store)
     outputs = {str(root / SINK): str(root / FORK_OUTPUT)}
-    fork(stream, forked, StartFrom.parse("latest"), origin="me", outputs=outputs)
+    fork(stream, forked, StartFrom("latest"), origin="me", outputs=outputs)
 
 
 @dataclass
@@ -239,7 +217,7 @@ def take_checkpoint(stream: StreamHandle, lease: LeaseRecord, execution_id: str,
         lease,
         snapshot_id=order.snapshot_id,
         execution_id=execution_id,
-        kind=order.kind.value,
+        kind=order.kind,
         number=order.number,
         trigger=SnapshotTrigger.PERIODIC,
         timeline=record.timeline,

@@ -19,12 +19,10 @@ from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.live_directories import delete_older_live_directories
-from dagster_ckpt.recovery.new_directory import StateRewrite
+from dagster_ckpt.recovery.live_directories import StateRewrite, delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import housekeeping
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID
@@ -34,6 +32,7 @@ from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import keeping
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.places import has_files, is_local, place
@@ -154,7 +153,7 @@ def played_rewrite(text: str) -> Callable[[GoldenStream], object]:
     """A start that rewrites the state. Spark's part is to copy: every other file and step is that of a rewrite."""
 
     def work(golden: GoldenStream) -> None:
-        plan = preview_start(golden.stream, StartFrom.parse(text))
+        plan = preview_start(golden.stream, StartFrom(text))
         everything = property(lambda rewrite: rewrite.source.operators)
         with (
             mock.patch.object(rewriting, "require_rewriter", return_value=None),
@@ -293,7 +292,7 @@ def _fork(root: Path) -> None:
     history = History.reopened(root)
     old, new = history.sink, root / "copied output"
     outputs = {str(old): str(new)} if is_local() else {place(old): place(new)}
-    fork(history.shelf.stream, _fork_of(history), StartFrom.parse("latest"), origin="a test", outputs=outputs)
+    fork(history.shelf.stream, _fork_of(history), StartFrom("latest"), origin="a test", outputs=outputs)
 
 
 def _problems_of_fork(root: Path) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import pytest
@@ -13,6 +15,7 @@ from dagster_ckpt.state.other_spark import Rewriter
 # As in the Makefile, which runs every test on it.
 MAIN_SPARK = "4.1"
 Made = TypeVar("Made")
+_OF_THE_CORE = re.compile(r"\bmark\.core\b|\bneeds\b|\bby_name\b")
 
 
 def needs(*features: Feature) -> pytest.MarkDecorator:
@@ -47,6 +50,11 @@ def _named(name: str) -> set[Feature]:
     return {feature for part, feature in features.items() if part in name}
 
 
+def is_without_core(path: Path) -> bool:
+    """Whether a file has no test of the core, by its words, so that thousands of others need not be collected."""
+    return path.name.startswith("test_") and not _OF_THE_CORE.search(path.read_text(encoding="utf-8"))
+
+
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this Spark lacks; with `--spark-core`, keep only the core, and what the main version lacks."""
     core = bool(config.getoption("--spark-core"))
@@ -57,11 +65,16 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         needed = {feature for marker in item.iter_markers("needs") for feature in marker.args}
         if needed:
             _skip(item, needed, installed_release())
-        belongs = item.get_closest_marker("core") is not None or not needed <= main.features
+        belongs = _is_core(item, config) or not needed <= main.features
         (kept if belongs or not core else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def _is_core(item: pytest.Item, config: pytest.Config) -> bool:
+    core = item.get_closest_marker("core")
+    return core is not None and (not core.kwargs.get("thorough", False) or thorough.is_on(config))
 
 
 def _skip(item: pytest.Item, needed: set[Feature], release: SparkRelease) -> None:

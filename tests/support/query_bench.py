@@ -14,19 +14,15 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord, SnapshotStatus
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import Outcome, RunRequest
-from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file
+from tests.support.streams import stream_at
 
 DEADLINE_S = 180
 
@@ -147,18 +143,7 @@ NO_DATA_BATCHES = 1
 
 
 def make_stream(root: Path, **options: Any) -> StreamHandle:
-    storage = FileSystemCheckpointStorage(f"file://{root}/snapshots", 64, savepoint_path=f"file://{root}/savepoints")
-    config = CheckpointConfig(**{"interval": 200, "num_retained": 2, **options})
-    return StreamHandle(
-        stream_id="orders",
-        name="orders",
-        asset_key="orders",
-        catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
-        store=open_store(storage, "orders"),
-        options=config.options,
-        restart=RestartStrategies.no_restart(),
-        live_root=str(root / "live"),
-    )
+    return stream_at(root, **{"interval": 200, "num_retained": 2, **options})
 
 
 class Person:

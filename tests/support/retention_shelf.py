@@ -14,25 +14,28 @@ from unittest.mock import patch
 
 from sqlalchemy import text
 
-from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventType, Holder, SnapshotRecord, SnapshotStatus, SnapshotTrigger, StartCause
-from dagster_ckpt.catalog.state_origin import StateOrigin
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.catalog.records import (
+    EventType,
+    Holder,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StartCause,
+    StateOrigin,
+)
 from dagster_ckpt.config.checkpoint_storage import (
     CheckpointStorage,
-    FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot import object_store
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind
 from tests.support.as_writer import as_writer
-from tests.support.places import catalog_at, is_local, place
+from tests.support.streams import storage_at, stream_at
 
 QUERY_ID = "11111111-2222"
 STREAM = "orders"
@@ -88,20 +91,8 @@ class Shelf:
         catalog_url: str | None = None,
     ) -> Shelf:
         """The stream as another process finds it."""
-        storage = storage or FileSystemCheckpointStorage(
-            place(root / "snapshots"), 64, savepoint_path=place(root / "savepoints")
-        )
-        stream = StreamHandle(
-            stream_id=STREAM,
-            name=STREAM,
-            asset_key=STREAM,
-            catalog=Catalog(catalog_url or catalog_at(root)),
-            store=open_store(storage, STREAM),
-            options=CheckpointConfig(num_retained=num_retained).options,
-            restart=RestartStrategies.no_restart(),
-            live_root=str(root / "live") if is_local() else place(root / "live"),
-            storage=storage,
-        )
+        storage = storage or storage_at(root)
+        stream = stream_at(root, STREAM, catalog=catalog_url, storage=storage, num_retained=num_retained)
         return Shelf(root, stream, storage)
 
     def cleaning_up(self, cleanup: ExternalizedCheckpointCleanup) -> Shelf:
@@ -171,7 +162,7 @@ class Shelf:
         as_writer(catalog, STREAM).snapshots.start(
             snapshot_id=snapshot_id,
             execution_id="first",
-            kind=kind.value,
+            kind=kind,
             number=number,
             trigger=trigger,
             timeline=catalog.streams.get(STREAM).timeline,

@@ -61,7 +61,7 @@ class History:
         )
 
     def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
-        plan = preview_start(self.shelf.stream, StartFrom.parse(text, **how))
+        plan = preview_start(self.shelf.stream, StartFrom(text, **how))
         with keeping(self.shelf.stream.catalog, STREAM) as lease:
             fence_predecessor(self.shelf.stream, AcquiredLease(lease.record))
             return plan.kind, prepare(self.shelf.stream, plan, lease)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, Client, run_stream
-from dagster_ckpt.spark.query.table_names import table_of
+from dagster_ckpt.spark.query.output import table_of
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import lay_file, lose
+from tests.support.thorough import either
 
 ROOT = Path(__file__).parents[2]
 _MARK = "TOLD "
@@ -63,8 +65,7 @@ class Shops:
             lambda spark: self.writer(spark, files_per_batch),
             **self.places,
             spark=self.spark,
-            start_from=start_from,
-            discard_state=start_from == "empty",
+            start_from=StartFrom(start_from, discard_state=start_from == "empty"),
             checkpointing=CheckpointConfig(
                 roll_back_tables=roll_back_tables, max_replayed_batches=max_replayed_batches
             ),
@@ -184,3 +185,31 @@ def play(program: str, folder: Path, jars: Path, *only: str, timeout_s: float = 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     told = (json.loads(line.removeprefix(_MARK)) for line in done.stdout.splitlines() if line.startswith(_MARK))
     return {line["scenario"]: line for line in told}
+
+
+class Plays:
+    """What each scenario of a program told, by name; `make test` plays those that are quick, beside each other.
+
+    Args:
+        program: Its module.
+        folder: For streams and jars, which are there already.
+        quick: Names of scenarios.
+    """
+
+    def __init__(self, program: str, folder: Path, quick: Sequence[str]) -> None:
+        self._program, self._folder, self._quick = program, folder, tuple(quick)
+        self._told: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+
+    def __getitem__(self, scenario: str) -> dict[str, Any]:
+        return self._played(self._quick if scenario in self._quick else ())[scenario]
+
+    def __call__(self) -> dict[str, dict[str, Any]]:
+        """All that was told."""
+        return self._played(())
+
+    def _played(self, only: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        only = either(quick=only, thorough=())
+        if only not in self._told:
+            folder = self._folder / f"streams-{len(self._told)}"
+            self._told[only] = play(self._program, folder, self._folder / "jars", *only)
+        return self._told[only]

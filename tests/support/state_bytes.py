@@ -6,8 +6,6 @@ import struct
 
 import xxhash
 
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import block_checksum
-
 _BLOCK = 1 << 16
 
 
@@ -32,7 +30,11 @@ def lz4_blocks(content: bytes) -> bytes:
     """A stream of lz4-java with this content, not compressed."""
     pieces = [content[at : at + _BLOCK] for at in range(0, len(content), _BLOCK)]
     header = struct.Struct("<8sBiiI")
-    packed = [header.pack(b"LZ4Block", 0x16, len(each), len(each), block_checksum(each)) + each for each in pieces]
+    sums = [xxhash.xxh32_intdigest(each, 0x9747B28C) & 0x0FFFFFFF for each in pieces]
+    packed = [
+        header.pack(b"LZ4Block", 0x16, len(each), len(each), summed) + each
+        for each, summed in zip(pieces, sums, strict=True)
+    ]
     return b"".join([*packed, header.pack(b"LZ4Block", 0x16, 0, 0, 0)])
 
 

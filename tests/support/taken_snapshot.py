@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.snapshotting import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 
@@ -22,7 +22,7 @@ def taken(shelf: Shelf, kind: SnapshotKind, *, label: str | None = None) -> Snap
     snapshots.start(
         snapshot_id=order.snapshot_id,
         execution_id="first",
-        kind=kind.value,
+        kind=kind,
         number=order.number,
         trigger=SnapshotTrigger.MANUAL,
         timeline=record.timeline,

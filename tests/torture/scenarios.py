@@ -15,10 +15,9 @@ from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind, TerminalState
 from tests.support.as_writer import holding
 from tests.support.failed_upgrade import WRONG, failed_upgrade, row
 from tests.support.golden_stream import GoldenStream
@@ -80,7 +79,7 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
             asked = RunRequest(
                 "run-next",
                 lambda _live: PlayedQuery(ends=True),  # type: ignore[arg-type, return-value]
-                start_from=StartFrom.parse(start_from, accept_loss=True),
+                start_from=StartFrom(start_from, accept_loss=True),
                 start_request_id=request.request_id,
             )
             keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=_TTL_MS)

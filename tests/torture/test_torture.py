@@ -21,9 +21,14 @@ TRIED = {
     LeaseFault.LOST,
 }
 SLICE = [(name, fault) for name, fault in TASKS if fault in TRIED]
+# `make test` takes every fourth: of nine faults, an operation meets two or three, and each fault some operations.
+PAIRS = [
+    pytest.param(name, fault, id=f"{name}-{fault.name}-{number}", marks=[pytest.mark.thorough] if number % 4 else [])
+    for number, (name, fault) in enumerate(SLICE)
+]
 
 
-@pytest.mark.parametrize(("name", "fault"), SLICE, ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(("name", "fault"), PAIRS)
 def test_a_fault_somewhere_in_an_operation_loses_nothing(name: str, fault: Fault) -> None:
     # Always the same call, and each case another one.
     first = 1 + zlib.crc32(f"{name} {fault.name}".encode()) % 10

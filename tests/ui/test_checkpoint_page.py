@@ -21,9 +21,11 @@ from click.testing import CliRunner
 
 from dagster_ckpt.catalog.history import SnapshotFigures
 from dagster_ckpt.catalog.records import RequestStatus
-from dagster_ckpt.cli.main import FAILED, commands
+from dagster_ckpt.cli.command import FAILED
+from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.ui.charts import line_chart, points
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.conftest import TOKEN, served
 from tests.ui.history import lengthen
@@ -196,7 +198,7 @@ class TestActions:
         answer = signed_in.post(f"{acting}/streams/{STREAM}/-/actions/savepoint", data={"label": "from-the-page"})
         assert answer.ok
         awaited(lambda: "DONE" in signed_in.get(f"{acting}/streams/{STREAM}").text)
-        [savepoint] = client.list_snapshots(STREAM, kind="SAVEPOINT")
+        [savepoint] = client.list_snapshots(STREAM, kind=SnapshotKind.SAVEPOINT)
         assert savepoint.label == "from-the-page"
 
     def test_what_is_refused_says_why(self, acting: str, signed_in: requests.Session) -> None:
@@ -206,16 +208,20 @@ class TestActions:
 
     def test_a_restart_shows_its_preview_first(self, acting: str, signed_in: requests.Session, client: Client) -> None:
         [snapshot] = client.list_snapshots(STREAM)
-        shown = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params={"from": snapshot.snapshot_id}).text
+        shown = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params={"start_from": snapshot.snapshot_id}).text
         assert "What this start would do" in shown
         assert "data-confirm" in shown
-        wrong = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params={"from": "no-such-label"}).text
+        wrong = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params={"start_from": "no-such-label"}).text
         assert 'class="problem"' in wrong
         assert "Restart from no-such-label" not in wrong
 
     @pytest.mark.parametrize(
         ("form", "status"),
-        [({"from": "latest", "accept_loss": "yes", "padding": "x" * 20_000}, 413), ({"accept_loss": "yes"}, 400)],
+        [
+            ({"start_from": "latest", "accept_loss": "true", "padding": "x" * 20_000}, 413),
+            ({"accept_loss": "true"}, 400),
+            ({"start_from": "latest", "accept_loss": "perhaps"}, 400),
+        ],
     )
     def test_a_form_that_is_too_large_or_names_no_point_starts_nothing(
         self, acting: str, signed_in: requests.Session, client: Client, form: dict[str, str], status: int
@@ -232,15 +238,15 @@ class TestActions:
         real = Client.preview_rewind
 
         def seen(self: Client, stream: str, **named: Any) -> Any:
-            asked.append(named["new_query_id"])
+            asked.append(named["start_from"].new_query_id)
             return real(self, stream, **named)
 
         monkeypatch.setattr(Client, "preview_rewind", seen)
         [snapshot] = client.list_snapshots(STREAM)
-        query = {"from": snapshot.snapshot_id, "new_query_id": "yes"}
+        query = {"start_from": snapshot.snapshot_id, "new_query_id": "true"}
         shown = signed_in.get(f"{acting}/streams/{STREAM}/-/restart", params=query).text
         assert asked == [True]
-        assert '<input type="hidden" name="new_query_id" value="yes">' in shown
+        assert '<input type="hidden" name="new_query_id" value="true">' in shown
 
     def test_a_label_that_two_snapshots_have_is_not_offered(
         self, acting: str, signed_in: requests.Session, client: Client
@@ -285,7 +291,7 @@ def test_the_command_serves_the_page_until_ctrl_c_and_withdraws_what_its_actions
         stream = f"{addresses['address']}streams/{STREAM}"
         assert "form class" in session.get(stream, timeout=30).text
         # Nothing launches it: the page waits.
-        assert session.post(f"{stream}/-/actions/restart", data={"from": "latest"}, timeout=30).ok
+        assert session.post(f"{stream}/-/actions/restart", data={"start_from": "latest"}, timeout=30).ok
         awaited(lambda: bool(records.unanswered(STREAM)))
         [asked] = records.unanswered(STREAM)
         process.send_signal(number)
@@ -315,7 +321,9 @@ def test_a_port_that_is_taken_is_named_with_what_to_do(golden: GoldenStream) -> 
 
 
 def test_a_chart_names_the_newest_of_many_values_and_not_the_largest_near_it() -> None:
-    figures = [SnapshotFigures(str(n), "CHECKPOINT", n, n, n * 1000, n % 7, *[None] * 6) for n in range(1, 1001)]
+    figures = [
+        SnapshotFigures(str(n), SnapshotKind.CHECKPOINT, n, n, n * 1000, n % 7, *[None] * 6) for n in range(1, 1001)
+    ]
     chart = line_chart("Duration", points(figures, "duration_ms"), str)
     assert f"newest {1000 % 7}, highest 6, 1000 snapshots" in chart
     assert "chk-1000, batch 1000" in chart

@@ -92,8 +92,8 @@ def test_no_other_place_is_opened(
     monkeypatch.setattr(store, "manifest", lambda _self, place: opened.append(place))
     session = signed_in if who == "signed in" else requests.Session()
 
-    shown = session.get(acting + FORM, params={"from": named}, timeout=30)
-    posted = session.post(f"{acting}/streams/{STREAM}/-/actions/restart", data={"from": named}, timeout=30)
+    shown = session.get(acting + FORM, params={"start_from": named}, timeout=30)
+    posted = session.post(f"{acting}/streams/{STREAM}/-/actions/restart", data={"start_from": named}, timeout=30)
 
     assert 'class="problem"' in shown.text
     assert "secret</" not in shown.text
@@ -106,11 +106,11 @@ def test_a_snapshot_of_the_storage_is_opened_for_somebody_who_is_signed_in(
 ) -> None:
     [snapshot] = client.list_snapshots(STREAM)
 
-    refused = requests.get(acting + FORM, params={"from": snapshot.location}, timeout=30).text
+    refused = requests.get(acting + FORM, params={"start_from": snapshot.location}, timeout=30).text
     assert "A location is opened only in a browser that is signed in" in refused
     # The advice of that refusal.
-    assert "What this start would do" in requests.get(acting + FORM, params={"from": "chk-1"}, timeout=30).text
-    assert "What this start would do" in signed_in.get(acting + FORM, params={"from": snapshot.location}).text
+    assert "What this start would do" in requests.get(acting + FORM, params={"start_from": "chk-1"}, timeout=30).text
+    assert "What this start would do" in signed_in.get(acting + FORM, params={"start_from": snapshot.location}).text
 
 
 @pytest.mark.parametrize(

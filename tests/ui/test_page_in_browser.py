@@ -58,6 +58,7 @@ def contrast(window: Page, selector: str) -> float:
     )
 
 
+@pytest.mark.thorough(but="light")
 def test_every_page_is_reached_by_keyboard_and_readable(tab: Page, page: str, golden: GoldenStream) -> None:
     lengthen(golden.stream.catalog, STREAM, 300)
     tab.goto(page)
@@ -85,13 +86,14 @@ def test_no_page_is_wider_than_its_window(browser: Browser, page: str, golden: G
     window = browser.new_page(viewport={"width": width, "height": 800})
     snapshot = golden.stream.catalog.history.page(STREAM, limit=1).snapshots[0].snapshot_id
     for path in ("", "/-/history", "/-/timeline", "/-/summary", "/-/failures", "/-/configuration",
-                 f"/-/snapshots/{snapshot}", "/-/restart?from=latest"):  # fmt: skip
+                 f"/-/snapshots/{snapshot}", "/-/restart?start_from=latest"):  # fmt: skip
         window.goto(f"{page}/streams/{STREAM}{path}")
         main = window.locator("main")
         assert main.evaluate("main => main.scrollWidth") <= main.evaluate("main => main.clientWidth"), path
     window.close()
 
 
+@pytest.mark.thorough(but="dark")
 def test_an_action_is_confirmed_and_its_result_appears(tab: Page, acting: str) -> None:
     tab.goto(f"{acting}/sign-in?token={TOKEN}")
     assert TOKEN not in tab.url
@@ -117,7 +119,7 @@ def test_an_action_is_confirmed_and_its_result_appears(tab: Page, acting: str) -
 def test_a_refresh_keeps_what_was_typed(browser: Browser, acting: str) -> None:
     window = browser.new_page()
     window.clock.install()
-    window.goto(f"{acting}/streams/{STREAM}/-/restart?from=latest")
+    window.goto(f"{acting}/streams/{STREAM}/-/restart?start_from=latest")
     window.get_by_label("Start from").fill("batch-3")
     window.get_by_role("heading", level=1).click()
     loads: list[str] = []

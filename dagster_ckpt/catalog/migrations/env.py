@@ -1,4 +1,4 @@
-"""Alembic's entry point: migrates over the connection that `schema.upgrade` passes in."""
+"""Alembic's entry point: migrates over the connection that `upgrade` passes in."""
 
 from alembic import context
 

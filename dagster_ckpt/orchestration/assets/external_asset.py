@@ -5,38 +5,25 @@ operator jobs, preview, fork and doctor work as for any other stream, because th
 catalog and the files.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack
 
 import dagster as dg
 
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.operations.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.streaming_asset import arguments_of
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset
+from dagster_ckpt.orchestration.assets.streaming_asset import StreamingAssetOptions, arguments_of, parts_of
 from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, StreamTranslator
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
 
 
 def external_streaming_asset(
     name: str,
     *,
     launch: DriverLaunch | None = None,
-    checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-    restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
     stream_id: str | None = None,
-    key_prefix: str | Sequence[str] | None = None,
-    deps: Sequence[Any] | None = None,
-    group_name: str | None = None,
-    description: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    tags: Mapping[str, str] | None = None,
-    code_version: str | None = None,
-    owners: Sequence[str] | None = None,
     translator: StreamTranslator | None = None,
+    **options: Unpack[StreamingAssetOptions],
 ) -> StreamingAsset:
     """Declare a streaming asset whose query runs in a process that outlives every Dagster run.
 
@@ -44,20 +31,11 @@ def external_streaming_asset(
         name: Asset name.
         launch: How a run of its start job launches the driver. None: something outside Dagster starts
             it, such as a service manager or Kubernetes; the asset then has no start job.
-        checkpointing: The same checkpointing options as in the program; its storage locates the
-            snapshots.
-        restart_strategy: How the supervisor sensor relaunches a driver that died.
         stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
             dots.
-        key_prefix: As in `dagster.asset`.
-        deps: As in `dagster.asset`.
-        group_name: As in `dagster.asset`.
-        description: As in `dagster.asset`.
-        metadata: As in `dagster.asset`.
-        tags: As in `dagster.asset`.
-        code_version: As in `dagster.asset`.
-        owners: As in `dagster.asset`.
         translator: As in `streaming_asset`.
+        options: As in `streaming_asset`. `checkpointing` is that of the program, whose storage locates the
+            snapshots; `restart_strategy` decides how the supervisor sensor relaunches a driver that died.
 
     Raises:
         OptionError: An option or the stream id is not valid.
@@ -70,22 +48,9 @@ def external_streaming_asset(
         ... )
     """
     names = translator or StreamTranslator()
-    asset = names.get_asset_spec(
-        dg.AssetSpec(
-            [*([key_prefix] if isinstance(key_prefix, str) else key_prefix or []), name],
-            deps=deps,
-            group_name=group_name,
-            description=description,
-            metadata=metadata,
-            tags=tags,
-            code_version=code_version,
-            owners=owners,
-            kinds={"spark", "streaming"},
-        )
-    )
-    spec = StreamSpec.of(
-        stream_id or ".".join(asset.key.path), checkpointing=checkpointing, restart_strategy=restart_strategy
-    )
+    stream_of, asset_of = parts_of("external_streaming_asset", options, {"kinds": {"spark", "streaming"}})
+    asset = names.get_asset_spec(asset_of(name))
+    spec = stream_of(stream_id or ".".join(asset.key.path))
     if launch is None:
         outside = dg.AssetsDefinition(specs=[asset])
         return StreamingAsset.of(outside, spec, runs_externally=True, translator=names)

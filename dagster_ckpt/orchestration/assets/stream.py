@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import get_close_matches
+from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 import dagster as dg
 
@@ -14,11 +15,15 @@ from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.orchestration.translator import StreamTranslator
-from dagster_ckpt.policies.restart import RestartPolicy, restart_description
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategyConfiguration,
+    effective_restart_strategy,
+    restart_description,
+)
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState
-from dagster_ckpt.values.validation import STREAM_ID_PATTERN, policy_name
+from dagster_ckpt.values.validation import checked_stream_id, policy_name
 
 STREAM_TAGS = {
     # A stream has no natural end: no limit on its run time, and no retries except our restart
@@ -30,17 +35,56 @@ STREAM_TAGS = {
 SHORTEST_STALL_MS = 30_000
 
 
+def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
+    """Refuse keywords that no dictionary type names, as Python does for a signature.
+
+    Raises:
+        TypeError: There is one.
+    """
+    names = [name for kind in known for name in kind.__annotations__]
+    for name in given:
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+class StreamOptions(TypedDict, total=False):
+    """How a stream runs: keywords of every decorator, and fields of `StreamsComponent` under the same names."""
+
+    checkpointing: Annotated[
+        CheckpointConfig | CheckpointSettings | None,
+        "When checkpoints are taken, how many are retained, and what outlives the stream.",
+    ]
+    restart_strategy: Annotated[
+        RestartStrategyConfiguration | RestartPolicy | RestartSettings | None,
+        "What happens after a failure. Default: Flink's, exponential delay with checkpointing and none without.",
+    ]
+    desired_state: Annotated[
+        DesiredState | None,
+        "RUNNING: the supervisor sensor starts the stream as soon as its code is loaded, and upgrades it to each new "
+        "code_version. A state that an operator sets later takes precedence. Default: you start and stop it.",
+    ]
+    upgrade: Annotated[
+        UpgradePolicy | UpgradeSettings | None,
+        "How the stream is upgraded to another code_version. Default: with a savepoint.",
+    ]
+    stall_timeout_ms: Annotated[
+        int | None,
+        "Fail the run if the query makes no progress for this long: no batch completes, it is not idle, and no Spark "
+        "task is running. The restart strategy then starts a new run. At least 30000. Default: no timeout.",
+    ]
+
+
+def description_of(option: str) -> str:
+    """The description of one of `StreamOptions`."""
+    described: str = get_type_hints(StreamOptions, include_extras=True)[option].__metadata__[0]
+    return described
+
+
 @dataclass(frozen=True)
 class StreamSpec:
-    """A stream, independent of what runs it in Dagster.
-
-    Attributes:
-        stream_id: Its stable id in catalog and storage.
-        options: Checkpointing options.
-        restart: What happens after a failure.
-        desired_state: Its desired state unless an operator sets another one; None: it is not managed.
-        upgrade: How it is upgraded to another code version.
-        stall_timeout_ms: Fails the run if the query makes no progress for this long; None: never.
+    """A stream, independent of what runs it in Dagster; `StreamOptions` describes the options.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
@@ -54,60 +98,46 @@ class StreamSpec:
     stall_timeout_ms: int | None = None
 
     @staticmethod
-    def of(
-        stream_id: str,
-        *,
-        checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-        restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
-        desired_state: DesiredState | None = None,
-        upgrade: UpgradePolicy | UpgradeSettings | None = None,
-        stall_timeout_ms: int | None = None,
-    ) -> StreamSpec:
-        """Create a stream from options as a user writes them.
+    def of(stream_id: str, **options: Unpack[StreamOptions]) -> StreamSpec:
+        """Create a stream from options as a user writes them: objects, or settings read from YAML.
 
         Args:
             stream_id: Id in catalog and storage; it names a folder.
-            checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML;
-                default: a `CheckpointConfig()`, periodic checkpoints off.
-            restart_strategy: What happens after a failure; default: Flink's, which is none without
-                checkpointing and exponential delay with it.
-            desired_state: The desired state from the moment the code is loaded: the supervisor sensor
-                starts the stream and upgrades it to new values of `code_version`. A state that an operator
-                sets later takes precedence. None: you start and stop the stream.
-            upgrade: How it is upgraded to another code version; default: `UpgradePolicy()`, with a
-                savepoint.
-            stall_timeout_ms: Fails the run, so that the restart strategy starts a new one, if the query
-                makes no progress for this long: no batch completes, it is not idle, and no Spark task is
-                running. At least 30,000. None: never.
+            options: See `StreamOptions`.
 
         Raises:
             OptionError: An option or the stream id is not valid.
         """
-        if not STREAM_ID_PATTERN.fullmatch(stream_id):
-            raise OptionError(
-                f"stream_id {stream_id!r} cannot name a folder. Use letters, digits, '_', '-' and '.', beginning with "
-                "a letter or digit, 128 at most."
-            )
+        refuse_unknown("StreamSpec.of", options, StreamOptions)
+        checked_stream_id(stream_id)
+        stall_timeout_ms = options.get("stall_timeout_ms")
         if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(
                 f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "
                 f"{SHORTEST_STALL_MS}, or None for no limit: shorter waits are normal."
             )
+        checkpointing = options.get("checkpointing")
+        strategy, upgrade = options.get("restart_strategy"), options.get("upgrade")
         if isinstance(checkpointing, CheckpointSettings):
             checkpointing = checkpointing.checkpoint_config()
-        if isinstance(restart_strategy, RestartSettings):
-            restart_strategy = restart_strategy.restart_strategy()
-        options = (checkpointing or CheckpointConfig()).options
-        restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.is_checkpointing_enabled)
-        policy = upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy()
-        return StreamSpec(stream_id, options, restart, desired_state, policy, stall_timeout_ms)
+        if isinstance(strategy, RestartSettings):
+            strategy = strategy.restart_strategy()
+        checkpoint_options = (checkpointing or CheckpointConfig()).options
+        return StreamSpec(
+            stream_id,
+            checkpoint_options,
+            effective_restart_strategy(strategy, checkpointing_enabled=checkpoint_options.is_checkpointing_enabled),
+            options.get("desired_state"),
+            upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy(),
+            stall_timeout_ms,
+        )
 
     def metadata(self) -> dict[str, Any]:
         """Metadata for the asset's page."""
         options = self.options
         return {
             "dagster_ckpt/stream_id": self.stream_id,
-            "dagster_ckpt/interval_ms": options.interval_ms if options.interval_ms is not None else "off",
+            "dagster_ckpt/interval_ms": options.interval if options.interval is not None else "off",
             **({"dagster_ckpt/trigger": policy_name(options.trigger)} if options.trigger is not None else {}),
             "dagster_ckpt/mode": options.mode.name,
             "dagster_ckpt/cleanup": options.cleanup.name,
@@ -269,3 +299,19 @@ def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
         f"No streaming asset with stream id {stream_id!r} in this code location. It has: {known}. "
         "Give one of these as stream_id in the launchpad."
     )
+
+
+def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
+    """The translator of streams that share jobs and sensors.
+
+    Raises:
+        OptionError: They have different ones.
+    """
+    first = streams[0].translator if streams else StreamTranslator()
+    for stream in streams:
+        if stream.translator != first:
+            raise OptionError(
+                f"Streams {streams[0].stream_id!r} and {stream.stream_id!r} have different translators, so they cannot "
+                "share jobs and sensors. Give both the same translator, or call stream_definitions once for each."
+            )
+    return first

@@ -9,27 +9,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import dagster as dg
 
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.assets.stream import (
+    STREAM_TAGS,
+    StreamingAsset,
+    StreamOptions,
+    StreamSpec,
+    refuse_unknown,
+)
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import (
-    CheckpointSettings,
-    RestartSettings,
     StreamRunConfig,
-    UpgradeSettings,
 )
 from dagster_ckpt.orchestration.runs.run_status import refuse_retry_policy
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
-from dagster_ckpt.policies.restart import RestartPolicy
-from dagster_ckpt.policies.restart_strategies import RestartStrategyConfiguration
-from dagster_ckpt.policies.upgrade import UpgradePolicy
-from dagster_ckpt.values.modes import DesiredState
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -50,27 +48,56 @@ KINDS = frozenset({"spark", "streaming"})
 StreamFunction = Callable[..., "DataStreamWriter"]
 
 
+class AssetOptions(TypedDict, total=False):
+    """Keywords of `dagster.asset` that every streaming asset takes."""
+
+    key_prefix: str | Sequence[str] | None
+    deps: Sequence[Any] | None
+    group_name: str | None
+    description: str | None
+    metadata: Mapping[str, Any] | None
+    tags: Mapping[str, str] | None
+    code_version: str | None
+    owners: Sequence[str] | None
+
+
+class StreamingAssetOptions(StreamOptions, AssetOptions):
+    """The keywords of both."""
+
+
+def parts_of(
+    function: str, options: Mapping[str, Any], spec: Mapping[str, Any]
+) -> tuple[Callable[[str], StreamSpec], Callable[[str], dg.AssetSpec]]:
+    """Makers of the stream and of the asset from the keywords that describe both.
+
+    Args:
+        function: Name of the function that took the keywords, for messages.
+        options: The keywords.
+        spec: Further arguments of the asset's spec.
+
+    Raises:
+        OptionError: An option of the stream is not valid.
+        TypeError: There is no such keyword.
+    """
+    refuse_unknown(function, options, StreamingAssetOptions)
+    of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
+    of_asset = {name: value for name, value in options.items() if name not in of_stream}
+    prefix = of_asset.pop("key_prefix", None) or []
+    path = [prefix] if isinstance(prefix, str) else list(prefix)
+    # Validate what does not depend on the names here, so that the traceback points to the caller.
+    StreamSpec.of("anything", **of_stream)
+    return partial(StreamSpec.of, **of_stream), lambda name: dg.AssetSpec([*path, name], **{**of_asset, **spec})
+
+
 def streaming_asset(
     *,
-    checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-    restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
-    desired_state: DesiredState | None = None,
-    upgrade: UpgradePolicy | UpgradeSettings | None = None,
-    stall_timeout_ms: int | None = None,
     stream_id: str | None = None,
     name: str | None = None,
-    key_prefix: str | Sequence[str] | None = None,
-    deps: Sequence[Any] | None = None,
-    group_name: str | None = None,
-    description: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    tags: Mapping[str, str] | None = None,
     kinds: AbstractSet[str] | None = None,
-    code_version: str | None = None,
-    owners: Sequence[str] | None = None,
     freshness_policy: dg.FreshnessPolicy | None = None,
     pool: str | None = None,
     translator: StreamTranslator | None = None,
+    **options: Unpack[StreamingAssetOptions],
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make a streaming asset of a function that returns an unstarted `DataStreamWriter`.
 
@@ -79,42 +106,23 @@ def streaming_asset(
     the writer.
 
     Four parameters of `dagster.asset` are missing on purpose. `partitions_def` splits work into
-    parts that end, while a stream runs as a whole: define one stream per region or tenant, each
-    with its own stream id. `ins` loads a value before the function runs, while a query reads its
-    sources itself: use `deps`. `automation_condition` launches runs automatically, while a stream
-    has one run at a time, launched by the supervisor sensor. `retry_policy` would start a second
-    writer.
+    parts that end, while a stream runs as a whole: define one stream per region or tenant. `ins` loads a value before
+    the function runs, while a query reads its sources itself: use `deps`. `automation_condition` launches runs, while a
+    stream has one run at a time, launched by the supervisor sensor. `retry_policy` would start a second writer.
 
     Args:
-        checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML;
-            default: a `CheckpointConfig()`, periodic checkpoints off.
-        restart_strategy: What happens after a failure; default: Flink's, which is none without
-            checkpointing and exponential delay with it.
-        desired_state: The desired state from the moment the code is loaded: the supervisor sensor
-            starts the stream and upgrades it to new values of `code_version`. A state that an operator
-            sets later takes precedence. None: you start and stop the stream.
-        upgrade: How it is upgraded to another code version; default: `UpgradePolicy()`, with a
-            savepoint.
-        stall_timeout_ms: Fails the run, so that the restart strategy starts a new one, if the query
-            makes no progress for this long: no batch completes, it is not idle, and no Spark task is
-            running. At least 30,000. None: never.
         stream_id: Id in catalog and storage; default: the asset key joined by dots. If you keep it when
             you rename the asset, the asset keeps its state.
         name: Asset name; default: the function's name.
-        key_prefix: As in `dagster.asset`.
-        deps: As in `dagster.asset`.
-        group_name: As in `dagster.asset`.
-        description: As in `dagster.asset`; default: the function's docstring.
-        metadata: As in `dagster.asset`.
-        tags: As in `dagster.asset`.
         kinds: As in `dagster.asset`, three at most; default: spark and streaming.
-        code_version: As in `dagster.asset`; each snapshot records it.
-        owners: As in `dagster.asset`.
         freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint
             interval.
         pool: As in `dagster.asset`.
         translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of
             resources; default: `StreamTranslator()`, the names on these pages.
+        options: How the stream runs, see `StreamOptions`; and `key_prefix`, `deps`, `group_name`, `description`
+            (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it) and
+            `owners` as in `dagster.asset`.
 
     Raises:
         OptionError: An option or the stream id is not valid, or the function has no parameters.
@@ -124,36 +132,15 @@ def streaming_asset(
         ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.format("parquet")
     """
-    declared = partial(
-        StreamSpec.of,
-        checkpointing=checkpointing,
-        restart_strategy=restart_strategy,
-        desired_state=desired_state,
-        upgrade=upgrade,
-        stall_timeout_ms=stall_timeout_ms,
-    )
-    # Validate what does not depend on the function here, so that the traceback points to the
-    # decorator.
-    declared("anything")
+    further = {"kinds": set(KINDS if kinds is None else kinds), "freshness_policy": freshness_policy}
+    stream_of, asset_of = parts_of("streaming_asset", options, further)
     names = translator or StreamTranslator()
 
     def decorate(function: StreamFunction) -> StreamingAsset:
-        prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
-        translated = names.get_asset_spec(
-            dg.AssetSpec(
-                [*prefix, name or function.__name__],
-                deps=deps,
-                group_name=group_name,
-                description=description or inspect.getdoc(function),
-                metadata=metadata,
-                tags=tags,
-                kinds=set(KINDS if kinds is None else kinds),
-                code_version=code_version,
-                owners=owners,
-                freshness_policy=freshness_policy,
-            )
-        )
-        spec = declared(stream_id or ".".join(translated.key.path))
+        declared = asset_of(name or function.__name__)
+        described = declared.replace_attributes(description=declared.description or inspect.getdoc(function))
+        translated = names.get_asset_spec(described)
+        spec = stream_of(stream_id or ".".join(translated.key.path))
         asset = dg.asset(
             **arguments_of(translated),
             freshness_policy=translated.freshness_policy or default_freshness(spec.options),
@@ -171,17 +158,13 @@ def streaming_asset(
 def streaming_multi_asset(
     *,
     specs: Sequence[dg.AssetSpec],
-    checkpointing: CheckpointConfig | CheckpointSettings | None = None,
-    restart_strategy: RestartStrategyConfiguration | RestartPolicy | RestartSettings | None = None,
-    desired_state: DesiredState | None = None,
-    upgrade: UpgradePolicy | UpgradeSettings | None = None,
-    stall_timeout_ms: int | None = None,
     stream_id: str | None = None,
     name: str | None = None,
     description: str | None = None,
     code_version: str | None = None,
     pool: str | None = None,
     translator: StreamTranslator | None = None,
+    **options: Unpack[StreamOptions],
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make several assets of one query, for example one whose `foreachBatch` writes several tables.
 
@@ -192,17 +175,13 @@ def streaming_multi_asset(
     Args:
         specs: The assets. The first one names the stream on the page. The default kinds are spark and
             streaming.
-        checkpointing: As in `streaming_asset`.
-        restart_strategy: As in `streaming_asset`.
-        desired_state: As in `streaming_asset`.
-        upgrade: As in `streaming_asset`.
-        stall_timeout_ms: As in `streaming_asset`.
         stream_id: Id in catalog and storage; default: the name.
         name: Name of the op and of the query; default: the function's name.
         description: Description of the op; default: the function's docstring.
         code_version: Version of the query's code, for every spec.
         pool: As in `dagster.multi_asset`.
         translator: As in `streaming_asset`; it chooses each of the specs.
+        options: How the stream runs, see `StreamOptions`.
 
     Raises:
         OptionError: An option or the stream id is not valid, there are no specs, one has partitions or
@@ -213,20 +192,14 @@ def streaming_multi_asset(
         ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.foreachBatch(write_good_and_bad)
     """
-    declared = partial(
-        StreamSpec.of,
-        checkpointing=checkpointing,
-        restart_strategy=restart_strategy,
-        desired_state=desired_state,
-        upgrade=upgrade,
-        stall_timeout_ms=stall_timeout_ms,
-    )
-    declared("anything")
+    refuse_unknown("streaming_multi_asset", options, StreamOptions)
+    # So that the traceback points to the decorator.
+    StreamSpec.of("anything", **options)
     names = translator or StreamTranslator()
 
     def decorate(function: StreamFunction) -> StreamingAsset:
         op_name = name or function.__name__
-        spec = declared(stream_id or op_name)
+        spec = StreamSpec.of(stream_id or op_name, **options)
         if not specs:
             raise OptionError(
                 f"streaming_multi_asset {op_name}: specs is empty. Name the assets that the query writes."
@@ -332,7 +305,7 @@ def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
     """
     if options.known_interval_ms is None:
         return None
-    interval_ms = max(options.known_interval_ms + options.min_pause_ms, SHORTEST_MS)
+    interval_ms = max(options.known_interval_ms + options.min_pause, SHORTEST_MS)
     return dg.FreshnessPolicy.time_window(
         fail_window=timedelta(milliseconds=_INTERVALS_TO_FAIL * interval_ms),
         warn_window=timedelta(milliseconds=_INTERVALS_TO_WARN * interval_ms),

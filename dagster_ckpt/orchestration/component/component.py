@@ -13,7 +13,6 @@ from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.component.yaml_fields import (
     as_text,
     describe,
-    imported,
     in_yaml,
     settings_in_yaml,
     with_field_errors,
@@ -26,6 +25,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.translator import StreamTranslator
+from dagster_ckpt.values.validation import imported
 
 
 class StreamResources(dg.Resolvable, dg.Model):
@@ -89,7 +89,7 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
             "sink": {"format": "parquet", "path": f"{where}/output/{request.params.stream}"},
             "trigger": {"processing_time": "10 seconds"},
             "checkpointing": {"interval": 60_000, "num_retained": 3, "cleanup": "RETAIN_ON_CANCELLATION"},
-            "restart": {"kind": "EXPONENTIAL_DELAY"},
+            "restart_strategy": {"kind": "EXPONENTIAL_DELAY"},
         }
         resources = {
             "spark_config": {"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2},
@@ -194,7 +194,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         Raises:
             OptionError: The YAML does not define a valid stream.
         """
-        further = [imported(path, "declared_in_python") for path in self.declared_in_python]
+        further = [imported("declared_in_python", path) for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):
                 raise OptionError(

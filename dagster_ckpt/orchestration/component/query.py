@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from dagster_ckpt.orchestration.component.yaml_fields import Scalar, imported, with_env_vars, with_values
-from dagster_ckpt.spark.query.table_names import to_table
+from dagster_ckpt.orchestration.component.yaml_fields import Scalar, with_env_vars, with_values
+from dagster_ckpt.spark.query.output import to_table
 from dagster_ckpt.values.modes import Semantic, kafka_delivery
+from dagster_ckpt.values.validation import imported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -171,8 +172,8 @@ def described(
     """
     function = None
     if transform is not None and transform.function is not None:
-        function = imported(transform.function, f"stream {job}: transform.function")
-    write = imported(sink.foreach_batch, f"stream {job}: sink.foreach_batch") if sink.foreach_batch else None
+        function = imported(f"stream {job}: transform.function", transform.function)
+    write = imported(f"stream {job}: sink.foreach_batch", sink.foreach_batch) if sink.foreach_batch else None
 
     def describe(spark: SparkSession) -> DataStreamWriter:
         frames = [source.read(spark) for source in sources]

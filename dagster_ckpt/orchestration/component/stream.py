@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 import dagster as dg
 from pydantic import Field, model_validator
 
 from dagster_ckpt.operations.health_facts import DAY_MS, HOUR_MS, HealthSettings
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamOptions, description_of
 from dagster_ckpt.orchestration.assets.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
@@ -188,33 +188,22 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         describe("When a batch starts. Default: as soon as the previous one has ended."),
     ] = None
     checkpointing: Annotated[
-        Annotated[EveryMinute, in_yaml(EveryMinute, CheckpointSettings.checkpoint_config)],
-        describe(
-            "When checkpoints are taken, how many are retained, and what outlives the stream. Default: every minute."
+        EveryMinute,
+        in_yaml(
+            EveryMinute,
+            CheckpointSettings.checkpoint_config,
+            f"{description_of('checkpointing')} Default: every minute.",
         ),
     ] = EveryMinute()
-    restart: Annotated[
-        Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)],
-        describe("Restart strategy after a failure. Default: Flink's, exponential delay with checkpoints."),
+    restart_strategy: Annotated[
+        RestartSettings,
+        in_yaml(RestartSettings, RestartSettings.restart_strategy, description_of("restart_strategy")),
     ] = RestartSettings()
     upgrade: Annotated[
-        Annotated[UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy)],
-        describe("How the stream is upgraded to another code_version. Default: with a savepoint."),
+        UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy, description_of("upgrade"))
     ] = UpgradeSettings()
-    desired_state: Annotated[
-        DesiredState | None,
-        describe(
-            "RUNNING: start the stream as soon as its code is loaded, and upgrade it to each new "
-            "code_version. Default: you start and stop it."
-        ),
-    ] = None
-    stall_timeout_ms: Annotated[
-        int | None,
-        describe(
-            "Fail the run if the query makes no progress for this long: no batch completes, it is not idle, "
-            "and no Spark task is running. The restart strategy then starts a new run. Default: no timeout."
-        ),
-    ] = None
+    desired_state: Annotated[DesiredState | None, describe(description_of("desired_state"))] = None
+    stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None
     savepoints: Annotated[
         Annotated[Savepoints, templated(Savepoints)] | None, describe("Scheduled savepoints. Default: none.")
     ] = None
@@ -246,6 +235,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         Raises:
             OptionError: An import path cannot be resolved, or one query cannot write the assets.
         """
+        options = cast("StreamOptions", {name: getattr(self, name) for name in StreamOptions.__annotations__})
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)
         translator = translator or StreamTranslator()
         specs = list(self.assets) if self.assets else [dg.AssetSpec(self.name)]
@@ -257,13 +247,9 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
             name=self.name,
             stream_id=self.stream_id,
             translator=translator,
-            checkpointing=self.checkpointing,
-            restart_strategy=self.restart,
-            desired_state=self.desired_state,
-            upgrade=self.upgrade,
-            stall_timeout_ms=self.stall_timeout_ms,
             description=specs[0].description,
             pool=self.pool,
+            **options,
         )
         def query(context: dg.AssetExecutionContext, pyspark: dg.ResourceParam[Any]) -> "DataStreamWriter":  # noqa: ARG001
             return describe(pyspark.spark_session)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
-from importlib import import_module
 from typing import Any, Literal, TypeVar, get_args
 
 import dagster as dg
@@ -25,7 +24,7 @@ Value = TypeVar("Value", bound=BaseModel)
 Scalar = bool | int | float | str
 
 
-def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver:
+def in_yaml(value: type[Value], check: Callable[[Value], object], description: str = "") -> dg.Resolver:
     """The YAML form of a settings or resource class.
 
     Unlike Dagster's own config it accepts no unknown fields, so that misspelled ones are reported.
@@ -33,6 +32,7 @@ def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver
     Args:
         value: The class.
         check: Validates a value as it will be used; its errors are reported with their YAML line.
+        description: Description of the field; default: the first line of the class's docstring.
 
     Example:
         >>> checkpointing: Annotated[
@@ -63,7 +63,9 @@ def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver
     def resolve(context: dg.ResolutionContext, given: BaseModel) -> Value:
         return _checked(value, check, _resolved(context, given.model_dump(exclude_unset=True)))
 
-    return dg.Resolver(resolve, model_field_type=model, description=(value.__doc__ or "").partition("\n")[0])
+    return dg.Resolver(
+        resolve, model_field_type=model, description=description or (value.__doc__ or "").partition("\n")[0]
+    )
 
 
 def templated(value: type[Value]) -> dg.Resolver:
@@ -119,26 +121,6 @@ def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
         name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
         for name, value in options.items()
     }
-
-
-def imported(path: str, field: str) -> Any:
-    """Import the object at an import path.
-
-    Args:
-        path: For example company.queries:late_orders.
-        field: The field that holds the path, for the message.
-
-    Raises:
-        OptionError: The module or the name does not exist.
-    """
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(
-            f"{field} is {path!r}, which cannot be imported: {error}. Give module:function, of a module that the code "
-            "location can import."
-        ) from error
 
 
 def _text(value: Scalar) -> str:

@@ -4,23 +4,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-import pendulum
 from pydantic import Field
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
+from dagster_ckpt.client import Client
 from dagster_ckpt.operations.doctor import StreamExamination
 from dagster_ckpt.operations.verification import ALL, LATEST, SnapshotVerification
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import (
-    STREAM_ID,
-    StreamOps,
-    errors_as_failure,
-    markdown_table,
-    table,
-)
+from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
+from dagster_ckpt.orchestration.tables import markdown_table, table
 from dagster_ckpt.stream.lease import has_living_holder
-from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,52 +24,32 @@ if TYPE_CHECKING:
 SNAPSHOT = f"{LATEST} (the newest snapshot), {ALL}, or the id, number (chk-7), label or location of a snapshot."
 
 
-class DoctorConfigSchema(dg.Config):
+@with_parameters_of(Client.doctor)
+class DoctorConfig(StreamConfig):
     """Examine the live directory of a stream."""
 
-    stream_id: str = Field(description=STREAM_ID)
-    directory: str | None = Field(
-        default=None,
-        description="A directory other than the stream's own, such as an old live-<k>-<token> or a copy of one.",
-    )
-    deep: bool = Field(default=True, description="Read the content of every state file that a resume needs.")
-    deep_snapshots: bool = Field(
-        default=False,
-        description="Read every byte of the recommended snapshot; otherwise check only lengths and completeness.",
-    )
     fail_on_error: bool = Field(
         default=True, description="Fail the run if Spark could not continue from the directory."
     )
 
 
-class VerifyConfigSchema(dg.Config):
+@with_parameters_of(Client.verify)
+class VerifyConfig(StreamConfig):
     """Prove that snapshots can be restored."""
 
-    stream_id: str = Field(description=STREAM_ID)
     snapshot: str = Field(default=LATEST, description=SNAPSHOT)
-    deep: bool = Field(default=True, description="Compare every byte with its digest; otherwise check only lengths.")
     fail_on_error: bool = Field(default=True, description="Fail the run if a snapshot cannot be restored.")
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that inspect these streams' live directories and snapshots.
-
-    Returns:
-        `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, which is separate because it
-        starts Spark.
-    """
+    """Build `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, which is separate because it starts Spark."""
     ops = StreamOps(streams)
 
     @ops.op
-    def doctor(context: dg.OpExecutionContext, config: DoctorConfigSchema) -> dict[str, Any]:
+    def doctor(context: dg.OpExecutionContext, config: DoctorConfig) -> dict[str, Any]:
         """Diagnose a stream's live directory: what is wrong, how far back it is intact, which snapshot to use."""
         with errors_as_failure():
-            examination = ops.client(context, config.stream_id).doctor(
-                config.stream_id,
-                directory=config.directory,
-                deep=config.deep,
-                deep_snapshots=config.deep_snapshots,
-            )
+            examination = ops.call(context, Client.doctor, config)
         for message in examination.messages:
             context.log.info(message)
         metadata = doctor_metadata(examination)
@@ -84,11 +59,10 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return examination.as_record()
 
     def verify(
-        context: dg.OpExecutionContext, config: VerifyConfigSchema, spark: "SparkSession | None" = None
+        context: dg.OpExecutionContext, config: VerifyConfig, spark: "SparkSession | None" = None
     ) -> list[dict[str, Any]]:
         with errors_as_failure():
-            client = ops.client(context, config.stream_id)
-            verified = client.verify(config.stream_id, config.snapshot, deep=config.deep, spark=spark)
+            verified = ops.call(context, Client.verify, config, spark=spark)
         metadata = verification_metadata(verified)
         broken = [item for item in verified if not item.passed]
         for item in broken:
@@ -103,12 +77,12 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return [item.as_record() for item in verified]
 
     @ops.op
-    def verify_snapshots(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
+    def verify_snapshots(context: dg.OpExecutionContext, config: VerifyConfig) -> list[dict[str, Any]]:
         """Prove that snapshots can be restored: check every byte and every file that a resume needs."""
         return verify(context, config)
 
     @ops.op_with_spark
-    def verify_state(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
+    def verify_state(context: dg.OpExecutionContext, config: VerifyConfig) -> list[dict[str, Any]]:
         """Prove that snapshots can be restored, and read the state of every operator with Spark."""
         return verify(context, config, ops.resources(context).spark_session)
 
@@ -196,10 +170,9 @@ _EXECUTION_COLUMNS = {
 }
 
 
-class OverviewConfigSchema(dg.Config):
+class OverviewConfig(StreamConfig):
     """Show a stream."""
 
-    stream_id: str = Field(description=STREAM_ID)
     limit: int = Field(default=100, ge=1, le=1000, description="Rows of each table, newest first.")
 
 
@@ -208,7 +181,7 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
     ops = StreamOps(streams)
 
     @ops.op
-    def show_stream(context: dg.OpExecutionContext, config: OverviewConfigSchema) -> None:
+    def show_stream(context: dg.OpExecutionContext, config: OverviewConfig) -> None:
         """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
         with errors_as_failure():
             client = ops.client(context, config.stream_id)
@@ -220,13 +193,7 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
 
 
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:
-    """A stream as Dagster metadata.
-
-    Args:
-        catalog: The catalog.
-        stream_id: A stream that the catalog contains.
-        limit: Rows of each table.
-    """
+    """A stream as Dagster metadata."""
     handle = catalog.streams.get(stream_id)
     snapshots = catalog.snapshots.completed(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
@@ -263,7 +230,7 @@ def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
     values = (
         *(
             snapshot.batch_id,
-            snapshot.kind,
+            snapshot.kind.value,
             snapshot.number,
             snapshot.label,
             _time(snapshot.completed_at_ms),
@@ -285,4 +252,4 @@ def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
 
 
 def _time(ms: int | None) -> str | None:
-    return None if ms is None else pendulum.from_timestamp(ms / 1000).to_datetime_string()
+    return None if ms is None else utc_time(ms)

@@ -1,17 +1,19 @@
-"""What the ops of all operator jobs share: the stream they operate, their errors, and tables for their pages."""
+"""Makes ops and jobs of the client's methods: their configs, the stream that a run operates, and their errors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import dagster as dg
+from pydantic import Field, create_model
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.parameters import REQUIRED, Parameter, arguments, parameters, summary
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.assets.stream import Stream, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream, find_stream, translator_of
+from dagster_ckpt.orchestration.resources.defined_streams import DefinedStreams
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.stream_resource import DefinedStreams
 from dagster_ckpt.orchestration.runs.run_status import (
     OPERATION_TAG,
     refuse_overridden_resources,
@@ -19,18 +21,58 @@ from dagster_ckpt.orchestration.runs.run_status import (
     transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
-from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES, translator_of
+from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."
+# Parameters of the client that have another name in a launchpad.
+_FIELDS = {"stream": "stream_id", "into": "into_stream_id", "timeout_s": "timeout_seconds"}
+_PARAMETERS = {field: name for name, field in _FIELDS.items()}
+_Config = TypeVar("_Config", bound=dg.Config)
+_Result = TypeVar("_Result")
+
+
+class StreamConfig(dg.Config):
+    """The config of an op that operates one stream."""
+
+    stream_id: str = Field(description=STREAM_ID)
+
+
+def with_parameters_of(
+    method: Callable[..., Any], *, without: Iterable[str] = ()
+) -> Callable[[type[_Config]], type[_Config]]:
+    """Add the parameters of a method of the client to a config, except those that it declares itself."""
+
+    def added(config: type[_Config]) -> type[_Config]:
+        left_out = {*without, *vars(config).get("__annotations__", {})}
+        fields: dict[str, Any] = {
+            _FIELDS.get(each.name, each.name): _field(each)
+            for each in parameters(method)
+            if not {each.name, _FIELDS.get(each.name, each.name)} & left_out
+        }
+        return create_model(
+            config.__name__, __base__=config, __doc__=config.__doc__, __module__=config.__module__, **fields
+        )
+
+    return added
+
+
+def _field(parameter: Parameter) -> tuple[Any, Any]:
+    kinds: dict[type[Any], Any] = {dict: dict[str, str], list: list[str]}
+    kind, default = kinds.get(parameter.kind, parameter.kind), parameter.default
+    limits: dict[str, Any] = {"gt": 0} if parameter.name == "timeout_s" else {}
+    if default is REQUIRED:
+        return kind, Field(description=parameter.description, **limits)
+    if parameter.kind in kinds:
+        default = parameter.kind()
+    return kind if default is not None else kind | None, Field(
+        default=default, description=parameter.description, **limits
+    )
 
 
 @contextmanager
 def errors_as_failure() -> Iterator[None]:
-    """Turn our own errors into step failures with their message, without retries.
-
-    The transitions of streams that the op causes are shown in the log of its run.
-    """
+    """Turn our errors into step failures without retries, and show transitions of streams in the log of the run."""
     try:
         with transitions_in_run_log(dg.OpExecutionContext.get()):
             yield
@@ -41,14 +83,7 @@ def errors_as_failure() -> Iterator[None]:
 
 
 class StreamOps:
-    """Makes the ops and jobs of some streams, and finds the stream that a run operates.
-
-    Args:
-        streams: The streams. Other streams of the code location are not found.
-
-    Raises:
-        OptionError: The streams have different translators.
-    """
+    """Makes the ops and jobs of some streams, which share a translator, and finds the stream that a run operates."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
@@ -62,6 +97,40 @@ class StreamOps:
     def op_with_spark(self, function: Callable[..., Any]) -> dg.OpDefinition:
         """Make an op that needs a Spark session as well."""
         return self._op(function, RESOURCES)
+
+    def verb(
+        self,
+        name: str,
+        method: Callable[..., _Result],
+        report: Callable[[dg.OpExecutionContext, _Result], Any],
+        *,
+        without: Iterable[str] = (),
+        description: str | None = None,
+    ) -> dg.JobDefinition:
+        """The job of a method of the client: its config is the method's parameters, its description its summary.
+
+        `report` shows the result on the run's page; what it returns is the output of the op.
+        """
+        empty: type[dg.Config] = type(f"{name}_config", (dg.Config,), {})
+        config_type = with_parameters_of(method, without=without)(empty)
+
+        def body(context: dg.OpExecutionContext, config: dg.Config) -> Any:
+            with errors_as_failure():
+                result = self.call(context, method, config)
+            return report(context, result)
+
+        body.__name__, body.__doc__ = name, description or summary(method)
+        body.__annotations__ |= {"config": config_type, "return": get_type_hints(report)["return"]}
+        return self.job(self.op(body))
+
+    def call(
+        self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
+    ) -> _Result:
+        """Call a method of the client with the fields of a config, in the name of the run."""
+        values = {_PARAMETERS.get(name, name): value for name, value in config}
+        client = self.client(context, values.get("into") or values["stream"])
+        own = {"report": context.log.info, "run_id": context.run_id}
+        return method(client, **arguments(method, {**own, **values, **more}))
 
     def job(self, op: dg.OpDefinition) -> dg.JobDefinition:
         """The job of an op, which runs in the run's own process and has the op's description."""
@@ -79,25 +148,13 @@ class StreamOps:
         return operator_job
 
     def stream(self, stream_id: str) -> Stream:
-        """The stream with an id, or with the key of one of its assets.
-
-        Raises:
-            StreamNotFoundError: There is none among these.
-        """
+        """The stream with an id, or with the key of one of its assets."""
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
         """The client through which an op operates these streams, in the name of its run.
 
         The run is tagged with the stream that it operates, so that the runs of a stream can be listed.
-
-        Args:
-            context: The op's context.
-            stream_id: The stream that the run operates.
-
-        Raises:
-            StreamNotFoundError: There is no such stream among these.
-            OptionError: The run's config changes a resource of the deployment.
         """
         stream = self.stream(stream_id)
         refuse_overridden_resources(context)
@@ -126,39 +183,3 @@ def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) ->
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))
     return location
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
-    """A Markdown table, or "none" without rows.
-
-    Args:
-        header: Headings of the columns.
-        rows: Cells.
-        at_most: Maximum number of rows; the number of omitted rows is shown below the table.
-    """
-    every = list(rows)
-    shown = every if at_most is None else every[:at_most]
-    if not shown:
-        return "none"
-    lines = map(_row, [header, ["---"] * len(header), *shown])
-    more = len(every) - len(shown)
-    return "\n".join(lines) + (f"\n\nand {more} more" if more else "")
-
-
-def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
-    """A table on a page of Dagster, which can be sorted.
-
-    Args:
-        columns: Types of the columns, by name.
-        rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
-    """
-    records = [
-        dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
-    ]
-    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-    return dg.MetadataValue.table(records=records, schema=schema)
-
-
-def _row(cells: Sequence[object]) -> str:
-    # A vertical bar or a line break would end the cell.
-    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -3,228 +3,83 @@
 from collections.abc import Sequence
 
 import dagster as dg
-import pendulum
 from pydantic import Field
 
+from dagster_ckpt.client import Client
+from dagster_ckpt.operations.export import Export
 from dagster_ckpt.operations.sink_cleaning import Orphan, SinkCleaning
 from dagster_ckpt.orchestration.assets.downstream import Dependent, dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import (
-    STREAM_ID,
-    StreamOps,
-    errors_as_failure,
-    markdown_table,
-)
-from dagster_ckpt.orchestration.resources.settings import NEW_QUERY_ID, START_FROM, STATE_PARTITIONS
+from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
+from dagster_ckpt.orchestration.tables import markdown_table
+from dagster_ckpt.recovery.adopt import Adoption
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 
-class PreviewConfigSchema(dg.Config):
+@with_parameters_of(Client.preview_rewind)
+class PreviewConfig(StreamConfig):
     """Preview what a start would undo and process again."""
 
-    stream_id: str = Field(description=STREAM_ID)
-    start_from: str = Field(description=START_FROM)
-    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
-    state_partitions: int | None = Field(default=None, description=STATE_PARTITIONS)
 
-
-class ForkConfigSchema(dg.Config):
-    """Fork a stream into another one."""
-
-    stream_id: str = Field(
-        description="Stream id (or asset key) of the stream to fork; it may be running and is not changed."
-    )
-    into_stream_id: str = Field(
-        description="Stream id (or asset key) of the stream that continues from the fork; it must not be running."
-    )
-    start_from: str = Field(
-        default="latest",
-        description="Where to fork: latest (the newest committed batch), batch-<n>, or the id, number (chk-7), label "
-        "or location of a snapshot of the stream to fork.",
-    )
-    outputs: dict[str, str] = Field(
-        default={},
-        description="Maps a folder of a file sink of the original to a folder of the fork, which then also contains "
-        "the original's rows up to the fork. Without it the fork's folder contains only later rows.",
-    )
-    replace_state: bool = Field(default=False, description="Discard what the fork itself has committed before.")
-    accept_loss: bool = Field(
-        default=False, description="Fork even if files that the original has read since no longer exist."
-    )
-
-
-class ImportConfigSchema(dg.Config):
-    """Start a stream from a checkpoint or savepoint of another deployment."""
-
-    into_stream_id: str = Field(
-        description="Stream id (or asset key) of the stream that continues from the snapshot; it must not be running."
-    )
-    location: str = Field(
-        description="URL of the other deployment's checkpoint or savepoint; this deployment's storage must be able "
-        "to read it. It is read once and not changed.",
-    )
-    outputs: dict[str, str] = Field(
-        description="Maps each sink of the original (a file sink by its folder, others by Spark's name) to the "
-        "folder, table or topic that the stream writes to instead. A start that writes elsewhere is "
-        "refused.",
-    )
-    with_rows: bool = Field(
-        default=False,
-        description="Copy the rows of the original's file sinks up to the snapshot to the new folders. Without it "
-        "these contain only later rows.",
-    )
-    replace_state: bool = Field(default=False, description="Discard what the stream itself has committed before.")
-
-
-class AdoptConfigSchema(dg.Config):
-    """Take the checkpoint directory of a plain Spark query under management."""
-
-    stream_id: str = Field(
-        description="Stream id (or asset key) of the stream that continues the query; it must not have any state yet."
-    )
-    checkpoint_location: str = Field(
-        description="The checkpointLocation of the query. It is only read; the query may keep running until the "
-        "stream's next start."
-    )
-    sinks: list[str] = Field(
-        default=[],
-        description="Where the query writes: a folder of files, a Delta table by its path, or an Iceberg table "
-        "as IcebergTable[lake.sales.orders]. With the log of its file sink, the first snapshot can be restored "
-        "exactly.",
-    )
-    in_place: bool = Field(
-        default=False, description="Continue in the directory itself, instead of in a copy among the live directories."
-    )
-    label: str | None = Field(default=None, description="A name for the first snapshot.")
-    dry_run: bool = Field(default=False, description="Only examine the directory.")
-
-
-class ExportConfigSchema(dg.Config):
-    """Export a snapshot as a checkpoint directory for plain Spark."""
-
-    stream_id: str = Field(description=STREAM_ID)
-    snapshot: str = Field(default="latest", description="latest, or the id, number (chk-7), label or location.")
-    to: str = Field(description="The checkpoint directory to create; it must not exist.")
-    outputs: dict[str, str] = Field(
-        default={},
-        description="Maps a folder of a file sink to a new folder, which receives its rows up to the snapshot.",
-    )
-
-
-class CleanSinkConfigSchema(dg.Config):
+@with_parameters_of(Client.clean_sinks, without={"grace_ms"})
+class CleanSinkConfig(StreamConfig):
     """Find part files that the log of a rolled-back file sink no longer references."""
 
-    stream_id: str = Field(description=STREAM_ID)
-    dry_run: bool = Field(
-        default=True, description="Only list the files. Turn it off to delete those that are not needed."
-    )
     grace_hours: float = Field(default=24, ge=0, description="Files younger than this are kept.")
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs for rewinds and forks.
-
-    Returns:
-        `preview_rewind_job`, `fork_stream_job`, `import_stream_job`, `adopt_stream_job`,
-        `export_snapshot_job` and `clean_sink_job`.
-    """
+    """Build the jobs that preview rewinds, fork, import, adopt and export, and clean sinks."""
     ops = StreamOps(streams)
 
     @ops.op
-    def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
+    def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfig) -> None:
         """Show what a start would undo and process again, and the effect on each sink. Changes nothing."""
         with errors_as_failure():
-            stream = ops.stream(config.stream_id)
-            preview = ops.client(context, config.stream_id).preview_rewind(
-                stream.stream_id,
-                start_from=config.start_from,
-                new_query_id=config.new_query_id,
-                state_partitions=config.state_partitions,
-            )
+            preview = ops.call(context, Client.preview_rewind, config)
         for message in preview.messages():
             context.log.info(message)
-        dependents = dependents_of(context, stream, preview)
-        context.add_output_metadata({**preview_metadata(preview), **downstream_metadata(dependents)})
+        context.add_output_metadata(rewind_metadata(context, ops.stream(config.stream_id), preview))
 
-    @ops.op
-    def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:
-        """Fork a stream into another one, an independent query whose next start continues from there."""
-        with errors_as_failure():
-            made = ops.client(context, config.into_stream_id).fork(
-                config.stream_id,
-                into=config.into_stream_id,
-                start_from=config.start_from,
-                outputs=config.outputs,
-                replace_state=config.replace_state,
-                accept_loss=config.accept_loss,
-            )
+    def forked(context: dg.OpExecutionContext, made: Fork) -> None:
         context.log.info(
             f"{made.stream_id} continues after batch {made.batch_id} of {made.of_stream_id}: {made.source}"
         )
         context.add_output_metadata(fork_metadata(made))
 
-    @ops.op
-    def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
-        """Import a snapshot of another deployment into a stream, whose next start continues from there."""
-        with errors_as_failure():
-            made = ops.client(context, config.into_stream_id).import_snapshot(
-                config.location,
-                into=config.into_stream_id,
-                outputs=config.outputs,
-                with_rows=config.with_rows,
-                replace_state=config.replace_state,
-            )
-        context.log.info(
-            f"{made.stream_id} continues after batch {made.batch_id} of {made.of_stream_id}: {made.source}"
-        )
-        context.add_output_metadata(fork_metadata(made))
-
-    @ops.op
-    def adopt_stream(context: dg.OpExecutionContext, config: AdoptConfigSchema) -> None:
-        """Take the checkpoint directory of a plain Spark query under management; the next start continues it."""
-        with errors_as_failure():
-            made = ops.client(context, config.stream_id).adopt(
-                config.stream_id,
-                checkpoint_location=config.checkpoint_location,
-                sinks=config.sinks,
-                in_place=config.in_place,
-                label=config.label,
-                dry_run=config.dry_run,
-            )
+    def adopted(context: dg.OpExecutionContext, made: Adoption) -> None:
         report(context, "dagster_ckpt/adoption", made.messages())
 
-    @ops.op
-    def export_snapshot(context: dg.OpExecutionContext, config: ExportConfigSchema) -> None:
-        """Export a snapshot as a checkpoint directory in which plain Spark continues."""
-        with errors_as_failure():
-            made = ops.client(context, config.stream_id).export(
-                config.stream_id, config.snapshot, to=config.to, outputs=config.outputs
-            )
+    def exported(context: dg.OpExecutionContext, made: Export) -> None:
         report(context, "dagster_ckpt/export", made.messages())
 
     @ops.op
-    def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
+    def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfig) -> None:
         """List, or delete, part files that the log of a rolled-back file sink no longer references."""
         with errors_as_failure():
-            cleaning = ops.client(context, config.stream_id).clean_sinks(
-                config.stream_id,
-                dry_run=config.dry_run,
-                grace_ms=round(config.grace_hours * 3_600_000),
-            )
+            cleaning = ops.call(context, Client.clean_sinks, config, grace_ms=round(config.grace_hours * 3_600_000))
         what = "deleted" if cleaning.deleted else "dry run, would delete"
         context.log.info(f"{what} {len(cleaning.removable)} of {len(cleaning.orphans)} files, {cleaning.bytes:,} bytes")
         context.add_output_metadata(cleaning_metadata(cleaning))
 
     return [
         ops.job(preview_rewind),
-        ops.job(fork_stream),
-        ops.job(import_stream),
-        ops.job(adopt_stream),
-        ops.job(export_snapshot),
+        ops.verb("fork_stream", Client.fork, forked),
+        ops.verb("import_stream", Client.import_snapshot, forked),
+        ops.verb("adopt_stream", Client.adopt, adopted),
+        ops.verb("export_snapshot", Client.export, exported),
         ops.job(clean_sink),
     ]
+
+
+def rewind_metadata(
+    context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
+) -> dict[str, dg.MetadataValue]:
+    """The effects of a rewind on the stream and on what is downstream, as metadata of a run."""
+    return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
 def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
@@ -325,11 +180,11 @@ def _orphan(orphan: Orphan, done: str) -> tuple[object, ...]:
 
 
 def _duration(ms: int | None) -> str:
-    return "unknown" if ms is None else pendulum.duration(milliseconds=ms).in_words(locale="en") or "0 seconds"
+    return "unknown" if ms is None else rounded_duration(ms)
 
 
 def _time(ms: int | None) -> str:
-    return "unknown" if ms is None else pendulum.from_timestamp(ms / 1000).to_datetime_string()
+    return "unknown" if ms is None else utc_time(ms)
 
 
 def _source(kind: str, count: int | None) -> str:

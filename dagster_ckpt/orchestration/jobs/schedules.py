@@ -8,9 +8,9 @@ import dagster as dg
 import pendulum
 
 from dagster_ckpt.operations.verification import LATEST
-from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
-from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import write_retention
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
@@ -27,8 +27,7 @@ class PeriodicSavepoints:
         execution_timezone: Time zone of the cron expression and of the labels.
         history: Which of them are kept: limits, or any retention policy. None keeps all.
         blackouts: Windows in which no savepoint is taken; it is skipped, not postponed.
-        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this
-            name.
+        name: Name of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
         default_status: Whether the schedule is on by default.
 
     Example:
@@ -46,52 +45,42 @@ class PeriodicSavepoints:
 def build_savepoint_schedule(
     stream: Stream,
     savepoint_job: dg.JobDefinition,
-    *,
-    cron_schedule: str,
-    execution_timezone: str = "UTC",
-    history: RetentionPolicy | None = DEFAULT_HISTORY,
-    blackouts: Sequence[Blackout] = (),
-    name: str | None = None,
-    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+    periodic: PeriodicSavepoints,
 ) -> dg.ScheduleDefinition:
-    """Take savepoints of a stream on a schedule, labelled with the time, and keep the newest ones.
+    """Take savepoints of a stream on a schedule, labeled with the time, and keep the newest ones.
 
     It never deletes savepoints that a user or another schedule took.
 
     Args:
         stream: The stream.
         savepoint_job: `trigger_savepoint_job` of `build_operator_jobs`.
-        cron_schedule: Cron expression.
-        execution_timezone: Time zone of the cron expression and of the label.
-        history: Which of its savepoints are kept: limits, or any retention policy; default: the
-            newest 10. None keeps all.
-        blackouts: Windows in which no savepoint is taken; it is skipped, not postponed.
-        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this
-            name.
-        default_status: Whether the schedule is on by default.
+        periodic: When, and which are kept.
 
     Raises:
         OptionError: The history is a policy of your own that cannot be written in a run's config:
             its class has no import path, or arguments that are no plain values.
     """
-    schedule_name = name or stream.translator.get_schedule_name(f"{stream.untranslated_name}_savepoint_schedule")
-    kept = _in_config(history)
+    schedule_name = periodic.name or stream.translator.get_schedule_name(
+        f"{stream.untranslated_name}_savepoint_schedule"
+    )
+    cron, timezone = periodic.cron_schedule, periodic.execution_timezone
+    kept = _in_config(periodic.history)
 
     @dg.schedule(
         name=schedule_name,
         job=savepoint_job,
-        cron_schedule=cron_schedule,
-        execution_timezone=execution_timezone,
-        default_status=default_status,
-        description=f"Takes a savepoint of {stream.stream_id} ({cron_schedule} {execution_timezone}).",
+        cron_schedule=cron,
+        execution_timezone=timezone,
+        default_status=periodic.default_status,
+        description=f"Takes a savepoint of {stream.stream_id} ({cron} {timezone}).",
     )
     def savepoint_schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         due = pendulum.instance(context.scheduled_execution_time)
-        over_at_ms = blackout_ends_at_ms(blackouts, round(due.timestamp() * 1000))
+        over_at_ms = blackout_ends_at_ms(periodic.blackouts, round(due.timestamp() * 1000))
         if over_at_ms is not None:
-            until = pendulum.from_timestamp(over_at_ms / 1000, tz=execution_timezone)
+            until = pendulum.from_timestamp(over_at_ms / 1000, tz=timezone)
             return dg.SkipReason(f"no savepoint in a blackout; it lasts until {until.to_datetime_string()}")
-        label = f"scheduled-{due.in_timezone(execution_timezone).format('YYYY-MM-DDTHH-mm')}"
+        label = f"scheduled-{due.in_timezone(timezone).format('YYYY-MM-DDTHH-mm')}"
         config = {"stream_id": stream.stream_id, "label": label, "history": {"schedule": schedule_name, **kept}}
         return dg.RunRequest(
             run_key=f"{stream.stream_id}-{label}", run_config={"ops": {"trigger_savepoint": {"config": config}}}

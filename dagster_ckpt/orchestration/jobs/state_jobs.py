@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from dagster_ckpt.client import Client
 from dagster_ckpt.operations.state_report import (
     DEFAULT_LIMIT,
     ShownDifference,
@@ -15,80 +16,69 @@ from dagster_ckpt.operations.state_report import (
     write_rows,
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import STREAM_ID, StreamOps, errors_as_failure, table
+from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
 from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
+from dagster_ckpt.orchestration.tables import table
 from dagster_ckpt.state.editing import StateEdit
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 _POINT = "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
 _POINT += "location of a snapshot."
-_OPERATOR = "Number or name of an operator. Default: all."
-_STATE = "Name of a state: a store, left or right for a join, or a variable of transformWithState. Default: all."
-_LIMIT = "Rows of each state to show on the page."
 _NAME = {"operator": "string", "state": "string"}
 _Row = dict[str, str | int | None]
-_WRITE_TO = "Write all rows as Parquet below this folder, given as an absolute path or URL. It must be empty."
 
 
-class BrowseStateConfigSchema(dg.Config):
+class _StateConfig(StreamConfig):
+    operator: str | None = Field(default=None, description="Number or name of an operator. Default: all.")
+    state: str | None = Field(
+        default=None,
+        description="Name of a state: a store, left or right for a join, or a variable of transformWithState. "
+        "Default: all.",
+    )
+    limit: int = Field(default=DEFAULT_LIMIT, ge=0, le=1000, description="Rows of each state to show on the page.")
+    write_to: str | None = Field(
+        default=None,
+        description="Write all rows as Parquet below this folder, given as an absolute path or URL. It must be empty.",
+    )
+
+
+class BrowseStateConfig(_StateConfig):
     """Look into the state of a stream."""
 
-    stream_id: str = Field(description=STREAM_ID)
     snapshot: str = Field(default="latest", description=_POINT)
-    operator: str | None = Field(default=None, description=_OPERATOR)
-    state: str | None = Field(default=None, description=_STATE)
     where: str | None = Field(
         default=None, description="Only rows that match this SQL condition on fields of the key, such as user_id = 7."
     )
-    limit: int = Field(default=DEFAULT_LIMIT, ge=0, le=1000, description=_LIMIT)
-    write_to: str | None = Field(default=None, description=_WRITE_TO)
 
 
-class DiffStateConfigSchema(dg.Config):
+class DiffStateConfig(_StateConfig):
     """Compare the state of a stream at two points."""
 
-    stream_id: str = Field(description=STREAM_ID)
     before: str = Field(description=_POINT)
     after: str = Field(default="live", description=_POINT)
-    operator: str | None = Field(default=None, description=_OPERATOR)
-    state: str | None = Field(default=None, description=_STATE)
-    limit: int = Field(default=DEFAULT_LIMIT, ge=0, le=1000, description=_LIMIT)
-    write_to: str | None = Field(default=None, description=_WRITE_TO)
 
 
-class ForgetKeyConfigSchema(dg.Config):
+@with_parameters_of(Client.edit_state, without={"edits"})
+class ForgetKeyConfig(StreamConfig):
     """Make a savepoint without the state of some keys."""
 
-    stream_id: str = Field(description=STREAM_ID)
-    snapshot: str = Field(default="latest", description="latest, or the id, number, label or location of a snapshot.")
     where: str = Field(description="Which keys: an SQL condition on fields of the key, such as user_id = 7.")
-    reason: str = Field(description="Why, as the savepoint records it.")
     operator: str | None = Field(
         default=None,
         description="Number or name of an operator. Default: all whose key has the columns of the condition.",
     )
-    label: str | None = Field(default=None, description="A name for the savepoint, to start from later.")
-    target_directory: str | None = Field(
-        default=None, description="Folder for the savepoint, as a URL. Default: the configured savepoint folder."
-    )
 
 
 def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that read these streams' state; each of their runs starts Spark.
-
-    Returns:
-        `browse_state_job`, `diff_state_job` and `forget_key_job`.
-    """
+    """Build `browse_state_job`, `diff_state_job` and `forget_key_job`; each of their runs starts Spark."""
     ops = StreamOps(streams)
 
     @ops.op_with_spark
-    def browse_state(context: dg.OpExecutionContext, config: BrowseStateConfigSchema) -> list[str]:
+    def browse_state(context: dg.OpExecutionContext, config: BrowseStateConfig) -> list[str]:
         """Show the state of a stream: first rows, counts and largest keys of every operator."""
         with errors_as_failure():
-            client = ops.client(context, config.stream_id)
             spark = ops.resources(context).spark_session
-            selected = {"operator": config.operator, "state": config.state}
-            with client.state(config.stream_id, config.snapshot, **selected, spark=spark) as found:
+            with ops.call(context, Client.state, config, spark=spark) as found:
                 context.log.info(f"read {found}")
                 frames = (found.frame(name) for name in found.states)
                 rows = ((each.name, each.rows if config.where is None else each.where(config.where)) for each in frames)
@@ -99,13 +89,11 @@ def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return written
 
     @ops.op_with_spark
-    def diff_state(context: dg.OpExecutionContext, config: DiffStateConfigSchema) -> dict[str, int]:
+    def diff_state(context: dg.OpExecutionContext, config: DiffStateConfig) -> dict[str, int]:
         """Show which rows of state were added, removed and changed between two points of a stream."""
         with errors_as_failure():
-            client = ops.client(context, config.stream_id)
             spark = ops.resources(context).spark_session
-            selected = {"operator": config.operator, "state": config.state}
-            with client.state_diff(config.stream_id, config.before, config.after, **selected, spark=spark) as found:
+            with ops.call(context, Client.state_diff, config, spark=spark) as found:
                 context.log.info(f"compare {found.before} with {found.after}")
                 rows = ((each.name, each.rows) for each in found.states)
                 written = write_rows(rows, config.write_to) if config.write_to is not None else []
@@ -114,19 +102,11 @@ def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return _totals(shown)
 
     @ops.op_with_spark
-    def forget_key(context: dg.OpExecutionContext, config: ForgetKeyConfigSchema) -> str:
+    def forget_key(context: dg.OpExecutionContext, config: ForgetKeyConfig) -> str:
         """Make a savepoint of a snapshot without the state of some keys. Start the stream from it afterwards."""
         with errors_as_failure():
-            done = ops.client(context, config.stream_id).edit_state(
-                config.stream_id,
-                StateEdit(config.operator, forget=config.where),
-                reason=config.reason,
-                snapshot=config.snapshot,
-                label=config.label,
-                target_directory=config.target_directory,
-                spark=ops.resources(context).spark_session,
-                report=context.log.info,
-            )
+            edits = StateEdit(config.operator, forget=config.where)
+            done = ops.call(context, Client.edit_state, config, edits=edits, spark=ops.resources(context).spark_session)
         for message in done.messages():
             context.log.info(message)
         older = [describe_snapshot(each) for each in done.still_there]

@@ -17,8 +17,7 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.config.rocksdb_options import PredefinedOptions
-from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, PredefinedOptions
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend, OnStateChange, StateBackend
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.translator import (
@@ -145,11 +144,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         return value
 
     def storage(self) -> CheckpointStorage:
-        """The storage as a plain value.
-
-        Raises:
-            OptionError: A value is out of range or belongs to another kind of storage, or a path is relative.
-        """
+        """The storage as a plain value."""
         _refuse_fields_of_others(self, self.kind, _STORAGE_FIELDS)
         if self.kind is CheckpointStorageKind.CUSTOM:
             return CustomCheckpointStorage(self.factory, self.factory_settings)
@@ -251,11 +246,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def backend(self) -> StateBackend:
-        """The backend as a plain value.
-
-        Raises:
-            OptionError: A value is out of range, or belongs to another backend.
-        """
+        """The backend as a plain value."""
         _refuse_fields_of_others(self, self.kind, _BACKEND_FIELDS)
         if self.kind is StateBackendKind.HASHMAP:
             return HashMapStateBackend()
@@ -316,35 +307,19 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def catalog(self) -> Catalog:
-        """Open the catalog, creating or migrating its tables first.
-
-        Raises:
-            CatalogError: The database cannot be reached, or has a newer version.
-        """
+        """Open the catalog, creating or migrating its tables first."""
         return Catalog(self.url)
 
 
 def catalog_of(context: HasResources, key: str) -> Catalog:
-    """Open the catalog of a sensor, schedule or check.
-
-    Args:
-        context: Its context.
-        key: The key of the catalog's resource.
-    """
+    """Open the catalog of a sensor, schedule or check, by the key of its resource."""
     resource: CheckpointCatalogResource = getattr(context.resources, key)
     return resource.catalog()
 
 
 @dataclass(frozen=True)
 class DeploymentResources:
-    """The resources of a step or sensor, by what they are and not by their keys.
-
-    Attributes:
-        checkpoint_storage: Where snapshots are stored.
-        state_backend: How running queries keep their state.
-        checkpoint_catalog: The catalog.
-        pyspark: The Spark session; None where none is needed.
-    """
+    """The resources of a step or sensor, by what they are and not by their keys; some need no Spark session."""
 
     checkpoint_storage: CheckpointStorageResource
     state_backend: StateBackendResource

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 from pydantic import Field, create_model
@@ -13,12 +12,16 @@ from pydantic import Field, create_model
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.restart import RestartPolicy, checked_restart
-from dagster_ckpt.policies.restart_strategies import RestartStrategies, RestartStrategyConfiguration
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategies,
+    RestartStrategyConfiguration,
+    checked_restart,
+)
 from dagster_ckpt.policies.serialization import own_policy
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.modes import CheckpointingMode, ExternalizedCheckpointCleanup, RecoveryClaimMode
+from dagster_ckpt.stream.start_from import StartFrom, start_options
+from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_of
 
 
 class UpgradeModeKind(Enum):
@@ -78,7 +81,32 @@ class UpgradeSettings(dg.Config):
         )
 
 
-class CheckpointSettings(dg.Config):
+def _description(option: Option[Any, Any]) -> str:
+    parts = [option.description]
+    match option.rule:
+        case Choice(enum=enum):
+            parts.append(f"One of {', '.join(enum.__members__)}.")
+        case WholeNumber(minimum=minimum) if minimum > 0:
+            parts.append(f"At least {minimum}.")
+    if option.unset:
+        parts.append(f"Default: {option.unset}.")
+    return " ".join(parts)
+
+
+def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
+    """Each declared option as a field of Dagster's config: enums by name, durations in milliseconds."""
+    fields: dict[str, Any] = {}
+    for name, option in options_of(options).items():
+        default = option.default.name if isinstance(option.default, Enum) else option.default
+        plain = option.rule.plain if default is not None else option.rule.plain | None
+        fields[name] = (plain, Field(default=default, description=_description(option)))
+    return fields
+
+
+_Fields: Any = create_model("CheckpointFields", __base__=dg.Config, **fields_of(CheckpointOptions))
+
+
+class CheckpointSettings(_Fields):
     """Every option of `CheckpointConfig`; durations are milliseconds.
 
     Example:
@@ -87,136 +115,31 @@ class CheckpointSettings(dg.Config):
         60000
     """
 
-    mode: str = Field(
-        default=CheckpointOptions.mode.name, description=f"One of {', '.join(CheckpointingMode.__members__)}."
-    )
-    interval: int | None = Field(
-        default=None, description="Time between periodic checkpoints, at least 10. Default: off."
-    )
-    timeout: int = Field(
-        default=CheckpointOptions.timeout_ms,
-        description="Time after which a checkpoint attempt is aborted, at least 10.",
-    )
-    min_pause: int = Field(
-        default=CheckpointOptions.min_pause_ms,
-        description="Minimum pause between the completion of a checkpoint and the next periodic attempt.",
-    )
-    max_concurrent: int = Field(
-        default=CheckpointOptions.max_concurrent,
-        description="Maximum number of concurrent checkpoint attempts, at least 1.",
-    )
-    tolerable_failures: int = Field(
-        default=CheckpointOptions.tolerable_failures,
-        description="Number of consecutive checkpoint failures that do not fail the query.",
-    )
-    cleanup: str = Field(
-        default=CheckpointOptions.cleanup.name,
-        description=f"What outlives the stream: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
-    )
-    unaligned: bool = Field(
-        default=CheckpointOptions.unaligned,
-        description="Take checkpoints without waiting for the end of the running batch.",
-    )
-    alignment_timeout: int = Field(
-        default=CheckpointOptions.alignment_timeout_ms,
-        description="With unaligned: how long to wait for the end of the batch first.",
-    )
-    force_unaligned: bool = Field(
-        default=CheckpointOptions.force_unaligned,
-        description="With unaligned: allow it for sinks that are not idempotent, too.",
-    )
-    num_retained: int = Field(
-        default=CheckpointOptions.num_retained, description="Number of completed checkpoints to retain, at least 1."
-    )
-    count_savepoints: bool = Field(
-        default=CheckpointOptions.count_savepoints,
-        description="Count savepoints among the retained checkpoints, so that they subsume checkpoints, as in Flink.",
-    )
-    prefer_checkpoint_for_recovery: bool = Field(
-        default=CheckpointOptions.prefer_checkpoint_for_recovery,
-        description="Recover from the newest checkpoint even if a savepoint is newer.",
-    )
-    recovery_depth: int | None = Field(
-        default=CheckpointOptions.recovery_depth,
-        description="Maximum number of restore points that a recovery tries if the live directory is damaged, at "
-        "least 1. Default: all.",
-    )
-    roll_back_tables: bool = Field(
-        default=CheckpointOptions.roll_back_tables,
-        description="Roll Delta and Iceberg tables back to the batch that a start goes back to. If false, such a start "
-        "is refused, and the message has the commands to run.",
-    )
-    max_replayed_batches: int = Field(
-        default=CheckpointOptions.max_replayed_batches,
-        description="Maximum number of batches that a start replays exactly as they were planned after the live "
-        "directory was lost, so that no sink is rolled back. 0: sinks are rolled back to the snapshot.",
-    )
-    storage: str | None = Field(
-        default=None,
-        description="Directory for the snapshots of this stream, as a URL or an absolute path. Default: the "
-        "deployment's storage.",
-    )
-    retention: dict[str, Any] | None = Field(
-        default=None,
-        description="Which completed checkpoints to keep, instead of num_retained: a policy by its name and arguments, "
-        "such as {any_of: [{latest: 3}, {newest_per: {period: day, count: 7}}]}. Default: num_retained.",
-    )
-    trigger: dict[str, Any] | None = Field(
-        default=None,
-        description="When the next periodic checkpoint is due, instead of interval: a policy by its name and "
-        "arguments, such as {any_of: [{interval: 60000}, {every_batches: 100}]}. Default: interval.",
-    )
-
     def checkpoint_config(self) -> CheckpointConfig:
         """The options as a `CheckpointConfig`.
 
         Raises:
             OptionError: A value is out of range.
         """
-        options = {name: getattr(self, name) for name in type(self).model_fields}
-        if self.trigger is not None and "interval" not in self.model_fields_set:
+        options: dict[str, Any] = dict(self)
+        if options["trigger"] is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
             del options["interval"]
         return CheckpointConfig(**options)
 
 
-_EACH_UNSET: dict[str, Any] = {
-    name: (field.annotation | None, Field(default=None, description=field.description))  # type: ignore[operator]
-    for name, field in CheckpointSettings.model_fields.items()
-}
+def unset_fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
+    """The same fields, each of them unset: what one run is given in place of its asset's."""
+    fields = fields_of(options).items()
+    return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in fields}
+
+
 CheckpointOverrides = create_model(
     "CheckpointOverrides",
     __base__=dg.Config,
     __doc__="The options of `CheckpointSettings`, each of them unset: what one run is given in place of its asset's.",
-    **_EACH_UNSET,
+    **unset_fields_of(CheckpointOptions),
 )
-
-
-def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> CheckpointOptions:
-    """Return an asset's options with a run's overrides applied.
-
-    Args:
-        options: The asset's options.
-        given: Overrides by the names of `CheckpointSettings`; None keeps the asset's value.
-
-    Raises:
-        OptionError: A value is out of range, or contradicts another one.
-        OptionTypeError: A value has the wrong type.
-    """
-    set_here = {name: value for name, value in given.items() if value is not None}
-    checked = CheckpointConfig(**set_here).requested
-    fields = [name if hasattr(checked, name) else f"{name}_ms" for name in set_here]
-    # A policy and the option that it replaces are never both set: a run's choice replaces either.
-    unset = {replaced: getattr(CheckpointOptions, replaced) for name, replaced in _INSTEAD.items() if name in set_here}
-    return replace(options, **unset | {field: getattr(checked, field) for field in fields}).in_effect()
-
-
-_INSTEAD = {
-    "interval": "trigger",
-    "trigger": "interval_ms",
-    "num_retained": "retention",
-    "retention": "num_retained",
-}
 
 
 class RestartStrategyKind(Enum):
@@ -299,66 +222,34 @@ class RestartSettings(dg.Config):
         return RestartStrategies.fall_back_restart()
 
 
-START_FROM = (
-    "latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, "
-    "preferred-savepoint, empty (discard all state), batch-<n> (rewind to a batch that Spark still "
-    "retains), or the id, number (chk-7), label or location of a snapshot."
-)
-NEW_QUERY_ID = (
-    "With a rewind: continue as a new query, so that sinks which remember query ids (Delta, Iceberg) "
-    "write the rewound batches again instead of skipping them."
-)
-STATE_PARTITIONS = (
-    "Rewrite the state to this number of partitions, 1 to 32768, before the query starts. Spark keeps "
-    "the number of the first batch otherwise. Needs Spark 4.2 or later."
-)
+_Config = TypeVar("_Config", bound=dg.Config)
 
 
+def with_start_options(config: type[_Config]) -> type[_Config]:
+    """Add the options of `StartFrom` to a config."""
+    options: dict[str, Any] = {
+        each.name: (
+            each.kind if each.default is not None else each.kind | None,
+            Field(default=each.default, description=each.description),
+        )
+        for each in start_options()
+    }
+    return create_model(
+        config.__name__, __base__=config, __doc__=config.__doc__, __module__=config.__module__, **options
+    )
+
+
+@with_start_options
 class StartConfig(dg.Config):
     """Where a stream starts, and what the start may do."""
 
-    start_from: str = Field(default="latest", description=START_FROM)
-    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
-    accept_loss: bool = Field(
-        default=False,
-        description="Start even if the rewind could lose rows in a sink. Without it such a start is refused, and the "
-        "message names the sink and the reason. preview_rewind_job shows it beforehand.",
-    )
-    claim_mode: RecoveryClaimMode = Field(
-        default=RecoveryClaimMode.NO_CLAIM,
-        description="Ownership of the savepoint that the stream starts from. NO_CLAIM: the stream never deletes it. "
-        "CLAIM: the stream takes ownership and deletes it like any of its checkpoints. Flink's LEGACY is not "
-        "supported.",
-    )
-    accept_plan_change: bool = Field(
-        default=False,
-        description="Start even if the code needs state of another layout: other keys, types, values, windows, "
-        "operators or watermarks. Without it such a start is refused, and the message lists the differences.",
-    )
-    discard_state: bool = Field(
-        default=False,
-        description="With start_from=empty: confirm that all state of the stream is discarded. Without it such a "
-        "start is refused, and the message lists what would be discarded.",
-    )
-    no_safety_savepoint: bool = Field(
-        default=False,
-        description="Do not take a savepoint before a rewind. By default one labeled before-rewind-<n> is taken, "
-        "from which you can undo the rewind; release_checkpoint_job returns it to the stream's retention.",
-    )
-    source_offsets: str = Field(
-        default="",
-        description='Where Kafka sources continue, as JSON: {"orders": {"0": 124}} skips to a record, and '
-        '{"orders": "2026-11-23T07:00:00Z"} to a time. Only with a snapshot or batch-<n>.',
-    )
-    state_partitions: int | None = Field(default=None, description=STATE_PARTITIONS)
+    # Type checkers do not see the options.
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
 
     def parsed(self) -> StartFrom:
-        """The starting point.
-
-        Raises:
-            OptionError: It is not valid, or its options contradict each other.
-        """
-        return StartFrom.parse(**{name: getattr(self, name) for name in StartConfig.model_fields})
+        """The start."""
+        return StartFrom.from_record(dict(self))
 
 
 class StreamRunConfig(StartConfig):
@@ -378,6 +269,9 @@ class StreamRunConfig(StartConfig):
         description="Do not start the stream; only check, on a copy of the state and without output, whether the "
         "loaded code can continue from it. The stream may be running.",
     )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
 
     @classmethod
     def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:

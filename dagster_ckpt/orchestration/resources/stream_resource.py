@@ -1,13 +1,12 @@
 """Streams in your own assets and ops: `StreamResource` runs one, `declare_stream` registers it for the sensors."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, overload
 
 import dagster as dg
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec, find_stream
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -21,8 +20,6 @@ from dagster_ckpt.orchestration.runs.run_status import (
     refuse_run_retries,
 )
 from dagster_ckpt.orchestration.translator import StreamTranslator
-from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,21 +52,17 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> "Generator[Any, None, Outcome | None]":
         """Run a stream until it ends, is stopped, canceled or interrupted, exactly as a `streaming_asset` does.
 
-        The op's config decides where to start, if it has the fields of `StreamRunConfig`.
+        The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`, although
+        there are no events for Dagster today: the catalog sensor reports the checkpoints.
 
         Args:
             context: The context of the asset or op.
             spec: The stream.
             describe: Defines the query without starting it; called again for each restart in place.
 
-        Yields:
-            Events for Dagster. Currently there are none, because the catalog sensor reports the
-            checkpoints; use `yield from` anyway.
-
         Returns:
             How the stream ended, if it ended well: a bounded input was consumed, or the stream was
-            stopped. `savepoint` is the savepoint that it was stopped with. None if the run only tried the
-            code (`preflight`).
+            stopped. `savepoint` is the savepoint that it was stopped with. None after a `preflight`.
 
         Raises:
             dagster.Failure: The stream was canceled or failed, or this op must not run one because
@@ -114,9 +107,8 @@ def declare_stream(
 ) -> Stream:
     """Register a stream in your own asset or job with `stream_definitions`.
 
-    Its checkpoints are then reported, its failures restarted, and the operator jobs can reach it.
-    Pass the result to `stream_definitions` and do not add the definition to the code location
-    separately.
+    Its checkpoints are then reported, its failures restarted, and the operator jobs can reach it. Pass the result to
+    `stream_definitions` and do not add the definition to the code location separately.
 
     Args:
         spec: The stream.
@@ -124,10 +116,6 @@ def declare_stream(
         op: For a job: the name of that op; default: its only one.
         translator: Names the jobs, sensors and schedules around it, and says which resources these use.
             Your own definition keeps its names.
-
-    Raises:
-        OptionError: The op's config has no starting point, the op has a retry policy, or the job has
-            several ops.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
@@ -171,85 +159,3 @@ def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
             "not start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your "
             "own."
         )
-
-
-def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
-    """Create the handle of a stream, for operators."""
-    return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
-
-
-def open_stream(
-    spec: StreamSpec,
-    resources: DeploymentResources,
-    *,
-    name: str,
-    writes: str,
-    code_version: str | None,
-) -> StreamHandle:
-    """Create the handle of a stream.
-
-    A storage set in the stream's `CheckpointConfig` overrides the deployment's resource, as in
-    Flink, and inherits its unset options from it.
-
-    Args:
-        spec: The stream.
-        resources: Its checkpoint storage, state backend and catalog.
-        name: Name of its query in Spark.
-        writes: The assets it writes, or its name outside assets.
-        code_version: Version of the code that defines the query.
-    """
-    deployment = resources.checkpoint_storage
-    configured = spec.options.storage
-    backend = resources.state_backend.backend()
-    storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
-    return StreamHandle(
-        stream_id=spec.stream_id,
-        name=name,
-        asset_key=writes,
-        catalog=resources.checkpoint_catalog.catalog(),
-        store=open_store(storage, spec.stream_id, transfer_threads=backend.transfer_threads),
-        options=spec.options,
-        restart=spec.restart,
-        live_root=resources.state_backend.live_directory,
-        code_version=code_version,
-        backend=backend,
-        on_backend_change=resources.state_backend.on_change,
-        executor_copy_bytes=deployment.executor_copy_bytes,
-        stall_timeout_ms=spec.stall_timeout_ms,
-        storage=storage,
-    )
-
-
-class DefinedStreams:
-    """The streams of a code location as a client opens them: with the settings of their definitions.
-
-    Args:
-        streams: The streams.
-        resources: Their checkpoint storage, state backend and catalog.
-    """
-
-    def __init__(self, streams: Sequence[Stream], resources: DeploymentResources) -> None:
-        self._streams = streams
-        self._resources = resources
-        self.catalog: Catalog = resources.checkpoint_catalog.catalog()
-
-    def id_of(self, stream: str) -> str:
-        """The id of a stream.
-
-        Raises:
-            StreamNotFoundError: This code location has no such stream.
-        """
-        return find_stream(self._streams, stream).stream_id
-
-    def on_storage(self) -> list[str]:
-        """Ids of all streams of the code location."""
-        return [stream.stream_id for stream in self._streams]
-
-    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, whether or not it was ever started.
-
-        Raises:
-            StreamNotFoundError: This code location has no such stream.
-        """
-        del new_like  # its own definition has every setting
-        return stream_handle(find_stream(self._streams, stream), self._resources)

@@ -20,9 +20,9 @@ from dagster_ckpt.operations import lifecycle, requests
 from dagster_ckpt.operations.hand_over import hands_over
 from dagster_ckpt.operations.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
+from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StartConfig
-from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.orchestration.runs.run_status import (
     START_REQUEST_TAG,
     STREAM_ID_TAG,
@@ -34,6 +34,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
+from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.redaction import cause_to_show
 
 if TYPE_CHECKING:
@@ -55,11 +56,9 @@ class DriverRunConfig(StartConfig):
 def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch) -> Iterator[Any]:
     """Launch the driver of a stream, or find the running one, and follow it.
 
-    Yields nothing: the catalog sensor reports the checkpoints.
-
-    Raises:
-        dagster.Failure: The driver did not start its query, the stream failed or was canceled, or this
-            run was asked to stop and leaves the driver running. Never retried by Dagster.
+    Yields nothing: the catalog sensor reports the checkpoints. Raises a `dagster.Failure`, which Dagster never retries,
+    if the driver did not start its query, the stream failed or was canceled, or this run was asked to stop and leaves
+    the driver running.
     """
     with capture_interrupts():
         # A run launched from the asset's page is not tagged with its stream yet.
@@ -118,12 +117,12 @@ def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
     """Submit a request for the start that this run is configured with; the supervisor sensor leaves it to this run."""
     config = context.op_execution_context.op_config
-    start_from = DriverRunConfig(**config).parsed()
+    start_from = StartFrom.from_record(config)
     cause = start_cause(context.run.tags)
     return handle.catalog.requests.submit(
         handle.stream_id,
         RequestKind.START,
-        arguments={**lifecycle.start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
+        arguments={**start_from.as_record(), "run_id": context.run.run_id, "cause": cause.value},
         origin=f"{context.job_name} run {context.run.run_id}",
     )
 
@@ -189,7 +188,7 @@ def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> 
         context.instance.report_run_canceling(context.run, message=reason)
         raise _failure(f"The stream was canceled: {reason}", "CANCELED")
     if execution.status is ExecutionStatus.FAILED:
-        raise _failure(f"The stream failed for good: {reason}", "FAILED")
+        raise _failure(f"The stream failed and will not be restarted: {reason}", "FAILED")
     context.log.info(f"{execution.status.value.lower()}: {reason}")
 
 

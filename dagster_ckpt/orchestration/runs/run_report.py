@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotStatus
-from dagster_ckpt.catalog.transitions import size
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.jobs.ops import markdown_table
+from dagster_ckpt.orchestration.tables import markdown_table
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 from dagster_ckpt.values.redaction import without_secrets
 
 if TYPE_CHECKING:
@@ -27,12 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
-    """The end of a run as Dagster metadata; empty if the catalog cannot be read, which must not change the end.
-
-    Args:
-        stream: The stream.
-        outcome: How the run ended.
-    """
+    """The end of a run as Dagster metadata; empty if the catalog cannot be read, which must not change the end."""
     try:
         return _report(stream, outcome)
     except CkptError as error:

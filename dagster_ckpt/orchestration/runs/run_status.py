@@ -16,8 +16,10 @@ from typing import cast
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, forwarded_log
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
+from dagster_ckpt.driver import forwarded_log
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import changed_fields
 from dagster_ckpt.orchestration.resources.resources import (
@@ -25,8 +27,8 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
+from dagster_ckpt.values.durations import monotonic_ms
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # The deployment that the stream belongs to, by the id in its catalog: another one may have a stream
@@ -73,12 +75,7 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
 
 
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
-    """What started a run: a user (also by re-executing one), or a restart (also one of Dagster's retries).
-
-    Args:
-        tags: The tags of the run.
-        has_started: Whether a previous process already started the stream in this run.
-    """
+    """What started a run: a user (also by re-executing one), or a restart (also a retry, or one within the run)."""
     if RETRY_NUMBER_TAG in tags or has_started:
         return StartCause.RESTART_NEW_RUN
     # A re-executed run inherits the tags of the original.
@@ -89,22 +86,14 @@ def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartC
 
 @dataclass(frozen=True)
 class RunWorker:
-    """A run's process, which executes its steps or starts a process for each.
-
-    Attributes:
-        pid: Its process id on its machine.
-        seen_at_ms: When it logged that id, in ms since the epoch.
-    """
+    """A run's process, which executes its steps or starts a process for each."""
 
     pid: int
     seen_at_ms: int
 
 
 def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
-    """The process of a run, or None if none has started.
-
-    Every launcher's process or its executor logs it first: "Started process for run (pid: 42)".
-    """
+    """The process of a run, which logs "Started process for run (pid: 42)" first; None if none has started."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         pid = event.engine_event_data.metadata.get("pid") if event is not None else None
@@ -128,11 +117,7 @@ _END_REASONS = {
 class RunWatch:
     """Determines whether a stream should stop, and why.
 
-    Args:
-        instance: The Dagster instance.
-        run_id: The run that the stream belongs to.
-        signalled: Whether a signal asked the process to stop.
-        clock: Monotonic time in milliseconds.
+    `signalled` says whether a signal asked the process to stop; `clock` is monotonic time in ms.
     """
 
     def __init__(
@@ -189,11 +174,7 @@ StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 
 
 def refuse_retry_policy(context: StepContext) -> None:
-    """Refuse an op with a retry policy: Dagster would retry it after a cancel (dagster-io/dagster#15026).
-
-    Raises:
-        OptionError: The op has a retry policy.
-    """
+    """Refuse an op with a retry policy: Dagster would retry it after a cancel (dagster-io/dagster#15026)."""
     step = context.op_execution_context
     if step.job_def.get_retry_policy_for_handle(step.op_handle) is not None:
         raise OptionError(
@@ -203,11 +184,7 @@ def refuse_retry_policy(context: StepContext) -> None:
 
 
 def refuse_run_retries(context: StepContext) -> None:
-    """Refuse a run that Dagster would retry in addition to the supervisor sensor.
-
-    Raises:
-        OptionError: The run would be retried.
-    """
+    """Refuse a run that Dagster would retry in addition to the supervisor sensor."""
     step = context.op_execution_context
     retries = _run_retries(step)
     if retries > 0:
@@ -218,11 +195,7 @@ def refuse_run_retries(context: StepContext) -> None:
 
 
 def refuse_required_outputs(context: StepContext) -> None:
-    """Refuse required outputs: a stream must be able to end without another materialization.
-
-    Raises:
-        OptionError: An output is required, so the step would fail when the stream ends.
-    """
+    """Refuse required outputs: a stream must be able to end without another materialization."""
     op_def = context.op_execution_context.op_def
     required = [out.name for out in op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
     if required:
@@ -236,13 +209,8 @@ def refuse_required_outputs(context: StepContext) -> None:
 def refuse_overridden_resources(context: StepContext) -> None:
     """Refuse a run config that changes the deployment: its catalog, storage or live directories.
 
-    Sensors, operator jobs and the lease of a stream belong to the deployment of its code location. A
-    run with another catalog would start a second writer next to the first, and a run with another
-    storage would delete what the catalog lists elsewhere. Values equal to the deployment's pass: the
-    launchpad can fill them in.
-
-    Raises:
-        OptionError: The config gives a field of such a resource another value.
+    A run with another catalog would start a second writer next to the first, and a run with another storage would
+    delete what the catalog lists elsewhere. Values equal to the deployment's pass: the launchpad can fill them in.
     """
     step = context.op_execution_context
     overrides = cast("Mapping[str, Mapping[str, object]]", step.run.run_config.get("resources", {}))
@@ -273,8 +241,7 @@ def transitions_in_run_log(
 ) -> Iterator[None]:
     """Show the transitions of a stream, or of every stream that this process changes, in the log of a run.
 
-    Does nothing if Dagster captures this package's logger itself (`managed_python_loggers` in
-    `dagster.yaml`), so that no line is shown twice.
+    Does nothing if Dagster captures this package's logger itself (`managed_python_loggers`): no line is shown twice.
     """
     managed = context.instance.managed_python_loggers
     if any(name == "root" or name.split(".")[0] == PACKAGE_LOGGER for name in managed):

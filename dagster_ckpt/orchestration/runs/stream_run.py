@@ -26,9 +26,9 @@ from dagster_ckpt.orchestration._compat import (
     plan_outside_runs,
 )
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
+from dagster_ckpt.orchestration.resources.defined_streams import open_stream
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
-from dagster_ckpt.orchestration.resources.stream_resource import open_stream
+from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
 from dagster_ckpt.orchestration.runs.run_report import run_report
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
@@ -69,24 +69,11 @@ def run_stream(
     *,
     check: Callable[[StepContext], None],
 ) -> Generator[Any, None, Outcome | None]:
-    """Run a stream until it ends, is stopped, canceled or interrupted.
+    """Run a stream until it ends, is stopped, canceled or interrupted; returns how, or None after a preflight.
 
-    Yields nothing: the catalog sensor reports the checkpoints, and the end of a stream is not
-    another materialization.
-
-    Args:
-        context: The context of the op that runs it.
-        spec: The stream.
-        resources: Its resources, with a Spark session.
-        describe: Defines the query.
-        check: Validates the op and its run before anything starts, raising one of our errors.
-
-    Returns:
-        How the stream ended; None if the run only tried the code.
-
-    Raises:
-        dagster.Failure: The stream was canceled or failed. Never retried by Dagster, because only the
-            restart strategy restarts streams.
+    Yields nothing: the catalog sensor reports the checkpoints, and the end of a stream is not another
+    materialization. If the stream was canceled or failed, raises a `dagster.Failure` that Dagster never retries,
+    because only the restart strategy restarts streams. `check` validates the op and its run before anything starts.
     """
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts(), transitions_in_run_log(context, spec.stream_id):
@@ -126,7 +113,7 @@ def _run_to_its_end(
                 handle,
                 resources,
                 describe,
-                state_partitions=config.state_partitions,
+                state_partitions=config.parsed().state_partitions,
                 interrupted=watch.should_stop,
             )
         else:
@@ -162,7 +149,7 @@ def _with_run_config(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
     """The stream with this run's option overrides."""
     if config.checkpointing is None:
         return spec
-    return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
+    return replace(spec, options=spec.options.overridden(config.checkpointing.model_dump()))
 
 
 def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: DeploymentResources) -> StreamHandle:
@@ -276,7 +263,7 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
             report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            raise _failure(f"The stream failed for good: {end.reason}", "FAILED", report)
+            raise _failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
         for asset in _written(context) if report else ():
             context.log_event(
                 dg.AssetObservation(asset.key, description=f"run ended: {end.kind.name}", metadata=report)
@@ -313,11 +300,7 @@ def run_preflight(
     state_partitions: int | None = None,
     interrupted: Callable[[], bool],
 ) -> PreflightRecord:
-    """Try the loaded code. The stream, which may be running, is not affected.
-
-    Raises:
-        CkptError: The code could not be tried.
-    """
+    """Try the loaded code. The stream, which may be running, is not affected."""
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
     # Enter again, because creating a Spark session replaces the SIGINT handler.
@@ -328,12 +311,7 @@ def run_preflight(
 
 
 def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
-    """End the step according to the result of the preflight.
-
-    Raises:
-        dagster.Failure: The code cannot continue from the state. The run fails so that alerts on failed
-            runs fire.
-    """
+    """End the step as the preflight ended. A refusal fails the run, so that alerts on failed runs fire."""
     if not result.passed:
         raise dg.Failure(
             f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType
-from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.sensors.reports import (
     DECISIVE,
@@ -27,8 +27,8 @@ from dagster_ckpt.orchestration.sensors.reports import (
     identity,
     materialization,
 )
-from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
-from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
+from dagster_ckpt.values.durations import wall_clock_ms
 
 
 @dataclass(frozen=True)

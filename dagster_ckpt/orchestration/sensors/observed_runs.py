@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.operations.unsettled_executions import RecordedEnd
@@ -23,8 +24,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
     worker_of,
 )
 from dagster_ckpt.runtime.settlement import record_death
-from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
+from dagster_ckpt.values.durations import monotonic_ms
 from dagster_ckpt.values.modes import DesiredState
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)

@@ -15,10 +15,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import dagster as dg
-import pendulum
 
+from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 from dagster_ckpt.errors import OptionError
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
@@ -123,7 +122,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         "dagster_ckpt/full_bytes": snapshot.full_bytes,
         "dagster_ckpt/incremental_bytes": snapshot.incremental_bytes,
         "dagster_ckpt/number": snapshot.number,
-        "dagster_ckpt/kind": snapshot.kind,
+        "dagster_ckpt/kind": snapshot.kind.value,
         "dagster_ckpt/trigger": snapshot.trigger.value,
         "dagster_ckpt/location": dg.MetadataValue.path(snapshot.location or ""),
         SNAPSHOT_ID_KEY: snapshot.snapshot_id,
@@ -134,22 +133,12 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         # A topic may have thousands; those that are furthest behind are plotted.
         worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]
         figures |= {f"dagster_ckpt/records_behind/{name}": lags[name] for name in sorted(worst)}
-    watermark_ms = _epoch_ms(snapshot.watermark)
+    watermark_ms = snapshot.watermark_ms
     if watermark_ms is not None:
         figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
         # The page plots only integers and floats, not timestamps.
         figures["dagster_ckpt/watermark_ms"] = watermark_ms
     return {name: value for name, value in figures.items() if value is not None}
-
-
-def _epoch_ms(watermark: str | None) -> int | None:
-    try:
-        if watermark is None:
-            return None
-        return round(pendulum.from_format(watermark, "YYYY-MM-DDTHH:mm:ss.SSS[Z]", tz="UTC").timestamp() * 1000)
-    except ValueError:
-        # A damaged value is reported unchanged; it must not block other reports.
-        return None
 
 
 _FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)

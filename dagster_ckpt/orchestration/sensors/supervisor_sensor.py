@@ -8,7 +8,7 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
 from dagster_ckpt.operations.unsettled_executions import Restart, Retain, Wait, reconcile
-from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.runs.run_status import (
     DEPLOYMENT_TAG,
@@ -28,16 +28,15 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
     undefined_streams,
 )
-from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG, translator_of
-from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.stream.liveness import holds_lease
+from dagster_ckpt.stream.start_from import set_options
+from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import TerminalState
 
 # Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
-# Further options of a START request.
-_SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "discard_state", "no_safety_savepoint")
 
 
 def build_supervisor_sensor(
@@ -163,18 +162,11 @@ def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecor
 
 def _start_run(stream: Stream, request: RequestRecord, deployment_id: str) -> dg.RunRequest:
     assert stream.start_job is not None
-    config = {
-        "start_from": str(request.arguments.get("start_from", "latest")),
-        **{name: True for name in _SWITCHES if request.arguments.get(name)},
-        **{name: request.arguments[name] for name in ("claim_mode",) if request.arguments.get(name) == "CLAIM"},
-        **{name: request.arguments[name] for name in ("source_offsets",) if request.arguments.get(name)},
-        **{name: request.arguments[name] for name in ("state_partitions",) if request.arguments.get(name) is not None},
-    }
     return dg.RunRequest(
         # One run per request, however often it is evaluated.
         run_key=f"start-{request.request_id}",
         job_name=stream.start_job.name,
-        run_config={"ops": {stream.name: {"config": config}}},
+        run_config={"ops": {stream.name: {"config": set_options(request.arguments)}}},
         tags={
             STREAM_ID_TAG: stream.stream_id,
             DEPLOYMENT_TAG: deployment_id,

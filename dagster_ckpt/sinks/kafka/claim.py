@@ -1,15 +1,19 @@
-"""The driver's part of the protocol: before its first batch, a start becomes the owner of every marker."""
+"""The driver's part of the protocol: before its first batch, a start becomes the owner of every marker.
+
+`past_of` reads from the catalog where the stream wrote before: those markers are claimed too.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.errors import RowsAtRiskError
 from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, earlier_queries, refuse_others
-from dagster_ckpt.sinks.kafka.past import Past
 from dagster_ckpt.sinks.kafka.session import (
     Session,
     await_topic,
@@ -18,9 +22,71 @@ from dagster_ckpt.sinks.kafka.session import (
     marker_at_a_glance,
     unavailable,
 )
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import KafkaPlace
 
 # A claim that another one has fenced is repeated: the one with the later live directory wins.
 _CLAIMS = 3
+# Kafka keeps the markers of an idle stream for `offsets.retention.minutes`: 7 days by default, rarely less than this.
+KEPT_FOR_MS = 6 * 3_600_000
+_SINK_NAME = re.compile(r"ForeachBatchSink\[(?P<place>kafka://.+)\]")
+_DELETED = (
+    "Kafka deletes the offsets of a group that is unused for offsets.retention.minutes, and those on a topic that is "
+    "deleted."
+)
+_WRITE_AGAIN = "To write these rows a second time, start from a snapshot or batch-<n> with new_query_id."
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a claim has to know of earlier starts.
+
+    Attributes:
+        places: Other topics and prefixes with which the stream has written since its last batch at this one.
+        has_written: Whether the next batch may be one that the query has written: then there are markers.
+        may_lack_markers: Whether Kafka may have deleted the markers since the last batch, and the query has no planned
+            batch, which could be in the topic.
+    """
+
+    places: tuple[tuple[str, str], ...] = ()
+    has_written: bool = False
+    may_lack_markers: bool = False
+
+
+def place_in(sink: str) -> KafkaPlace | None:
+    """The place in Spark's name for a transactional sink; None for any other sink."""
+    match = _SINK_NAME.fullmatch(sink)
+    return KafkaPlace.parse(match["place"]) if match else None
+
+
+def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
+    """What the executions of a stream, the newest first, say of a query about to start in a live directory."""
+    query_id = live_query_id(live)
+    here = (place.topic, place.prefix)
+    places: list[tuple[str, str]] = []
+    has_moved_here = False
+    wrote, wrote_from_here, wrote_at_ms = False, False, 0
+    for execution in executions:
+        progress = execution.progress or {}
+        seen = {(each.topic, each.prefix) for name in progress.get("sinks") or () if (each := place_in(str(name)))}
+        has_batch = seen and progress.get("batch_id") is not None
+        if not has_moved_here:
+            places += [each for each in sorted(seen - {here}) if each not in places]
+        # Before its first batch here, that start has claimed the other places.
+        has_moved_here |= bool(has_batch) and here in seen
+        if has_batch and query_id is not None and progress.get("query_id") == query_id:
+            wrote = True
+            wrote_at_ms = max(wrote_at_ms, execution.heartbeat_at_ms)
+            wrote_from_here |= execution.live_directory == live.url
+    positions = live.positions()
+    # A batch that this start plans where the query stopped is in no topic. One planned before, or after a restored
+    # snapshot, may be.
+    is_new = wrote_from_here and positions.offset == positions.commit
+    is_long_ago = now_ms - wrote_at_ms > KEPT_FOR_MS
+    return Past(tuple(places), wrote and not is_new, may_lack_markers=wrote and is_new and is_long_ago)
+
+
 _NO_PAST = Past()
 
 
@@ -29,18 +95,6 @@ def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
 
     Where the stream wrote before, to another topic or with another prefix, the markers are claimed too: a predecessor
     that still runs is fenced, and its newest batch is not written again.
-
-    Args:
-        target: The sink and the run, with the plan of the first batch.
-        first: The first batch that the run writes; some of the writers may have written it before.
-        past: What the catalog knows of earlier starts.
-
-    Raises:
-        LeaseLostError: A later live directory of the stream owns a marker: this process was replaced.
-        RowsAtRiskError: The topic has batches that the query does not have, or it is unknown which shares of the
-            batch it has.
-        OptionError: Another deployment or stream uses the same ids.
-        StorageAccessError: Kafka does not answer.
     """
     await_topic(target.client, target.topic)
     for attempt in range(1, _CLAIMS + 1):
@@ -65,8 +119,8 @@ def _claim(target: Transactions, first: int, past: Past) -> None:
         own = [each for each in every if each.query == target.query_id and each.entry]
         entries = {each.batch: each.entry for each in own} | {first: target.entry}
         earlier = earlier_queries(every, target.query_id)
-        # The former places last: until then, a claim that dies on the way is repeated. And from the last writer: the
-        # markers of the number of writers before it stay together.
+        # The former places last: until then, an interrupted claim is repeated. From the last writer: the markers of the
+        # previous number of writers stay together.
         for place in places:
             for (session, _), marker in reversed([*zip(place, found, strict=False)]):
                 if session is None:
@@ -80,12 +134,12 @@ _Held = list[tuple[Session | None, Marker | None]]
 
 
 def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) -> _Held:
-    """Fence the writers of a place; of a former place, those that have a marker of this stream: no other can write."""
+    """Fence the writers of a place. In a former place, only those with a marker of this stream can write."""
     held: _Held = []
     writers = target.writers
     while len(held) < writers:
         writer = len(held)
-        # Looked at before, so that a process that was replaced does not disturb its successor.
+        # Before a producer is opened, so that a replaced process does not disturb its successor.
         marker = marker_at_a_glance(target, writer)
         if is_former and (marker is None or marker.is_anothers(target)):
             held.append((None, None))
@@ -103,13 +157,12 @@ def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) 
 
 
 def _newest(target: Transactions, held: Sequence[tuple[Session | None, Marker | None] | None]) -> Marker | None:
-    """What is known of one writer of a query that may have written to several places."""
     markers = [each[1] for each in held if each is not None and each[1] is not None]
     return max(markers, key=lambda marker: (marker.query == target.query_id, marker.batch), default=None)
 
 
 def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> None:
-    """Refuse a query in whose place the stream has begun another, which may have written any of the same rows."""
+    """Refuse a query that the stream has replaced: its successor may have written the same rows."""
     for marker in markers:
         last = marker.earlier.get(target.query_id)
         if last is not None:
@@ -128,7 +181,7 @@ def _position(
         writer: marker for writer, marker in enumerate(found) if marker is not None and marker.query == target.query_id
     }
     if must_exist:
-        # A claim changes marker 0 last: where one with another number died on the way, that marker has the former.
+        # A claim changes marker 0 last: after an interrupted one, it still has the former number of writers.
         counted = [known[0]] if 0 in known else known.values()
         writers = max((marker.writers for marker in counted), default=target.writers)
         lost = sorted({*range(writers)} - {*known})
@@ -154,7 +207,7 @@ def _position(
             "planned another time than the one that the query is about to write, and may have other rows. Nothing was "
             f"written. Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
         )
-    # Where a claim with another number died on the way, the batch is one that all writers of either number have.
+    # After an interrupted claim with another number, all writers of either number have the batch.
     writers = min(known[writer].writers for writer in done)
     if {*range(writers)} <= {*done}:
         return first
@@ -171,10 +224,3 @@ def _position(
             else f"{_DELETED} Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
         )
     )
-
-
-_DELETED = (
-    "Kafka deletes the offsets of a group that is unused for offsets.retention.minutes, and those on a topic that is "
-    "deleted."
-)
-_WRITE_AGAIN = "To write these rows a second time, start from a snapshot or batch-<n> with new_query_id."

@@ -9,21 +9,15 @@ from typing import Any
 
 from dagster_ckpt.errors import LeaseLostError, OptionError
 
-# Of the metadata of a marker.
+# Version of a marker's metadata.
 FORMAT = 2
-# Ids of earlier queries that a marker keeps: with a stream's and a deployment's id, two thirds of the 4,096 bytes that
-# the metadata of an offset may have (`offset.metadata.max.bytes`).
+# Earlier queries in a marker: with the other fields two thirds of the 4,096 bytes of `offset.metadata.max.bytes`.
 MOST_EARLIER = 40
 
 
 @dataclass(frozen=True, order=True)
 class Epoch:
-    """Which of two live directories of a stream is the later one.
-
-    Attributes:
-        token: Token of the lease under which it was created.
-        generation: Its number.
-    """
+    """Which of two live directories of a stream is the later one: by the token of the lease, then by its number."""
 
     token: int = 0
     generation: int = 0
@@ -31,17 +25,13 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Transactions:
-    """Everything that a share needs to know of its sink and of the run that writes it.
+    """What a share needs to know of its sink and of the run that writes it.
 
     Attributes:
-        client: Properties of the client, as librdkafka names them; they may contain secrets.
-        topic: The topic. Its partition 0 names the markers.
-        prefix: Beginning of the ids of transactions and groups; deployments that share a cluster have different ones.
-        writers: Number of writers.
-        deployment: Id of the deployment.
-        stream: Id of the stream.
-        query_id: Id of the query.
-        epoch: The live directory that it runs in.
+        client: Properties for librdkafka; they may contain secrets.
+        topic: Its partition 0 names the markers.
+        prefix: Beginning of the ids of transactions and groups; deployments that share a cluster need different ones.
+        epoch: The live directory of the run.
         owner: Identifies this start of the query.
         entry: Digest of the plan of the batch to write: another batch of the same number has another.
     """
@@ -70,16 +60,10 @@ class Marker:
     """What a writer has committed together with its newest share.
 
     Attributes:
-        batch: The newest batch whose share it has written, or that a claim takes for written.
-        query: Id of the query.
-        deployment: Id of the deployment.
-        stream: Id of the stream.
-        token: See `Epoch`.
-        generation: See `Epoch`.
+        batch: The newest batch whose share it has written, or that a claim treats as written.
         owner: The start of the query that may write.
-        writers: Number of writers.
         entry: Digest of the plan of that batch; empty if no share of it was written.
-        earlier: The queries of the stream that wrote before this one, the newest last, each with its newest batch.
+        earlier: The queries of the stream before this one, the newest last, each with its newest batch.
     """
 
     batch: int
@@ -112,7 +96,7 @@ class Marker:
     def is_anothers(self, target: Transactions) -> bool:
         """Whether another deployment or stream has written it."""
         owner = (self.deployment, self.stream)
-        # A catalog that was lost and rebuilt may be another deployment; the query is the same.
+        # A rebuilt catalog may be another deployment; the query is the same.
         return owner != (target.deployment, target.stream) and self.newest(target.query_id) is None
 
     def as_metadata(self) -> str:
@@ -122,11 +106,7 @@ class Marker:
 
     @staticmethod
     def of(group: str, offset: int, metadata: str | None) -> Marker | None:
-        """Parse a committed offset; None if the group has none.
-
-        Raises:
-            OptionError: The group is not one of this sink, or another version of it has written the marker.
-        """
+        """Parse a committed offset; None if the group has none."""
         if offset < 0:
             return None
         fields = fields_of(metadata)
@@ -160,7 +140,7 @@ class Marker:
 
 
 def fields_of(metadata: str | None) -> dict[str, Any] | None:
-    """The fields of a marker, of whichever version; None for an offset that another application has committed."""
+    """The fields of a marker of any version; None for an offset that another application has committed."""
     try:
         fields = json.loads(metadata or "")
     except ValueError:
@@ -169,7 +149,7 @@ def fields_of(metadata: str | None) -> dict[str, Any] | None:
 
 
 def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
-    """The queries before one, as several markers name them: the newest last, each with its newest batch."""
+    """The queries before one in several markers, the newest last, each with its newest batch."""
     found: dict[str, int] = {}
     for marker in markers:
         for query, batch in (*marker.earlier.items(), (marker.query, marker.batch)):
@@ -179,12 +159,9 @@ def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
 
 
 def refuse_others(target: Transactions, writer: int, marker: Marker | None) -> None:
-    """Pass a marker that a run may claim.
+    """Refuse a marker of a later run, or of another deployment or stream.
 
-    Raises:
-        LeaseLostError: A later run owns it.
-        OptionError: Another deployment does, or another stream: `shop.eu` and stream `orders` have the ids of `shop`
-            and stream `eu.orders`.
+    `shop.eu` and stream `orders` have the ids of `shop` and stream `eu.orders`.
     """
     if marker is None:
         return

@@ -1,10 +1,8 @@
-"""Calls of the Kafka client: a producer of one writer, and its marker.
-
-Needs `confluent-kafka`, which is imported when it is used.
-"""
+"""Calls of the Kafka client: its properties, a producer of one writer, and the writer's marker."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,25 +18,61 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# A call to the broker is repeated for this long: longer than a broker needs to restart, shorter than the default of
-# `transaction.timeout.ms`.
+# Longer than a broker needs to restart, shorter than the default of `transaction.timeout.ms`.
 PATIENCE_S = 30.0
 _CALL_S = 10.0
 _ABORT_S = 5.0
 _POLL_EVERY = 2000
 
+# The Java client's names, which Spark's users know, and librdkafka's.
+_RENAMED = {
+    "max.request.size": "message.max.bytes",
+    "reconnect.backoff.ms": "reconnect.backoff.ms",
+    "ssl.keystore.password": "ssl.keystore.password",
+}
+# Of the Java client only; they do not affect what is written.
+_DROPPED = frozenset(
+    {"key.serializer", "value.serializer", "max.block.ms", "buffer.memory", "client.dns.lookup", "metadata.max.idle.ms"}
+)
+_LOGIN = re.compile(r"""(?P<name>username|password)\s*=\s*(?P<quote>["'])(?P<value>.*?)(?P=quote)""")
+_JAVA_ONLY = {
+    "ssl.truststore.location": "ssl.ca.location (a PEM file)",
+    "ssl.truststore.password": "ssl.ca.location (a PEM file needs no password)",
+    "ssl.truststore.type": "ssl.ca.location (a PEM file)",
+    "sasl.client.callback.handler.class": "sasl.oauthbearer.config",
+    "sasl.login.callback.handler.class": "sasl.oauthbearer.config",
+}
+# librdkafka warns of these for a consumer.
+PRODUCER_ONLY = frozenset(
+    {
+        "acks",
+        "batch.num.messages",
+        "batch.size",
+        "compression.codec",
+        "compression.level",
+        "compression.type",
+        "delivery.timeout.ms",
+        "enable.idempotence",
+        "linger.ms",
+        "max.in.flight.requests.per.connection",
+        "message.timeout.ms",
+        "partitioner",
+        "queue.buffering.max.kbytes",
+        "queue.buffering.max.messages",
+        "queue.buffering.max.ms",
+        "request.required.acks",
+        "request.timeout.ms",
+        "retries",
+        "sticky.partitioning.linger.ms",
+        "transaction.timeout.ms",
+    }
+)
+
 Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple):
-    """One record to send.
-
-    Attributes:
-        value: Its value.
-        key: Its key.
-        headers: Its headers.
-        partition: Its partition; None leaves it to the partitioner.
-    """
+    """One record to send; without a partition, the partitioner decides."""
 
     value: bytes | None
     key: bytes | None = None
@@ -46,31 +80,24 @@ class Record(NamedTuple):
     partition: int | None = None
 
 
-# A `Record` is one.
 RecordFields = tuple[bytes | None, bytes | None, Sequence[Header] | None, int | None]
 
 
 class Session:
-    """A producer of one writer.
-
-    Args:
-        target: The sink and the run.
-        writer: The writer.
-    """
+    """A producer of one writer, and its marker."""
 
     def __init__(self, target: Transactions, writer: int) -> None:
         self._target = target
         self._id = target.id_of(writer)
         self.last: int | None = None
-        # Commits carry on what the marker says of them.
         self.earlier: Mapping[str, int] = {}
         self._is_open = False
         self._markers = _marker_consumer(target, self._id)
         self._producer: Producer = _producer(target, self._id)
 
     def begin_epoch(self) -> None:
-        """Fence earlier producers of the same writer, and end what they have not committed."""
-        # Without a connection, librdkafka's first look for the coordinator fails, and its next is half a second later.
+        """Fence earlier producers of the same writer, and abort what they have not committed."""
+        # Unconnected, librdkafka misses the coordinator, and looks again after half a second.
         _patiently(lambda: self._producer.list_topics(self._target.topic, _CALL_S))
         _patiently(lambda: self._producer.init_transactions(_CALL_S))
 
@@ -92,7 +119,7 @@ class Session:
             if headers or partition is not None:
                 _send(producer, topic, record)
             else:
-                # Most rows. A call of `_send`, and arguments that are not needed, would take half as long again.
+                # Most rows; calling `_send` with all arguments would take half as long again.
                 try:
                     produce(topic, value, key)
                 except BufferError:
@@ -103,13 +130,8 @@ class Session:
         return sent
 
     def commit(self, batch: int, entry: str) -> None:
-        """Commit the open transaction together with the marker; without an open one, the marker alone.
-
-        Args:
-            batch: The batch.
-            entry: Digest of its plan.
-        """
-        from confluent_kafka import TopicPartition  # noqa: PLC0415 - an extra
+        """Commit the open transaction together with the marker; without an open one, the marker alone."""
+        from confluent_kafka import TopicPartition  # noqa: PLC0415
 
         producer, target = self._producer, self._target
         if not self._is_open:
@@ -138,7 +160,7 @@ class Session:
     def abandon(self) -> None:
         """End a failed share; what it sent is never visible."""
         if self._is_open:
-            # The successor's init_transactions does it otherwise; until then consumers would wait.
+            # Otherwise consumers wait until a successor's `init_transactions`.
             with suppress(Exception):
                 _bounded(lambda: self._producer.abort_transaction(_ABORT_S), 2 * _ABORT_S)
         self.close()
@@ -156,17 +178,8 @@ class Session:
 
 
 def await_topic(client: Mapping[str, str], topic: str) -> None:
-    """Make sure that a topic exists, to which markers can be committed; a cluster may create it on demand.
-
-    Args:
-        client: Properties of the client, as librdkafka names them.
-        topic: The topic.
-
-    Raises:
-        StorageAccessError: It does not exist, or Kafka does not answer.
-        OptionError: The client refuses its properties.
-    """
-    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415 - an extra
+    """Make sure that a topic exists, to which markers can be committed; a cluster may create it on demand."""
+    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415
 
     producer = _created(lambda: KafkaProducer(dict(client)))
     deadline = time.monotonic() + _CALL_S
@@ -189,11 +202,7 @@ def await_topic(client: Mapping[str, str], topic: str) -> None:
 
 
 def _send(producer: Producer, topic: str, record: RecordFields) -> None:
-    """Queue one record. A queue that stays full ends the task, which Spark tries again.
-
-    Raises:
-        BufferError: librdkafka took no record for `PATIENCE_S`.
-    """
+    """Queue one record. A queue that stays full ends the task, which Spark tries again."""
     value, key, headers, partition = record
     options: dict[str, Any] = {}
     if headers:
@@ -215,7 +224,7 @@ def _send(producer: Producer, topic: str, record: RecordFields) -> None:
 
 
 def _flush(producer: Producer) -> None:
-    """Wait until the queued records are sent, for as long as they become fewer."""
+    """Wait until the queued records are sent, as long as they become fewer."""
     left = len(producer)
     deadline = time.monotonic() + PATIENCE_S
     while left and time.monotonic() < deadline:
@@ -225,20 +234,20 @@ def _flush(producer: Producer) -> None:
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
-    """The newest marker that is committed; an open transaction, which may be a dead process's, is not waited for."""
+    """The newest committed marker, without waiting for an open transaction, which may be a dead process's."""
     return _looked_up(target, writer, "read_uncommitted")
 
 
 def marker_before_share(target: Transactions, writer: int, batch: int) -> Marker | None:
     """The marker that a share of a batch finds after the claim of its run.
 
-    A glance is believed if it shows the batch or the one before, of this run, or a later run. Anything else may be what
-    was there before: `commit_transaction` returns before the marker that it commits is seen.
+    A glance is believed if it shows the batch or the one before, of this run, or a later run. Anything else may be
+    stale: `commit_transaction` returns before the marker that it commits is seen.
     """
     seen = marker_at_a_glance(target, writer)
     if seen is not None and (seen.is_later(target) or (seen.owner == target.owner and seen.batch >= batch - 1)):
         return seen
-    # The claim has ended the transactions of dead processes, so that a pending one is brief.
+    # The claim has ended the transactions of dead processes, so this wait is brief.
     return _looked_up(target, writer, "read_committed")
 
 
@@ -252,7 +261,7 @@ def _looked_up(target: Transactions, writer: int, isolation: str) -> Marker | No
 
 
 def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
-    from confluent_kafka import TopicPartition  # noqa: PLC0415 - an extra
+    from confluent_kafka import TopicPartition  # noqa: PLC0415
 
     (found,) = _patiently(lambda: consumer.committed([TopicPartition(topic, 0)], timeout=_CALL_S))
     if found.error is not None:
@@ -261,58 +270,31 @@ def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
 
 
 def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read_committed") -> Consumer:
-    from confluent_kafka import Consumer as KafkaConsumer  # noqa: PLC0415 - an extra
+    from confluent_kafka import Consumer as KafkaConsumer  # noqa: PLC0415
 
-    # With read_committed the broker answers only once no transaction on the group is pending (KIP-447).
+    # With read_committed the broker waits for pending transactions on the group (KIP-447).
     settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
     consumer_only = {name: value for name, value in target.client.items() if name not in PRODUCER_ONLY}
     return _created(lambda: KafkaConsumer({**consumer_only, **settings}))
 
 
 def _producer(target: Transactions, transactional_id: str) -> Producer:
-    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415 - an extra
+    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415
 
-    # Spark's own sink uses the partitioner of the Java client: a key stays in its partition.
+    # Spark's own sink has the Java client's partitioner: a key stays in its partition.
     defaults = {
         "partitioner": "murmur2_random",
-        # The broker takes the first records of a share while the others are queued.
+        # The broker takes records while others are queued.
         "linger.ms": "5",
         "batch.num.messages": "2000",
-        # The largest record of the Java client, which is more than that of librdkafka.
+        # The Java client's limit, which is higher than librdkafka's.
         "message.max.bytes": "1048576",
-        # The most that a broker allows by default: a backlog of many rows is one share.
+        # A broker's default maximum: a backlog is one share.
         "transaction.timeout.ms": "900000",
-        # Without notes on what is normal, such as an event that a closed producer leaves unread.
+        # Warnings only.
         "log_level": "5",
     }
     return _created(lambda: KafkaProducer({**defaults, **target.client, "transactional.id": transactional_id}))
-
-
-# Properties that librdkafka would report as of no use to a consumer.
-PRODUCER_ONLY = frozenset(
-    {
-        "acks",
-        "batch.num.messages",
-        "batch.size",
-        "compression.codec",
-        "compression.level",
-        "compression.type",
-        "delivery.timeout.ms",
-        "enable.idempotence",
-        "linger.ms",
-        "max.in.flight.requests.per.connection",
-        "message.timeout.ms",
-        "partitioner",
-        "queue.buffering.max.kbytes",
-        "queue.buffering.max.messages",
-        "queue.buffering.max.ms",
-        "request.required.acks",
-        "request.timeout.ms",
-        "retries",
-        "sticky.partitioning.linger.ms",
-        "transaction.timeout.ms",
-    }
-)
 
 
 def _created(create: Callable[[], _T]) -> _T:
@@ -326,7 +308,7 @@ def _created(create: Callable[[], _T]) -> _T:
 
 
 def _patiently(call: Callable[[], _T]) -> _T:
-    """Repeat a call that may be repeated; the broker may be restarting."""
+    """Repeat a call as long as a broker may need to restart."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -341,12 +323,8 @@ def _patiently(call: Callable[[], _T]) -> _T:
 
 
 def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
-    """Abandon a call that does not return: librdkafka's own limits do not hold after a broker was killed.
-
-    Raises:
-        KafkaException: It has not returned; its producer can only be abandoned.
-    """
-    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415 - an extra
+    """Abandon a call that does not return: librdkafka's own limits do not hold after a broker was killed."""
+    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415
 
     done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
 
@@ -367,13 +345,13 @@ def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
 
 
 def _may_repeat(reason: KafkaError) -> bool:
-    # A lookup that timed out has changed nothing; calls of the producer say themselves whether they can be repeated.
+    # A lookup that timed out has changed nothing; a producer's errors say whether they can be retried.
     return reason.retriable() or reason.name() in ("_TIMED_OUT", "_TRANSPORT", "_WAIT_COORD", "NOT_COORDINATOR")
 
 
 def reason_of(error: Exception) -> KafkaError | None:
     """The error that an exception of the client carries."""
-    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415 - an extra
+    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415
 
     first = error.args[0] if error.args else None
     return first if isinstance(first, Reason) else None
@@ -386,7 +364,7 @@ def is_fenced(error: Exception) -> bool:
 
 
 def unavailable(target: Transactions, writer: int | None, error: Exception) -> StorageAccessError:
-    """The error of a writer whose calls failed; None: of a claim of all of them."""
+    """The error of a writer whose calls failed; None means a claim of all writers."""
     if is_fenced(error):
         what = (
             "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "
@@ -401,13 +379,39 @@ def unavailable(target: Transactions, writer: int | None, error: Exception) -> S
 
 
 def _error_of(reason: KafkaError) -> Exception:
-    from confluent_kafka import KafkaException  # noqa: PLC0415 - an extra
+    from confluent_kafka import KafkaException  # noqa: PLC0415
 
     return KafkaException(reason)
 
 
 def kafka_errors() -> type[Exception]:
     """What the client raises."""
-    from confluent_kafka import KafkaException  # noqa: PLC0415 - an extra
+    from confluent_kafka import KafkaException  # noqa: PLC0415
 
     return KafkaException
+
+
+def client_properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Properties for librdkafka from the options of a writer below `kafka.`, which may have the Java client's names."""
+    properties: dict[str, str] = {}
+    for name, value in options.items():
+        if name in _JAVA_ONLY:
+            raise OptionError(
+                f"kafka.{name} is an option of the Java client, and the transactional sink uses librdkafka. Give "
+                f"kafka.{_JAVA_ONLY[name]} instead."
+            )
+        if name == "sasl.jaas.config":
+            properties |= _login(value)
+        elif name not in _DROPPED:
+            properties[_RENAMED.get(name, name)] = value
+    return properties
+
+
+def _login(jaas: str) -> dict[str, str]:
+    found = {match["name"]: match["value"] for match in _LOGIN.finditer(jaas)}
+    if set(found) != {"username", "password"}:
+        raise OptionError(
+            "kafka.sasl.jaas.config names no username and password. Give the transactional sink kafka.sasl.username "
+            "and kafka.sasl.password, or the properties of librdkafka for your mechanism."
+        )
+    return {f"sasl.{name}": value for name, value in found.items()}

@@ -27,9 +27,9 @@ from dagster_ckpt.sinks.kafka.session import (
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-# Producers that a Python worker keeps for its next shares.
+# Producers kept by a Python worker.
 _KEPT_SESSIONS = 8
-# The place of a row in its share; the last one has this, and is no record.
+# A row's place in its share; the last row has END, and is no record.
 PLACE = "__place"
 END = 2**63 - 1
 _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
@@ -37,12 +37,7 @@ _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a share.
-
-    Attributes:
-        records: Number of records sent.
-        was_done: Whether an earlier attempt had committed it.
-    """
+    """How many records of a share were sent, and whether an earlier attempt had committed it."""
 
     records: int
     was_done: bool
@@ -51,21 +46,15 @@ class Written:
 def write_share(target: Transactions, writer: int, batch: int, records: Iterable[RecordFields]) -> Written:
     """Send the share of one writer in one transaction. Run by an executor.
 
-    Args:
-        target: The sink and the run.
-        writer: The writer.
-        batch: The batch.
-        records: The rows of the share: the same, in any order, whenever the batch is run.
-
     Raises:
         LeaseLostError: Another run owns the marker.
         RowsAtRiskError: The marker is not at the batch before.
-        StorageAccessError: Kafka does not answer; the transaction was not committed, or is found by the next attempt.
+        StorageAccessError: Kafka does not answer; the next attempt finds out whether the transaction was committed.
     """
     name = f"{target.owner}/{target.id_of(writer)}"
     session = sessions.pop(name, None)
     if session is not None and session.last != batch - 1:
-        # Another worker wrote the batches in between and has fenced this producer.
+        # Another worker wrote the batches in between, and fenced this producer.
         session.close()
         session = None
     try:
@@ -119,26 +108,16 @@ def _keep(name: str, session: Session) -> None:
 
 
 def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
-    """The property by which the tasks of a job learn which batch they write: its name and value.
-
-    Args:
-        owner: The start of the query, so that a task reads no property of another query.
-        batch: The batch.
-        entry: Digest of its plan.
-    """
+    """Name and value of the local property by which the tasks of a job learn their batch and the digest of its plan."""
     return f"dagster_ckpt.kafka.{owner}", f"{batch} {entry}"
 
 
 def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """The function that Spark maps over the partitions of a batch, one for each writer; it returns no rows.
-
-    Args:
-        target: The sink and the run.
-    """
+    """The function that Spark maps over the partitions of a batch, one for each writer; it returns no rows."""
     name, _ = batch_property(target.owner, 0, "")
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        from pyspark import TaskContext  # noqa: PLC0415 - on executors
+        from pyspark import TaskContext  # noqa: PLC0415
 
         context = cast("TaskContext", TaskContext.get())
         batch, _, entry = str(context.getLocalProperty(name)).partition(" ")
@@ -152,9 +131,9 @@ def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iter
 def _forget_archives_of_spark() -> None:
     """Spare the next task of this Python worker 0.1 s.
 
-    Spark's worker calls `importlib.invalidate_caches()` before each task, and up to Python 3.12 each importer of an
-    archive then reads the archive's directory again: of `pyspark.zip` (once for each package in it), Py4J and Spark's
-    jar. Python replaces an importer that is missing in this cache, from a directory that it remembers.
+    Spark's worker calls `importlib.invalidate_caches()` before each task. Up to Python 3.12, each importer of an
+    archive then reads its directory again: of `pyspark.zip` (once for each package in it), Py4J and Spark's jar.
+    Python replaces an importer that is missing in this cache from a directory that it remembers.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if _ARCHIVE_OF_SPARK.fullmatch(getattr(importer, "archive", "")):
@@ -162,14 +141,7 @@ def _forget_archives_of_spark() -> None:
 
 
 def records_of(rows: Iterable[RecordBatch]) -> Iterator[RecordFields]:
-    """The records of a share.
-
-    Args:
-        rows: Their columns, and `PLACE`, which is `END` in a last row that is none of them.
-
-    Raises:
-        StorageAccessError: The last row is missing: Spark has ended the task, and there are more records than these.
-    """
+    """The records of a share, whose last row has `END` as its `PLACE` and is no record."""
     is_whole = False
     for batch in rows:
         if not batch.num_rows:
@@ -181,7 +153,7 @@ def records_of(rows: Iterable[RecordBatch]) -> Iterator[RecordFields]:
             records.column(name).to_pylist() if name in given else repeat(None, records.num_rows)
             for name in Record._fields
         )
-        # No `Record` for each row: that alone takes as long as it takes the client to queue it.
+        # A `Record` for each row would take as long as queueing it.
         yield from zip(value, key, map(_headers_of, headers), partition, strict=True)
     if not is_whole:
         raise StorageAccessError(

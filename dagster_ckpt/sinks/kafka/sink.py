@@ -1,22 +1,25 @@
-"""Kafka topics: Spark's own sink, which writes without transactions and remembers no batch, and the transactional one.
-
-The package's docstring explains the protocol of the latter.
-"""
+"""Kafka topics: Spark's own sink, which remembers no batch, and the transactional one (protocol: `__init__.py`)."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
-from dagster_ckpt.errors import CkptError
-from dagster_ckpt.sinks.kafka.client import markers_in_kafka, topic_id
-from dagster_ckpt.sinks.kafka.marker import Marker
-from dagster_ckpt.sinks.kafka.past import place_in
+from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.sinks.kafka.claim import place_in
+from dagster_ckpt.sinks.kafka.marker import Marker, fields_of
+from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace
+from dagster_ckpt.spark.query.output import KafkaPlace
 
-# Spark's name for its own sink contains the class of the table, and no topic; `kafka_sink_name` adds that.
+# A file of client properties, for processes that describe no query, such as the command line.
+CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
+_LOOK_S = 20.0
+_POLL_S = 0.1
+# Spark's name for its own sink has no topic; `kafka_sink_name` adds it.
 _NAME = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
@@ -42,7 +45,6 @@ class TransactionalKafkaSink(Sink):
 
     noun = "topic"
     on_repeat = OnRepeat.RUNS
-    # Each stream has its own transactions and markers.
     knows_queries = True
 
     @classmethod
@@ -52,7 +54,7 @@ class TransactionalKafkaSink(Sink):
         return cls(name, str(place)) if place is not None else None
 
     def is_same(self, other: Sink) -> bool:
-        """Whether both are one topic with the same ids, even if other brokers of the cluster are named."""
+        """Whether both are one topic with the same ids, even if they name other brokers."""
         if not isinstance(other, TransactionalKafkaSink):
             return False
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
@@ -62,7 +64,7 @@ class TransactionalKafkaSink(Sink):
         return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of which the topic has at least the share of one writer; others may be missing."""
+        """The newest batch of which the topic has the share of at least one writer."""
         if query_id is None:
             return None
         return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
@@ -130,3 +132,91 @@ class TransactionalKafkaSink(Sink):
         if topic is None:
             raise ValueError(self.name)
         return topic
+
+
+def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
+    """The markers of all streams that write to a topic with the same prefix."""
+    try:
+        from confluent_kafka import (  # noqa: PLC0415
+            ConsumerGroupTopicPartitions,
+            KafkaException,
+            TopicPartition,
+        )
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+    except ImportError as error:
+        raise StorageAccessError("confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'.") from error
+    settings = _settings(place)
+    down: list[str] = []
+
+    def noted(reason: Any) -> None:
+        if reason.name() == "_ALL_BROKERS_DOWN":
+            down.append(str(reason))
+
+    try:
+        admin = AdminClient(settings | {"error_cb": noted, "socket.connection.setup.timeout.ms": "5000"})
+        listing = admin.list_consumer_groups(request_timeout=_LOOK_S)
+        while not listing.done() and not down:
+            admin.poll(_POLL_S)
+        if down and not listing.done():
+            raise StorageAccessError(f"No broker of {place.servers} answers: {down[0]}.")
+        groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
+        markers = []
+        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)]) for group in groups]
+        # The client takes one group a call: all are sent before an answer is awaited.
+        sent = [admin.list_consumer_group_offsets([each], request_timeout=_LOOK_S) for each in asked]
+        for group, answers in zip(groups, sent, strict=True):
+            (answer,) = answers.values()
+            (committed,) = answer.result().topic_partitions
+            # The group of another application.
+            if fields_of(committed.metadata) is not None:
+                marker = Marker.of(group, committed.offset, committed.metadata)
+                markers += [marker] if marker is not None else []
+    except KafkaException as error:
+        raise StorageAccessError(
+            f"Kafka at {place.servers} did not return the offsets of the sink's markers: {error}. "
+            "Start again when it answers."
+        ) from error
+    return markers
+
+
+def topic_id(place: KafkaPlace) -> FoundSink | None:
+    """The id of a topic, which changes if it is made again.
+
+    None if the client is not installed, or the brokers give topics no ids (before Kafka 2.8).
+    """
+    try:
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection  # noqa: PLC0415
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+    except ImportError:
+        return None
+    try:
+        admin = AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
+        asked = admin.describe_topics(TopicCollection([place.topic]), request_timeout=_LOOK_S)
+        found = asked[place.topic].result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return FoundSink(None)
+        raise StorageAccessError(
+            f"Kafka at {place.servers} did not say which topic {place.topic} is: {error}. Start again when it answers."
+        ) from error
+    identity = str(found.topic_id)
+    return FoundSink(identity) if identity.strip("A=") else None
+
+
+def _settings(place: KafkaPlace) -> dict[str, Any]:
+    given = {**client_properties(place.client), **_from_file()}
+    return {name: value for name, value in given.items() if name not in PRODUCER_ONLY}
+
+
+def may_hold_marker(place: KafkaPlace, group: str) -> bool:
+    """Whether a consumer group is named like one that holds a marker (`Transactions.id_of`)."""
+    return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
+
+
+def _from_file() -> dict[str, str]:
+    path = os.environ.get(CLIENT_PROPERTIES)
+    if path is None:
+        return {}
+    lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,8 +1,7 @@
-"""Starts a query that writes to Kafka in transactions: Spark's sink is replaced by `foreachBatch`.
+"""Writes the batches of a query to Kafka in transactions: `foreachBatch` takes the place of Spark's sink.
 
-Why `foreachBatch`: every supported version of Spark has it, and it gets the number of the batch. A
-streaming writer of Spark 4's Python data sources is not given that number before its tasks have
-finished, so its tasks could not commit it.
+Why `foreachBatch`: every supported version of Spark has it, and it gets the number of the batch. A streaming writer of
+Spark 4's Python data sources learns it only when its tasks have finished, so its tasks could not commit it.
 """
 
 from __future__ import annotations
@@ -13,46 +12,45 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
-from dagster_ckpt.sinks.kafka.batch_job import BatchJob, refuse_shared_threads
-from dagster_ckpt.sinks.kafka.claim import claim
-from dagster_ckpt.sinks.kafka.client import client_properties
+from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, past_of
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.past import KEPT_FOR_MS, Past, past_of
-from dagster_ckpt.sinks.kafka.session import await_topic
+from dagster_ckpt.sinks.kafka.session import await_topic, client_properties
+from dagster_ckpt.sinks.kafka.share import END, PLACE, batch_property, share_writer
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.planned import read_plan_digest
-from dagster_ckpt.spark.query.description import (
-    FOREACH_BATCH,
-    described_field,
-    described_options,
-    is_described_query,
-    session_of,
-)
-from dagster_ckpt.spark.query.kafka_output import KafkaPlace, kafka_place
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import read_plan_digest
+from dagster_ckpt.spark.query.description import described_field, described_options, is_described_query, session_of
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, KafkaPlace, kafka_place
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from dagster_ckpt.catalog.records import ExecutionRecord
 
 _LIVE_NAME = re.compile(r".*/live-(?P<generation>\d+)-(?P<token>\d+)/?")
 _INTERRUPTED = re.compile(r"Interrupted|cancelled part of cancelled job group")
+_ADAPTIVE = "spark.sql.adaptive.enabled"
+# Nothing reads this variable of a Python worker.
+_STREAM_OF_WORKER = "DAGSTER_CKPT_KAFKA_STREAM"
+_environment = Lock()
+# As in Spark's own sink, where option `topic` also overrides a column of that name.
+_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "headers": "array<struct<key:string,value:binary>>",
+    "partition": "int",
+}
+_HASH = "__hash"
 
 
 @dataclass(frozen=True)
 class StreamOwner:
-    """Whose query it is.
-
-    Attributes:
-        deployment: Id of the deployment.
-        stream: Id of the stream.
-        executions: Returns the executions of the stream, the newest first.
-    """
+    """Whose query it is; `executions` returns those of the stream, the newest first."""
 
     deployment: str
     stream: str
@@ -60,12 +58,7 @@ class StreamOwner:
 
 
 def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDirectory) -> DataStreamWriter:
-    """Let a query write to Kafka in transactions, if its options ask for that; any other query is left as it is.
-
-    Args:
-        writer: The described query.
-        owner: Whose query it is.
-        live: The live directory that it is about to start in.
+    """Let a query write to Kafka in transactions, if its options ask for that; any other query stays as it is.
 
     Raises:
         OptionError: An option is missing or wrong, or extra `kafka` is not installed.
@@ -94,14 +87,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
 
 
 class TransactionalBatches:
-    """Writes each batch of one started query.
-
-    Args:
-        place: Where it writes.
-        owner: Whose query it is.
-        live: Its live directory.
-        past: What the catalog knows of earlier starts.
-    """
+    """Writes each batch of one started query."""
 
     def __init__(self, place: KafkaPlace, owner: StreamOwner, live: LiveDirectory, past: Past) -> None:
         self._place = place
@@ -124,7 +110,7 @@ class TransactionalBatches:
             self._job.run(batch, batch_id, self._target.entry)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
-        """Claim the markers before the first batch, and again after a pause in which Kafka may have deleted them."""
+        """Claim the markers before the first batch, and after a pause in which Kafka may have deleted them."""
         now_s = time.monotonic()
         if now_s > self._renews_at_s:
             claim(target, batch_id, self._past)
@@ -160,7 +146,7 @@ def _interrupted_in_brief() -> Iterator[None]:
     Spark looks for the interruption in the text of the error, stack traces included, with a regular expression that
     overflows the stack (`PROXY_ERROR` in StreamExecution): a stop then prints a thousand lines.
     """
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - see `dagster_ckpt.spark.query.description`
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
 
     try:
         yield
@@ -169,3 +155,179 @@ def _interrupted_in_brief() -> Iterator[None]:
         if not _INTERRUPTED.search(said):
             raise
         raise RuntimeError(f"{Py4JJavaError.__module__}.{Py4JJavaError.__name__}: {said}") from None
+
+
+class BatchJob:
+    """Writes the batches of one started query, whose columns stay as they are.
+
+    Planning costs 25 ms of processor time, as much as the transaction of 10,000 rows. So the physical plan is kept,
+    and each batch gets a copy of it with its own rows at the bottom. Its number and the digest of its plan go to the
+    tasks as a property of the job.
+    """
+
+    def __init__(self, batch: DataFrame, target: Transactions) -> None:
+        from pyspark.sql.types import StructType  # noqa: PLC0415
+
+        self._owner = target.owner
+        session, rows = batch.sparkSession, _without_rows(batch)
+        with _planned_once(session), _workers_of_their_own(session, target):
+            shares = division_of(rows, target.writers).of(rows)
+            written = shares.mapInArrow(share_writer(target), StructType().add("none", "integer"))
+            node: Any = written._jdf.queryExecution().executedPlan()
+        # From top to bottom; the rows are the first child.
+        self._above: list[tuple[Any, Any]] = []
+        while (children := node.children().toList()).size():
+            self._above.append((node, children.tail()))
+            node = children.head()
+        self._scan = node
+        self._output, _, *self._others = [node.productElement(number) for number in range(node.productArity())]
+
+    def run(self, batch: DataFrame, batch_id: int, entry: str) -> None:
+        """Write one batch, or those of its shares that are not written yet."""
+        node = self._scan.copy(self._output, _rows_of(batch), *self._others)
+        for parent, siblings in reversed(self._above):
+            # Scala's name of `::`.
+            node = parent.withNewChildren(getattr(siblings, "$colon$colon")(node))
+        batch.sparkSession.sparkContext.setLocalProperty(*batch_property(self._owner, batch_id, entry))
+        # `collect()` would be an SQL execution of its own, with a description of the plan.
+        node.execute().count()
+
+
+def refuse_shared_threads(session: SparkSession) -> None:
+    """Refuse a driver in which a batch's property may become that of another thread's job."""
+    from py4j.clientserver import ClientServer  # noqa: PLC0415
+
+    if not isinstance(session.sparkContext._gateway, ClientServer):
+        raise OptionError(
+            "PYSPARK_PIN_THREAD is false, so Python threads share threads of the JVM, and the number of a batch could "
+            "reach another batch's tasks. Kafka's transactions need it: remove the variable, or set it "
+            "to true, and start the driver again."
+        )
+
+
+def _without_rows(batch: DataFrame) -> DataFrame:
+    """The columns of a batch, nullable as another batch may need.
+
+    The rows are left out because Spark keeps the files of their shuffles as long as something refers to them.
+    """
+    from pyspark.sql import DataFrame  # noqa: PLC0415
+
+    jvm_session: Any = batch.sparkSession._jsparkSession
+    no_rows = jvm_session.emptyDataFrame().queryExecution().toRdd()
+    columns = batch._jdf.schema().asNullable()
+    return DataFrame(jvm_session.internalCreateDataFrame(no_rows, columns, False), batch.sparkSession)
+
+
+def _rows_of(batch: DataFrame) -> Any:
+    """The rows of a batch. Those of `foreachBatch` are nothing but rows, and need no planning as a scan."""
+    execution: Any = batch._jdf.queryExecution()
+    plan = execution.analyzed()
+    return plan.rdd() if plan.nodeName() == "LogicalRDD" else execution.toRdd()
+
+
+@contextmanager
+def _planned_once(session: SparkSession) -> Iterator[None]:
+    """Run jobs without adaptive execution, which would plan them again after their shuffle."""
+    before = session.conf.get(_ADAPTIVE)
+    session.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(_ADAPTIVE, str(before))
+
+
+@contextmanager
+def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
+    """Run the functions that are mapped meanwhile in Python workers that no other stream uses.
+
+    A producer is kept in its Python worker, and Spark gives a task the worker that has been idle for longest. With one
+    more worker than writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps
+    workers apart by their environment. Its value is the same after a restart, so that restarts use no more workers.
+    """
+    context = session.sparkContext
+    # Other streams of this process have threads of their own.
+    with _environment:
+        before = context.environment
+        context.environment = {**before, _STREAM_OF_WORKER: f"{target.prefix}.{target.stream}"}
+        try:
+            yield
+        finally:
+            context.environment = before
+
+
+def record_columns(batch: DataFrame) -> list[Column]:
+    """The columns of a batch that Kafka takes.
+
+    Missing ones are not added: with a column of nulls, Spark would ask for the size of its Arrow batch after each row,
+    which takes long with a list of structs such as `headers`.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    given = dict(batch.dtypes)
+    if "value" not in given:
+        raise OptionError(f"Kafka needs a column named value; the query has {', '.join(given)}.")
+    columns: list[Column] = []
+    for name, data_type in _TYPES.items():
+        if name not in given:
+            continue
+        is_text = data_type == "binary" and given[name] == "string"
+        if given[name] != data_type and not is_text:
+            allowed = f"{data_type} or string" if data_type == "binary" else data_type
+            raise OptionError(f"Column {name} is {given[name]}, and Kafka takes {allowed}.")
+        columns.append(F.col(name).cast(data_type).alias(name))
+    return columns
+
+
+@dataclass(frozen=True)
+class Division:
+    """Divides the batches of a query among the writers.
+
+    A record is in the same partition whenever its batch is run: records of a key share a writer, those without a key
+    are divided by their content. The rows of a partition keep their order. A last row marks its end, because when
+    Spark ends a task early, its Python worker only sees that no more rows come.
+
+    Attributes:
+        columns: The columns of a record, its place, and, with several writers, its hash.
+        ends: The rows that mark the ends.
+    """
+
+    columns: list[Column]
+    ends: DataFrame
+    writers: int
+
+    def of(self, batch: DataFrame) -> DataFrame:
+        """One partition for each writer."""
+        records = batch.select(self.columns)
+        if self.writers == 1:
+            # Added behind the shuffle, which saves a task.
+            return records.repartition(1).sortWithinPartitions(PLACE).union(self.ends).coalesce(1)
+        return records.union(self.ends).repartition(self.writers, _HASH).sortWithinPartitions(PLACE)
+
+
+def division_of(batch: DataFrame, writers: int) -> Division:
+    """Divide a query's batches as one of them."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    columns = record_columns(batch)
+    records = batch.select(columns)
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in records.schema]
+    place, end = F.monotonically_increasing_id().alias(PLACE), F.lit(END).alias(PLACE)
+    one_row = batch.sparkSession.range(0, 1, 1, 1)
+    if writers == 1:
+        return Division([*columns, place], one_row.select(*nulls, end), writers)
+    # Without ANSI mode, Spark 3.5 does not coalesce a string and a binary.
+    by = F.coalesce(*(F.col(name).cast("binary") for name in ("key", "value") if name in records.columns))
+    hashes = map(F.lit, hash_of_each_writer(batch.sparkSession, writers))
+    ends = one_row.select(*nulls, F.explode(F.array(*hashes)).alias(_HASH), end)
+    return Division([*columns, F.hash(by).alias(_HASH), place], ends, writers)
+
+
+def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
+    """For each writer, an integer that Spark's hash partitioning puts into its partition."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    # Enough to reach every partition, for each allowed number of writers.
+    candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
+    partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
+    found = {row["writer"]: row["id"] for row in partitions.collect()}
+    return [found[writer] for writer in range(writers)]

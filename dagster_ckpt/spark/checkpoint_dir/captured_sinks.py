@@ -1,7 +1,6 @@
 """What a snapshot carries of the sinks of a query: the protocol that a cut asks, and the files of a sink's log.
 
-A cut only knows this protocol. The sinks themselves, and the rules that bring one back to an earlier
-batch, are in `dagster_ckpt/sinks/`.
+The sinks themselves, and the rules that roll one back, are in `dagster_ckpt/sinks/`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from typing import Any, Protocol
 
 from dagster_ckpt.errors import LiveDirectoryError, RestoreError
 from dagster_ckpt.snapshot.reuse import ContentCheck
+from dagster_ckpt.spark.checkpoint_dir.checksums import HadoopCheck
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import HadoopCheck
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.values.untrusted import number_in
 
 SINKS_FOLDER = "sinks"
-# Entered around each change of something that a successor would use; raises if this process is no
-# longer the writer.
+# Entered around each change that a successor would see; raises if this process is not the writer.
 StillMine = Callable[[], AbstractContextManager[object]]
 
 
@@ -30,12 +28,8 @@ class CapturedSink:
     """What one sink has remembered of its batches, up to that of a snapshot.
 
     Attributes:
-        place: Where the sink writes.
-        last_batch: Newest batch in it, up to the snapshot's; None if it has none yet.
-        files: The files that make up its memory.
-        newest: Newest batch in it, even if it is later than the snapshot's; None if it has none
-            yet.
-        kind: The kind of sink, for the snapshot's properties.
+        last_batch: Newest batch in it, up to the snapshot's.
+        newest: Newest batch in it, even if later.
     """
 
     place: str
@@ -51,19 +45,14 @@ class CapturedSink:
 
 @dataclass(frozen=True)
 class SinkEntry:
-    """One log entry of a file sink, from a snapshot.
-
-    Attributes:
-        name: Its file name.
-        data: Its content.
-    """
+    """One log entry of a file sink, from a snapshot."""
 
     name: str
     data: bytes
 
 
 class SinkLogFile(NeededFile):
-    """An entry of a log that enters a snapshot: a restore writes it back as it is."""
+    """An entry of a sink's log, which a restore writes back as it is."""
 
     def check(self) -> ContentCheck:
         """See `Source.check`."""
@@ -88,25 +77,11 @@ class SinkToCapture(Protocol):
     """A sink, as a cut sees it."""
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it to bring it back to a batch; None for a sink without such files.
-
-        Args:
-            folder: Folder of its files in the snapshot.
-            batch_id: The batch of the snapshot.
-
-        Raises:
-            IncompleteCutError: Something of it is missing.
-            StorageAccessError: It cannot be read.
-        """
+        """What a snapshot needs to roll the sink back to a batch; None for a sink without such files."""
 
 
 def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]:
-    """Capture every sink that has files which a snapshot needs.
-
-    Raises:
-        IncompleteCutError: Something of a sink is missing.
-        StorageAccessError: A sink cannot be read.
-    """
+    """Capture every sink that has files which a snapshot needs."""
     captured: list[CapturedSink] = []
     for sink in sinks:
         found = sink.capture(f"{SINKS_FOLDER}/{len(captured)}", batch_id)
@@ -115,11 +90,7 @@ def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]
 
 
 def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink and name of the log entry that a file of a snapshot contains.
-
-    Raises:
-        RestoreError: It contains none.
-    """
+    """Index of the sink and name of the log entry that a file of a snapshot contains."""
     _, *rest = path.split("/")
     index = number_in(rest[0]) if rest else None
     if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
@@ -130,12 +101,7 @@ def sink_entry(path: str) -> tuple[int, str]:
 
 
 def logs_of_sinks(properties: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, list[SinkEntry]]:
-    """The log of each captured sink by its place, from the files of a snapshot below `SINKS_FOLDER`.
-
-    Args:
-        properties: The snapshot's properties.
-        files: Content of its files by path; others than those of sinks are ignored.
-    """
+    """The log of each captured sink by its place, from the files of a snapshot."""
     described = properties.get("sinks")
     places = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
     logs: dict[str, list[SinkEntry]] = {place: [] for place in places}

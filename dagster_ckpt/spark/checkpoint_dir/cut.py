@@ -1,14 +1,15 @@
-"""Consistent cuts: select exactly the files that a resume after the newest committed batch needs.
+"""Consistent cuts: exactly the files that a resume after the newest committed batch needs, and what describes them.
 
-Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. If a commit is
-visible, everything that it needs is on storage, and the query itself still needs all of it. Files
-are therefore read in the reverse order.
+Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. If a commit is visible,
+everything that it needs is on storage and still needed by the query. Files are read in the reverse order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
@@ -16,7 +17,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
 from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_positions_of_names, source_files
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery, mode_in_logs
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -39,12 +40,12 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_rewrite_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
-from dagster_ckpt.spark.checkpoint_dir.snapshot_properties import CutFacts, describe
 from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
 from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_since, layout_of
+from dagster_ckpt.values.untrusted import from_json
 
 ATTEMPTS = 5
-# Property of a snapshot: ids of the edits that its state contains, oldest first.
+# Snapshot property: ids of the edits in its state, oldest first.
 STATE_EDITS = "state_edits"
 
 
@@ -53,14 +54,9 @@ class Cut:
     """The content of a snapshot.
 
     Attributes:
-        batch_id: The committed batch after which a restored query resumes.
-        query_id: Id of the query.
-        in_flight: The batch in flight whose planned offsets are included, so that a restored query
-            replays exactly this batch; or None.
-        needed: The files.
-        properties: Properties for the snapshot's header; see `describe`.
-        extends: Whether `needed` contains only the state files that the base snapshot lacks.
-        carries_state: Whether `needed` also contains the whole state after the batch in flight.
+        in_flight: The batch whose planned offsets are included, so that exactly this batch is replayed.
+        extends: `needed` contains only the state files that the base snapshot lacks.
+        carries_state: `needed` also contains the whole state after the batch in flight.
     """
 
     batch_id: int
@@ -91,23 +87,13 @@ def cut(
     """Cut a live directory at a commit, without disturbing a running query.
 
     Args:
-        live: The live directory.
-        carry_in_flight: Also include the planned offsets of the batch in flight, if there is one.
-        sinks: The query's sinks.
-        base: A snapshot that the new one may extend: then only newer files are inspected.
-        attempts: Number of retries if Spark commits and purges concurrently.
-        at_batch: A committed batch that Spark still retains, after which to resume; by default the
-            newest.
-        carry_state: Also include the state after the batch in flight, if it is complete. A sink
-            that already has the batch skips it without running it, so nothing would write its state
-            again.
-        known: What is known of the query from elsewhere: state that is missing altogether is noticed only by it.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        IncompleteCutError: A file that a restore needs is missing; the message names it.
-        LiveDirectoryError: A file cannot be read.
-        StorageAccessError: The directory cannot be reached.
+        carry_in_flight: Include the planned offsets of the batch in flight.
+        base: A snapshot that the new one may extend; then only newer files are inspected.
+        attempts: How often to try if Spark commits and purges concurrently.
+        at_batch: A retained batch after which to resume; by default the newest committed one.
+        carry_state: Include the state after the batch in flight, if complete: a sink that has the batch skips
+            it, so nothing would write its state again.
+        known: Facts from elsewhere; without them, state that is missing altogether goes unnoticed.
     """
     while True:
         attempts -= 1
@@ -122,14 +108,14 @@ def cut(
                 base=base,
                 carry_state=carry_state,
                 known=known,
-                # A caller that names a batch goes back to it, and rolls the sinks back too.
+                # A caller that names a batch also rolls the sinks back.
                 checks_sinks=at_batch is None,
             )
         except FileNotFoundError as error:
             if attempts <= 0:
                 raise _vanished(live, error) from error
         except LiveDirectoryError:
-            # A retry can only help if the directory changed in between.
+            # A retry only helps if the directory changed.
             if attempts <= 0 or live.positions() == positions:
                 raise
 
@@ -208,18 +194,9 @@ def _cut_at(
 def state_after(
     folder: FileIO, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
 ) -> list[NeededFile] | None:
-    """Every state file that a resume after a planned but uncommitted batch needs.
+    """Every state file that a resume after a planned but uncommitted batch needs; None if incomplete.
 
-    Args:
-        folder: The live directory.
-        query_id: Id of the query.
-        operators: Its stateful operators; without any, no file is needed.
-        planned: Offsets of the batch.
-        before: Commit of the batch before it, if there is one.
-
-    Returns:
-        None if the state is incomplete. Also None in checkpoint format v2, where only the missing
-        commit could tell which files are valid.
+    Also None in checkpoint format v2, where only the missing commit tells which files are valid.
     """
     if before is not None and before.state_ids is not None:
         return None
@@ -231,7 +208,7 @@ def state_after(
 
 
 def _state(committed: CommittedState, base: BaseSnapshot | None) -> tuple[list[NeededFile], int, bool]:
-    """State files, the longest chain of changes among them, and whether they are only what a base snapshot lacks."""
+    """State files, the longest chain of changes among them, and whether they extend the base snapshot."""
     if base is not None and base.can_be_extended:
         grown = grown_since(base, committed)
         if grown is not None:
@@ -261,8 +238,8 @@ def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> Ne
     try:
         return read_needed(live.folder, f"{OFFSETS}/{batch_id - 1}")
     except FileNotFoundError as error:
-        # With asynchronous progress tracking (stateless queries only), entries are missing in both
-        # logs, and Spark uses the newest earlier one.
+        # Asynchronous progress tracking (stateless only) leaves gaps in both logs; Spark then uses an
+        # earlier entry.
         earlier = [number for number in batch_ids(live.folder, OFFSETS) if number < batch_id]
         if earlier and not stateful and batch_id - 1 not in batch_ids(live.folder, COMMITS):
             return read_needed(live.folder, f"{OFFSETS}/{earlier[-1]}")
@@ -277,13 +254,12 @@ def _in_flight_file(live: LiveDirectory, positions: Positions, committed: Offset
     if positions.offset is None or positions.offset != committed.batch_id + 1 or committed.continuous:
         return None
     file = read_needed(live.folder, f"{OFFSETS}/{positions.offset}")
-    # A batch with another number of partitions belongs to an offline repartition, which Spark does
-    # not replay.
+    # Spark does not replay a batch of an offline repartition.
     return file if _offsets(live, file).partitions == committed.partitions else None
 
 
 def _file_sources(*entries: OffsetEntry | None) -> set[str]:
-    """Sources whose offset refers to a separate log, which must therefore exist."""
+    """Sources whose offset refers to a separate log, which must exist."""
     return {
         name
         for entry in entries
@@ -294,11 +270,11 @@ def _file_sources(*entries: OffsetEntry | None) -> set[str]:
 
 
 def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Sequence[CapturedSink]) -> None:
-    """Check that a sink's log contains only batches that this query planned; otherwise Spark would skip its batches."""
+    """Refuse a sink's log with batches that this query never planned: Spark would skip its batches."""
     ahead = [(sink.newest, sink.place) for sink in captured if sink.newest is not None and sink.newest > batch_id]
     if not ahead:
         return
-    # Read after the sinks: the query plans a batch before it writes to the sink.
+    # Read after the sinks: a query plans before it writes.
     planned = live.positions().offset
     for newest, place in ahead:
         if planned is None or newest > planned:
@@ -310,7 +286,7 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
 
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
-    """Check at the end that the commit still exists: if it was purged or rolled back, other files may be gone too."""
+    """Check at the end that the commit still exists: otherwise other files may be gone too."""
     commits = batch_ids(live.folder, COMMITS)
     if batch_id not in commits:
         raise IncompleteCutError(
@@ -327,3 +303,83 @@ def _vanished(live: LiveDirectory, error: FileNotFoundError) -> IncompleteCutErr
         f"{error} vanished from {live.url} while it was read. If the query runs, try again; if it does not, "
         "the live directory is damaged: restore a snapshot."
     )
+
+
+# Spark's settings per kind of operator.
+_STATE_FORMATS = {
+    "stateStoreSave": "aggregation",
+    "sessionWindowStateStoreSaveExec": "sessionWindow",
+    "symmetricHashJoin": "join",
+    "flatMapGroupsWithState": "flatMapGroupsWithState",
+    "applyInPandasWithState": "flatMapGroupsWithState",
+}
+
+
+@dataclass(frozen=True)
+class CutFacts:
+    """What a cut has read from the live directory.
+
+    Attributes:
+        in_flight: The entry of the batch in flight, if it is included.
+    """
+
+    committed: OffsetEntry
+    before: OffsetEntry | None
+    in_flight: OffsetEntry | None
+    commit: CommitEntry
+    operators: Sequence[Operator]
+    captured: Sequence[CapturedSink]
+
+
+def describe(facts: CutFacts) -> dict[str, Any]:
+    """The properties of a snapshot (docs/coverage.md), as far as the live directory contains them."""
+    committed, commit, operators = facts.committed, facts.commit, facts.operators
+    return {
+        "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),
+        "in_flight_batch": facts.in_flight.batch_id if facts.in_flight else None,
+        "conf": dict(committed.conf),
+        "source_offsets": {name: _offset(text) for name, text in committed.sources.items()},
+        "state_store_provider": committed.provider_class if operators else None,
+        "state_partitions": committed.partitions if operators else None,
+        "state_operators": [_operator(operator, committed, commit) for operator in operators],
+        "sinks": [sink.properties() for sink in facts.captured],
+        "named_sinks": {name: dict(sink) for name, sink in commit.sinks.items()},
+        "formats": {
+            "offset_log": committed.format_version,
+            "commit_log": commit.format_version,
+            "state_checkpoint": None if not operators else 1 if commit.state_ids is None else 2,
+        },
+        "pyspark_of_reader": _pyspark_version(),
+        "mode": mode_in_logs(committed, facts.before).value,
+    }
+
+
+def _operator(operator: Operator, committed: OffsetEntry, commit: CommitEntry) -> dict[str, Any]:
+    ids = (commit.state_ids or {}).get(operator.number)
+    kind = _STATE_FORMATS.get(operator.name)
+    version = committed.conf.get(f"spark.sql.streaming.{kind}.stateFormatVersion") if kind else None
+    return {
+        "number": operator.number,
+        "name": operator.name,
+        "stores": list(operator.stores),
+        "partitions": 1 if operator.single_partition else len(ids) if ids else committed.partitions,
+        "state_format": int(version) if version else None,
+        "metadata_format": operator.metadata_version,
+        "schema_format": operator.schema_version,
+    }
+
+
+def _offset(text: str | None) -> Any:
+    """An offset as Spark wrote it: JSON, or arbitrary text for a custom source."""
+    try:
+        return None if text is None else from_json(text)
+    except ValueError:
+        return text
+
+
+@cache
+def _pyspark_version() -> str | None:
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,14 +1,12 @@
 """Fence an unreachable query: prevent it from planning another batch, so that it ends.
 
-Spark plans a batch by writing `offsets/<batch>`, and fails if an entry of that name exists
-("Multiple streaming queries are concurrently using ..."). A fence is such an entry, for the first
-unplanned batch. Spark cannot read it as an entry, so no query can start in a fenced directory; a
-successor continues from a clone.
+Spark plans a batch by writing `offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries
+are concurrently using ..."). A fence is such an entry for the first unplanned batch. Spark cannot read it, so
+no query can start in a fenced directory; a successor continues from a clone.
 
-A marker, `offsets/fenced-at-<batch>`, makes the fence visible in the listing that readers make
-anyway. It is written first and has no effect without the entry: if the query was faster, the entry
-is the query's own, and the next batch is fenced. If fencing is interrupted at any point, the
-directory reads as before, and fencing can be repeated.
+The marker `offsets/fenced-at-<batch>` shows the fence in listings. It is written first and has no effect
+without the entry: if the query was faster, the entry is the query's own, and the next batch is fenced.
+Fencing that was interrupted can be repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _COMMITS = "commits"
 _MARK = "fenced-at-"
 _HEADER = b"dagster_ckpt fence 1\n"
 _POLL_S = 0.25
-# Maximum time between a query's check for an existing entry and its write of that entry.
+# Longest time between a query's check for an entry and its write.
 _SETTLE_S = 0.2
 _SETTLE_REMOTE_S = 2.0
 
@@ -36,9 +34,8 @@ class Fence:
     """Result of fencing.
 
     Attributes:
-        batch_id: The batch that can no longer be planned. No batch from this one on was or will be
-            planned.
-        in_flight: The batch before it, if it is planned and was not committed in time; or None.
+        batch_id: No batch from this one on was or will be planned.
+        in_flight: The batch before it, if it was not committed in time.
     """
 
     batch_id: int
@@ -52,7 +49,7 @@ def planned(folder: FileIO) -> list[int]:
 
 
 def fenced_at(folder: FileIO) -> int | None:
-    """The batch that a fence prevents from being planned, or None if there is no fence."""
+    """The batch that a fence prevents from being planned; None without a fence."""
     names = folder.listing(_OFFSETS).names
     return next((batch for batch in reversed(_numbers(names)) if _is_fenced(folder, batch, names)), None)
 
@@ -66,21 +63,13 @@ def fence(
     step: Callable[[], AbstractContextManager[object]] = nullcontext,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Fence:
-    """Prevent a query from planning another batch, and wait for the batch in flight.
-
-    It is safe to repeat this, even concurrently.
+    """Prevent a query from planning another batch, and wait for the batch in flight. Safe to repeat concurrently.
 
     Args:
-        folder: Its live directory.
-        by: Who fences, as text for people.
-        wait_s: How long to wait for a batch in flight to be committed. An uncommitted batch may
-            still write to its sink.
-        still_mine: Called before each step; raises if the caller has lost its right to continue.
-        step: Entered around the write of the fence, if a successor of the caller could run a query there.
-        sleep: Sleeps for a number of seconds.
-
-    Raises:
-        StorageAccessError: The directory cannot be read or written.
+        by: Who fences, for people.
+        wait_s: How long to wait for the commit of the batch in flight, which may still write to its sink.
+        still_mine: Called before each step; raises if the caller may not continue.
+        step: Entered around the writes, if a successor of the caller could run a query there.
     """
     content = _HEADER + json.dumps({"by": by}).encode()
     while True:
@@ -93,8 +82,7 @@ def fence(
             still_mine()
             with step():
                 folder.create_if_absent(f"{_OFFSETS}/{batch}", content)
-        # If the query checked before and wrote after the fence, its entry has replaced the fence by
-        # now.
+        # A query that checked before and wrote after the fence has replaced it by now.
         sleep(_SETTLE_S if folder.width == 1 else _SETTLE_REMOTE_S)
         if fenced_at(folder) != batch:
             continue
@@ -104,32 +92,16 @@ def fence(
 
 
 def lift_fence(folder: FileIO, batch_id: int) -> None:
-    """Remove a fence, so that a query can start in the directory again.
-
-    Args:
-        folder: The live directory.
-        batch_id: The batch that the fence prevents from being planned.
-
-    Raises:
-        StorageAccessError: The directory cannot be written.
-    """
+    """Remove a fence, so that a query can start in the directory again."""
     if fenced_at(folder) == batch_id:
         folder.delete(f"{_OFFSETS}/{batch_id}")
         folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")
 
 
 def open_fence(folder: FileIO, batch_id: int, planned_entry: bytes) -> None:
-    """Replace a fence by the plan of that batch, so that only a query that is started later can plan further batches.
+    """Replace a fence by the plan of its batch, so that a query can start there.
 
-    The fenced query never plans this batch, since an entry of that name exists throughout.
-
-    Args:
-        folder: The live directory.
-        batch_id: The batch that the fence prevents from being planned.
-        planned_entry: The batch's entry in the offset log.
-
-    Raises:
-        StorageAccessError: The directory cannot be written.
+    The fenced query never plans this batch: an entry of that name exists throughout.
     """
     folder.write(f"{_OFFSETS}/{batch_id}", [planned_entry])
     folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")
@@ -161,6 +133,5 @@ def _is_fenced(folder: FileIO, batch: int, names: Set[str]) -> bool:
         data = folder.read(f"{_OFFSETS}/{batch}", len(_HEADER))
     except FileNotFoundError:
         return False
-    # A partially written fence counts as well: Spark's own entries appear atomically and begin
-    # differently.
+    # A partially written fence counts: Spark's entries appear atomically and begin differently.
     return _HEADER.startswith(data)

@@ -1,27 +1,43 @@
-"""Select the files of a source's log that a resume needs.
+"""File sources: the entries of their log that a resume needs, and the input files that they have read.
 
-A file source logs the files that it has seen (`FileStreamSourceLog`): one entry per planned batch,
-and every tenth a `.compact` entry with all of them. Other sources have a few small files that are
-written once.
+The log (`FileStreamSourceLog`) has one entry per planned batch, and every tenth is a `.compact` entry with
+all files so far. Other sources write a few small files once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.errors import (
+    CkptError,
+    IncompleteCutError,
+    LiveDirectoryError,
+    StorageAccessError,
+    UnknownLayoutError,
+)
 from dagster_ckpt.io.file_io import Entry, FileIO
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, NeededFile, read_needed
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, check_log_version, parse_log_lines
 from dagster_ckpt.spark.versions import OFFSET_LOG_VERSION
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.storage_path import local_path
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 COMPACT = ".compact"
 
 
 def log_offset(offset: str | None) -> int | None:
-    """The log position in a file source's offset; None for the offset of another kind of source."""
+    """The log position in a file source's offset; None for another kind of source."""
     if offset is None:
         return None
     try:
@@ -33,19 +49,13 @@ def log_offset(offset: str | None) -> int | None:
 
 
 def entry_id(name: str) -> int | None:
-    """Id of a log entry from its file name (`12`, `19.compact`), None for any other file."""
+    """Id of a log entry from its file name (`12`, `19.compact`); None for any other file."""
     return number_in(name.removesuffix(COMPACT))
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that a source has found.
-
-    Attributes:
-        path: Its URI.
-        position: The position of the log at which it was found.
-        modified_at_ms: Its modification time then; None if the log does not have it.
-    """
+    """A file that a source has found, at a position of its log."""
 
     path: str
     position: int
@@ -53,15 +63,9 @@ class SourceFile:
 
 
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
-    """The files that a file source has found after a position of its log; empty for another kind of source.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-        StorageAccessError: The log cannot be read.
-    """
+    """The files that a file source has found after a position of its log; empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
     names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
-    # A compact entry lists the files of all entries before.
     newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
     needed = [
         name
@@ -73,14 +77,7 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
 
 
 def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
-    """The files that entries of the log of a file source name, each once.
-
-    Args:
-        entries: Content by path. Those of another kind of source are passed over.
-
-    Raises:
-        LiveDirectoryError: An entry cannot be parsed.
-    """
+    """The files that log entries (content by path) name, each once; entries of other sources are skipped."""
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
         if entry_id(path.rpartition("/")[2]) is None:
@@ -93,16 +90,7 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
 
 
 def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
-    """Refuse a directory whose offsets cannot be assigned to its sources.
-
-    Args:
-        folder: The live directory.
-        committed: Offsets of the committed batch.
-        names: Names in its folder of sources.
-
-    Raises:
-        UnknownLayoutError: The logs of sources have names, but the offsets only positions.
-    """
+    """Refuse a directory whose offsets cannot be assigned to its sources."""
     unnumbered = sorted(name for name in names if number_in(name) is None)
     if committed.format_version > 1 or not unnumbered:
         return
@@ -125,19 +113,9 @@ def source_files(
 ) -> list[NeededFile]:
     """Files of one source that a resume after `committed` needs.
 
-    Entries beyond the committed offset are left out unless the batch in flight is included: without
-    its planned offsets, Spark would merge such an entry into the next batch.
-
-    Args:
-        folder: The live directory.
-        source: Name of the source's directory.
-        committed: Offsets of the committed batch.
-        before: Offsets of the previous batch, which Spark reads again when it starts.
-        in_flight: Offsets of the batch in flight if it is included, else None.
-
-    Raises:
-        IncompleteCutError: An entry is missing.
-        UnknownLayoutError: An entry has an unsupported version.
+    Later entries are left out unless the batch in flight is included: without its offsets, Spark would merge
+    such an entry into the next batch. Spark reads `before`, the previous batch's offsets, again when it
+    starts.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -147,8 +125,7 @@ def source_files(
         return [read_needed(folder, path) for path, _entry in folder.find(directory)]
     last = max(-1 if position is None else position, -1 if carried is None else carried)
     earlier = log_offset(before.sources.get(source)) if before else None
-    # Spark asks for the files of the committed batch again, so its first entry must not be hidden
-    # in a compact one.
+    # Spark asks for the committed batch's files again: its first entry must not be inside a compact one.
     base_limit = min(-1 if position is None else position, -1 if earlier is None else earlier + 1)
     if before is None or earlier is None:
         base_limit = -1 if position is None else position
@@ -183,7 +160,7 @@ def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list
 
 
 def _is_file_source_log(folder: FileIO, directory: str) -> bool:
-    """Tell a file source without data up to the commit from another kind of source, by the files that it wrote."""
+    """Tell a file source without committed data from other sources by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:
         if entry_id(name) is None:
@@ -195,3 +172,87 @@ def _is_file_source_log(folder: FileIO, directory: str) -> bool:
             return False
         return all("path" in line and "batchId" in line for line in lines)
     return False
+
+
+# From this number of files in a folder on, list it.
+_LISTED_FROM = 20
+# One file in the text of a listing.
+_STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re.DOTALL)
+
+
+def existing_files(
+    uris: Sequence[str], session: SparkSession | None = None, *, reachable_scheme: str = "file"
+) -> dict[str, int | None] | None:
+    """Which of some files exist, with modification times in ms since the epoch; None if that cannot be determined.
+
+    Args:
+        uris: URIs as in the log of a file source.
+        session: Its file systems are used; None uses those of this process.
+        reachable_scheme: Without a session, a scheme whose files this process can read.
+    """
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for uri in uris:
+        by_folder[uri.rpartition("/")[0]].append(uri)
+    jvm: Any = getattr(session, "_jvm", None)
+    existing: dict[str, int | None] = {}
+    for folder, files in by_folder.items():
+        if jvm is not None and session is not None:
+            existing |= _in_hadoop(jvm, session, folder, files)
+            continue
+        found = _found_here(folder, files) if folder.partition(":")[0] in ("file", reachable_scheme) else None
+        if found is None:
+            return None
+        existing |= found
+    return existing
+
+
+def _found_here(folder: str, files: Iterable[str]) -> dict[str, int | None] | None:
+    place = unquote(folder)
+    path = local_path(place)
+    if path is not None and not path.is_dir():
+        # It may be on another machine.
+        return None
+    existing: dict[str, int | None] = {}
+    try:
+        entries = open_file_io(place).list(hidden=True)
+        if path is None and not entries and not open_file_io("/".join(place.split("/")[:3])).list(hidden=True):
+            # This process's store has no such bucket: it is another one.
+            return None
+        for each in files:
+            entry = entries.get(unquote(each.rpartition("/")[2]))
+            if entry is not None:
+                with suppress(FileNotFoundError):
+                    existing[each] = entry.status().modified_at_ms
+    except (CkptError, OSError, ValueError):
+        return None
+    return existing
+
+
+def _in_hadoop(jvm: Any, session: SparkSession, folder: str, files: Sequence[str]) -> dict[str, int | None]:
+    existing: dict[str, int | None] = {}
+    try:
+        place = _path(jvm, folder)
+        system = place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        listed = _listed(jvm, system, place) if len(files) >= _LISTED_FROM else {}
+        for each in files:
+            name, path = unquote(each.rpartition("/")[2]), _path(jvm, each)
+            if name in listed:
+                existing[each] = listed[name]
+            elif system.exists(path):
+                existing[each] = int(system.getFileStatus(path).getModificationTime())
+    except Exception as error:  # py4j raises what the file system raises
+        raise StorageAccessError(
+            f"{unquote(folder)} does not say which files it has: {without_secrets(str(error))[:300]}"
+        ) from error
+    return existing
+
+
+def _listed(jvm: Any, system: Any, place: Any) -> dict[str, int]:
+    if not system.exists(place):
+        return {}
+    text = str(jvm.scala.runtime.ScalaRunTime.stringOf(system.listStatus(place)))
+    return {path.rpartition("/")[2]: int(modified) for path, modified in _STATUS.findall(text)}
+
+
+def _path(jvm: Any, uri: str) -> Any:
+    return jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(uri))

@@ -1,4 +1,4 @@
-"""Inspect a live directory: whether Spark, and which Spark, can resume in it, and what it pins.
+"""Inspect a live directory: whether Spark, and which Spark, can resume in it, what it pins, and what it contains.
 
 The checks are those of a cut.
 """
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from dagster_ckpt.config.state_backend import PinnedState
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
+from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -32,8 +33,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_query_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
-from dagster_ckpt.spark.execution_mode import ExecutionMode
-from dagster_ckpt.spark.versions import Feature, SparkRelease
+from dagster_ckpt.spark.versions import Feature, SparkRelease, oldest_release, written_by
 
 _JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"
 
@@ -52,14 +52,10 @@ class LiveState:
     """Result of an inspection.
 
     Attributes:
-        status: MISSING: the directory does not exist. EMPTY: no batch is committed, and Spark can
-            begin there. GOOD: Spark resumes after `batch_id`. BROKEN: Spark could not start there,
-            or would compute wrong results.
-        reason: One or two sentences for people.
-        batch_id: Newest committed batch, if GOOD.
-        in_flight: The batch that is planned but not committed and that Spark will replay, or None.
-        fenced_at: The batch that a fence prevents from being planned there, so that a successor
-            continues elsewhere; or None.
+        status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`.
+            BROKEN: Spark could not start, or would compute wrong results.
+        in_flight: The planned batch that Spark will replay.
+        fenced_at: The batch that a fence prevents from being planned.
     """
 
     status: LiveStatus
@@ -70,27 +66,18 @@ class LiveState:
 
 
 def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOWN) -> LiveState:
-    """Inspect a live directory without changing it.
-
-    Args:
-        live: The directory. A query may be running in it.
-        known: What is known of its query from elsewhere.
-
-    Raises:
-        StorageAccessError: It cannot be reached, so its status is unknown.
-        UnknownLayoutError: A file in it has an unsupported version.
-    """
+    """Inspect a live directory without changing it."""
     if not live.exists():
         return LiveState(LiveStatus.MISSING, f"{live.url} does not exist.")
     positions = live.positions()
     try:
         if positions.commit is None:
             return replace(_before_the_first_commit(live, positions), fenced_at=live.fenced_at())
-        # A running query may commit concurrently; the cut is then at a newer batch.
+        # The cut may be at a newer batch.
         whole = cut(live, carry_in_flight=True, known=known)
         _check_in_flight(live, whole, known)
     except UnknownLayoutError:
-        # Not broken: a newer Spark may resume there, and an older snapshot must not replace it.
+        # Not broken: a newer Spark may resume, and no older snapshot must replace it.
         raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
@@ -100,26 +87,16 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
-    """Committed batches to which the logs of a live directory can be rewound, ascending.
-
-    Only a cut shows whether the state of a batch is complete too.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Committed batches to which the logs can be rewound, ascending; only a cut shows whether their state is there."""
     offsets = set(batch_ids(live.folder, OFFSETS))
-    # To start after batch N, Spark needs the offsets of N and of the batch before it.
+    # Spark also needs the offsets of the batch before.
     return [
         batch for batch in batch_ids(live.folder, COMMITS) if batch in offsets and (batch == 0 or batch - 1 in offsets)
     ]
 
 
 def live_query_id(live: LiveDirectory) -> str | None:
-    """Id of the query of a live directory; None if it cannot be read.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Id of the query of a live directory; None if it cannot be read."""
     try:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
@@ -127,12 +104,7 @@ def live_query_id(live: LiveDirectory) -> str | None:
 
 
 def state_edits(live: LiveDirectory) -> tuple[str, ...]:
-    """Ids of the edits that the state in a directory contains, oldest first.
-
-    Raises:
-        LiveDirectoryError: The file `metadata` cannot be parsed.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Ids of the edits that the state in a directory contains, oldest first."""
     try:
         return parse_edits(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except FileNotFoundError:
@@ -140,29 +112,19 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """Return the backend and settings of the query in a live directory; empty before its first planned batch.
-
-    Raises:
-        LiveDirectoryError: The newest entry of the offset log cannot be read.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The backend and settings of the query in a live directory; empty before its first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
     path = f"{OFFSETS}/{positions.offset}"
     entry = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}")
-    # Spark pins a provider for every query, even if it never opens a store.
+    # Spark pins a provider even for a stateless query.
     keeps_no_state = positions.commit is not None and not live.folder.list(STATE)
     return PinnedState(None if keeps_no_state else entry.provider_class, entry.conf)
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """Check that the newest two entries of the offset log name the same provider, which Spark never changes.
-
-    Raises:
-        LiveDirectoryError: They differ, so one of them is damaged.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Check that the newest two entries of the offset log name one provider, which Spark never changes."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
     for number in (newest, newest - 1 if newest is not None else None):
@@ -178,40 +140,21 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
-    """Return the number of state partitions of the query in a live directory; None if it keeps no state.
-
-    Raises:
-        LiveDirectoryError: The newest entry of the offset log cannot be read.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The number of state partitions of the query in a live directory; None if it keeps no state."""
     settings = pinned_state(live).settings
     number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
     return int(number) if number else None
 
 
 def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
-    """Refuse to start a Spark in a directory whose logs or state are of formats that only a later one has.
-
-    Args:
-        live: The directory. Damage is not reported: the start has its own checks.
-        release: The Spark to start.
-
-    Raises:
-        UnsupportedSparkError: It lacks one of the formats. Nothing was changed.
-    """
+    """Refuse to start a Spark in a directory whose formats only a later one reads. Damage is not reported."""
     with suppress(LiveDirectoryError, FileNotFoundError):
         for feature in features_in_use(live):
             release.require(feature, f"Resuming the query of {live.url}")
 
 
 def features_in_use(live: LiveDirectory) -> list[Feature]:
-    """The features of Spark that a query needs to resume in a live directory; none before its first commit.
-
-    Raises:
-        LiveDirectoryError: A file cannot be read.
-        FileNotFoundError: A file is missing.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The features of Spark that a query needs to resume in a live directory; none before its first commit."""
     batch_id = live.positions().commit
     if batch_id is None:
         return []
@@ -233,14 +176,7 @@ def features_in_use(live: LiveDirectory) -> list[Feature]:
 
 
 def hole_before(offset: int, offsets: Sequence[int], commits: Sequence[int], known: KnownQuery) -> int | None:
-    """The batch before a planned one, if Spark needs its offsets and they are missing.
-
-    Args:
-        offset: The newest planned batch, which is above the newest commit.
-        offsets: The batches of the offset log.
-        commits: The batches of the commit log.
-        known: What is known of the query from elsewhere.
-    """
+    """The batch before an uncommitted planned one, if Spark needs its offsets and they are missing."""
     return offset - 1 if offset - 1 not in offsets and not known.is_asynchronous(offsets, commits) else None
 
 
@@ -287,3 +223,67 @@ def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None
             f"{live.url}/{OFFSETS}/{now.offset} has another number of state partitions: an offline repartition was "
             "interrupted. Finish it, or restore a snapshot."
         )
+
+
+@dataclass(frozen=True)
+class CheckpointDescription:
+    """What a checkpoint directory says of its query.
+
+    Attributes:
+        named_sinks: Sinks that its code names (Spark 4.2 and later).
+    """
+
+    url: str
+    batch_id: int
+    in_flight: int | None
+    query_id: str
+    written_by: str
+    oldest_spark: str
+    operators: tuple[str, ...]
+    state_store: str | None
+    sources: tuple[str, ...]
+    named_sinks: tuple[str, ...]
+    watermark_ms: int
+
+    def messages(self) -> list[str]:
+        """The description in a few lines."""
+        flight = f"; batch {self.in_flight} is planned and not committed" if self.in_flight is not None else ""
+        state = ", ".join(self.operators) or "none"
+        kept = f", in {self.state_store}" if self.state_store is not None else ""
+        return [
+            f"query {self.query_id}, after batch {self.batch_id}{flight}",
+            f"written by {self.written_by}; {self.oldest_spark} is the oldest that can continue it",
+            f"stateful operators: {state}{kept}",
+            *(f"source {source}" for source in self.sources),
+            *(f"sink named {name}" for name in self.named_sinks),
+        ]
+
+
+def describe_checkpoint(live: LiveDirectory) -> CheckpointDescription:
+    """Describe a checkpoint directory. Its query may be running."""
+    found = cut(live, carry_in_flight=True)
+    properties = found.properties
+    features = features_in_use(live)
+    provider = properties["state_store_provider"]
+    return CheckpointDescription(
+        url=live.url,
+        batch_id=found.batch_id,
+        in_flight=found.in_flight,
+        query_id=found.query_id,
+        written_by=written_by(properties["conf"], features),
+        oldest_spark=str(oldest_release(features)),
+        operators=tuple(_operator(each) for each in properties["state_operators"]),
+        state_store=str(provider).rsplit(".", 1)[-1] if provider else None,
+        sources=tuple(f"{name}: {_short(offset)}" for name, offset in properties["source_offsets"].items()),
+        named_sinks=tuple(properties["named_sinks"]),
+        watermark_ms=int(properties["watermark_ms"]),
+    )
+
+
+def _operator(operator: dict[str, Any]) -> str:
+    return f"{operator['name']} ({operator['partitions']} partitions)"
+
+
+def _short(offset: object) -> str:
+    text = str(offset)
+    return text if len(text) <= 160 else f"{text[:160]}…"

@@ -1,22 +1,62 @@
-"""What is known of a query from elsewhere than its directory: how many operators keep state, and its execution mode.
+"""What is known of a query: its execution mode, and how many operators keep state.
 
-A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. What the catalog and
-the newest snapshot recorded can.
+A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. Records of the
+catalog and of the newest snapshot can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE
-from dagster_ckpt.spark.execution_mode import ExecutionMode
-from dagster_ckpt.spark.query.plan_description import PlanDescription, read_plan
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
+from dagster_ckpt.spark.query.plan import PlanDescription, read_plan
 
-# A watermark keeps no state, and Spark removes a limit of no rows, or one after a complete aggregation.
+
+class ExecutionMode(StrEnum):
+    """How Spark executes a query; triggers that only time micro-batches are all MICRO_BATCH.
+
+    ASYNC_PROGRESS: micro-batches whose offsets and commits are written periodically in the background.
+    CONTINUOUS: long-running tasks with epochs, stateless. REAL_TIME: long batches whose offsets are known
+    only at their end.
+    """
+
+    MICRO_BATCH = "MICRO_BATCH"
+    ASYNC_PROGRESS = "ASYNC_PROGRESS"
+    CONTINUOUS = "CONTINUOUS"
+    REAL_TIME = "REAL_TIME"
+
+
+def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
+    """The execution mode as far as the offset log shows it.
+
+    Real-time queries and asynchronous tracking without a gap look like micro-batches; only the running query
+    tells (`SupervisedQuery.facts`).
+    """
+    if committed.continuous:
+        return ExecutionMode.CONTINUOUS
+    if before is not None and before.batch_id < committed.batch_id - 1:
+        return ExecutionMode.ASYNC_PROGRESS
+    return ExecutionMode.MICRO_BATCH
+
+
+def mode_of_execution(execution_class: str, trigger_class: str) -> ExecutionMode:
+    """The execution mode of a running query."""
+    if trigger_class == "RealTimeTrigger":
+        return ExecutionMode.REAL_TIME
+    if execution_class == "ContinuousExecution":
+        return ExecutionMode.CONTINUOUS
+    if execution_class == "AsyncProgressTrackingMicroBatchExecution":
+        return ExecutionMode.ASYNC_PROGRESS
+    return ExecutionMode.MICRO_BATCH
+
+
+# A watermark keeps no state, and Spark removes some limits.
 _MAY_KEEP_NONE = {"EventTimeWatermark", "GlobalLimit"}
 
 
@@ -25,8 +65,8 @@ class KnownQuery:
     """What was recorded of a query.
 
     Attributes:
-        operators: At least so many of its operators keep state; 0 if that is not known.
-        mode: How Spark executed it last; None if that is not known.
+        operators: Least number of operators that keep state.
+        mode: How Spark executed it last, if known.
     """
 
     operators: int = 0
@@ -34,12 +74,7 @@ class KnownQuery:
 
     @staticmethod
     def of(plan: object, properties: Mapping[str, Any] | None = None) -> KnownQuery:
-        """Derive it from records.
-
-        Args:
-            plan: The description of the query's plan; empty or None if unknown.
-            properties: The properties of the newest snapshot of its state.
-        """
+        """Derive it from the query's plan and the properties of the newest snapshot of its state."""
         noted = properties or {}
         is_same = not plan or not noted.get("plan") or noted["plan"] == plan
         listed = noted.get("state_operators")
@@ -50,7 +85,7 @@ class KnownQuery:
         return KnownQuery(max(counted, int(described is not None and keeps_state(described))), known_mode)
 
     def is_asynchronous(self, offsets: Sequence[int], commits: Sequence[int]) -> bool:
-        """Whether the query's progress is proven to be tracked asynchronously, which leaves gaps in its logs.
+        """Whether asynchronous progress tracking, which leaves gaps in the logs, is proven.
 
         Either a running query reported it, or both logs lack the same batch below the newest commit.
         """
@@ -58,21 +93,14 @@ class KnownQuery:
         return self.mode is ExecutionMode.ASYNC_PROGRESS or bool({*between} - {*offsets} - {*commits})
 
     def check_operators(self, folder: FileIO, found: Collection[int], committed: Collection[int]) -> None:
-        """Check that a directory in which a batch is committed has the state of every operator that is known.
+        """Check that a directory with a commit has the state of every known operator.
 
-        Args:
-            folder: The live directory.
-            found: Numbers of the operators that have state there.
-            committed: Numbers of the operators that the commit names; empty in checkpoint format v1.
-
-        Raises:
-            IncompleteCutError: The state of an operator is missing.
+        `committed` are the operators that the commit names; empty in checkpoint format v1.
         """
         missing = sorted({*range(self.operators), *committed} - {*found})
         if missing:
             why = "the newest commit names it" if missing[0] in committed else "its query is known to keep state there"
         elif not found and STATE in folder.list():
-            # Spark creates the folder for state only.
             missing, why = [0], f"{STATE} is empty, and Spark creates this folder only for a query that keeps state"
         if missing:
             raise IncompleteCutError(

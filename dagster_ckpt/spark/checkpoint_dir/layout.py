@@ -16,9 +16,8 @@ from dagster_ckpt.io.file_io import FileIO, FileVersion
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.snapshot.reuse import ContentCheck
+from dagster_ckpt.spark.checkpoint_dir.checksums import HadoopCheck, check_of
 from dagster_ckpt.spark.checkpoint_dir.fence import fenced_at, planned
-from dagster_ckpt.spark.checkpoint_dir.hadoop_checksums import HadoopCheck
-from dagster_ckpt.spark.checkpoint_dir.state.checksums import check_of
 from dagster_ckpt.values.storage_path import local_path
 from dagster_ckpt.values.untrusted import number_in
 
@@ -29,14 +28,14 @@ SOURCES = "sources"
 STATE = "state"
 DEFAULT_STORE = "default"
 _OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
-# Ours, and unknown to Spark: the directory was built, and no stream has switched to it yet.
+# Our marker; Spark ignores it. No stream has switched to the directory yet.
 NOT_IN_USE = "not-in-use"
 
-# Up to these limits, files of a cut are read at once instead of being protected by links; above the
-# number of files, the objects alone would take too much memory.
+# Up to these limits, files of a cut are read at once instead of being linked; more objects take too much
+# memory.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
 HELD_IN_MEMORY_FILES = 5_000
-# A larger file is read in pieces into a reused buffer: allocating memory costs as much as reading.
+# Larger files are read in pieces into a reused buffer.
 READ_WHOLE_BYTES = 1024 * 1024
 
 
@@ -45,8 +44,8 @@ class Positions:
     """Positions of a query.
 
     Attributes:
-        commit: Newest committed batch, or None before the first one.
-        offset: Newest planned batch, or None. If it is greater than `commit`, it is in flight.
+        commit: Newest committed batch.
+        offset: Newest planned batch; in flight if greater than `commit`.
     """
 
     commit: int | None
@@ -55,23 +54,14 @@ class Positions:
 
 @dataclass(frozen=True)
 class LiveDirectory:
-    """A `checkpointLocation`.
-
-    Attributes:
-        url: A URL of any file system that both Spark and fsspec support, or a local path.
-        storage_options: Arguments for the fsspec file system.
-    """
+    """A `checkpointLocation`: a URL of a file system that both Spark and fsspec support, or a local path."""
 
     url: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def folder(self) -> FileIO:
-        """The directory tree.
-
-        Raises:
-            StorageAccessError: No driver for this URL is installed.
-        """
+        """The directory tree."""
         return open_file_io(self.url, self.storage_options)
 
     @property
@@ -81,7 +71,7 @@ class LiveDirectory:
 
     @property
     def spark_location(self) -> str:
-        """The URL as passed to Spark. Local paths get a scheme, because Spark's default file system may be HDFS."""
+        """The URL for Spark. Local paths get a scheme, because Spark's default file system may be HDFS."""
         path = self.local_path
         return self.url.rstrip("/") if path is None else f"file://{path}"
 
@@ -92,22 +82,21 @@ class LiveDirectory:
     def is_not_in_use(self) -> bool:
         """Whether the directory was built for a stream that has not switched to it.
 
-        A directory of a fork or an import counts as not in use until a query has started in it.
+        That of a fork or an import is not in use until a query has started in it.
         """
         return NOT_IN_USE in self.folder.list()
 
     def note_in_use(self) -> None:
-        """Remove the mark of a directory that is not in use; without a mark nothing changes."""
+        """Remove the mark of a directory that is not in use, if there is one."""
         self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
         """Delete the directory; a missing one is not an error.
 
-        The mark of one that is not in use goes last: without it, what a killed deletion leaves would
-        count as a directory in use.
+        Its not-in-use mark goes last: without it, the rest of a killed deletion would count as in use.
         """
         path = self.local_path
-        # Of a symbolic link only the link is deleted.
+        # Only the link itself is deleted.
         marked = {} if path is not None and path.is_symlink() else self.folder.list(hidden=True)
         if NOT_IN_USE in marked:
             for name, entry in marked.items():
@@ -119,13 +108,13 @@ class LiveDirectory:
 
     def positions(self) -> Positions:
         """Positions of the query, from the names in the two logs."""
-        # Commits first: a batch that commits between the two listings still counts as in flight.
+        # Commits first: a batch that commits in between still counts as in flight.
         commits = batch_ids(self.folder, COMMITS)
         offsets = batch_ids(self.folder, OFFSETS)
         return Positions(max(commits, default=None), max(offsets, default=None))
 
     def fenced_at(self) -> int | None:
-        """The batch that its query can no longer plan because a successor has fenced it; or None."""
+        """The batch that its query can no longer plan because a successor has fenced it."""
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:
@@ -134,14 +123,14 @@ class LiveDirectory:
 
 
 def batch_ids(folder: FileIO, log: str) -> list[int]:
-    """Batches that have an entry in a log; unknown names, unfinished files and fences are skipped."""
+    """Batches that have an entry in a log, without unfinished files and fences."""
     if log == OFFSETS:
         return planned(folder)
     return sorted(number for name in folder.listing(log).names if (number := number_in(name)) is not None)
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:
-    """Directory of a state store; the default store is directly in the directory of its partition."""
+    """Directory of a state store; the default store has that of its partition."""
     path = f"{STATE}/{operator}/{partition}"
     return path if store == DEFAULT_STORE else f"{path}/{store}"
 
@@ -151,14 +140,12 @@ class NeededFile:
     """One file of a cut, and a `Source` of a snapshot.
 
     Attributes:
-        folder: Its directory tree.
-        source: Its path there.
+        source: Its path in `folder`.
         path: Its path in the snapshot.
-        size: Its length in bytes.
         token: See `FileVersion.token`; if it changed, Spark replaced the file.
-        identity: A name that is unique to this content (it contains a uuid), or None.
-        data: Its content, if it was read already.
-        stable: Whether the next snapshots will probably contain it too.
+        identity: A name unique to this content (with a uuid).
+        data: Its content, if already read.
+        stable: The next snapshots will probably contain it too.
     """
 
     folder: FileIO
@@ -184,10 +171,7 @@ class NeededFile:
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
 
     def check(self) -> ContentCheck | None:
-        """A check of the content; see `Source.check`.
-
-        A file without checksums of its own has Hadoop's beside it, on a local disk.
-        """
+        """Its own checksums, or on a local disk those that Hadoop wrote beside it; see `Source.check`."""
         own = check_of(self.path, self.size, self.open)
         is_in_place = self.data is not None and isinstance(self.folder, LocalFileIO)
         if own is not None or not is_in_place or self.path.partition("/")[0] not in _OF_SPARK:
@@ -196,22 +180,13 @@ class NeededFile:
 
 
 def read_versioned(folder: FileIO, path: str) -> NeededFile:
-    """Read a small file together with its version.
-
-    Raises:
-        FileNotFoundError: It does not exist or no longer exists.
-    """
-    # The version is never newer than the content: if the file was replaced in between, it is later
-    # treated as changed, which is safe.
+    """Read a small file together with its version."""
+    # The version is never newer than the content: a replaced file then counts as changed.
     data, version = folder.read_version(path)
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 
 
 def read_needed(folder: FileIO, path: str, *, snapshot_path: str | None = None) -> NeededFile:
-    """Read a small file that is needed.
-
-    Raises:
-        FileNotFoundError: It does not exist or no longer exists.
-    """
+    """Read a small file that is needed."""
     data = folder.read(path)
     return NeededFile(folder, path, snapshot_path or path, len(data), data=data)

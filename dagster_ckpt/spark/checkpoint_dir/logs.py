@@ -1,7 +1,7 @@
 """Parse Spark's query metadata and the entries of its offset and commit logs.
 
-Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 3.5 to 4.3. Each
-entry is one file: a line with the version, then JSON lines.
+Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 3.5 to 4.3. An entry
+is one file, named by its batch: a line with the version, then JSON lines.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.versions import SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, reading
 
-# Written by an offline repartition; it then differs from the session's shuffle partitions.
+# Written by an offline repartition; else shuffle partitions count.
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
 COMPRESSION_CODEC = "spark.sql.streaming.stateStore.compression.codec"
-# Of Spark; used where no codec is pinned.
 DEFAULT_CODEC = "lz4"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 NO_OFFSET = "-"
-# Ours, in Spark's file `metadata`, of which Spark reads only the id of the query: the state was
-# written by a rewrite, and not by the query.
+# Our fields in Spark's file `metadata`: who rewrote or edited the state. Spark reads only the id.
 REWRITE_ID = "dagsterCkptRewriteId"
 EDITS = "dagsterCkptEdits"
-# Ten times as many as any deployment of Spark uses. A file with more is damaged and would exhaust
-# the memory.
+# A file with more is damaged and would exhaust the memory.
 _MOST_PARTITIONS = 1_000_000
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
 # Part of file names.
@@ -46,14 +43,9 @@ class OffsetEntry:
     """One entry of the offset log: the plan of a batch.
 
     Attributes:
-        batch_id: The batch.
-        watermark_ms: Event-time watermark of the batch.
         conf: Settings that Spark pins for the life of the query.
-        sources: Source name (in v1, its index) to the JSON text of its offset; None before its
-            first data.
-        format_version: Version of the entry.
-        continuous: Whether continuous processing wrote it: then it has neither watermark nor
-            settings.
+        sources: Source name (v1: index) to its offset as JSON text; None before its first data.
+        continuous: Continuous processing wrote it, without watermark and settings.
     """
 
     batch_id: int
@@ -65,13 +57,13 @@ class OffsetEntry:
 
     @property
     def partitions(self) -> int | None:
-        """Number of state partitions, or None if the query pins none because it keeps no state."""
+        """Number of state partitions; None if the query keeps no state."""
         number = self.conf.get(INTERNAL_PARTITIONS) or self.conf.get(SHUFFLE_PARTITIONS)
         return int(number) if number else None
 
     @property
     def provider_class(self) -> str | None:
-        """Full name of the state store provider, or None if the query pins none."""
+        """Full name of the state store provider, if pinned."""
         return self.conf.get(PROVIDER_CLASS)
 
 
@@ -80,12 +72,8 @@ class CommitEntry:
     """One entry of the commit log: a batch is committed.
 
     Attributes:
-        batch_id: The batch.
-        next_watermark_ms: Watermark of the next batch.
-        state_ids: Checkpoint format v2 only: operator to the unique ids of its version, by
-            partition, then by store; None in format v1.
-        format_version: Version of the entry.
-        sinks: Version 3 only (named sinks): information about each sink, by name.
+        state_ids: Checkpoint format v2: unique ids by operator, partition and store; None in v1.
+        sinks: Version 3 (named sinks): information by name.
     """
 
     batch_id: int
@@ -118,40 +106,22 @@ class _CommitMetadata(BaseModel):
 
 
 def parse_query_id(data: bytes, where: str) -> str:
-    """Parse the query id in the file `metadata`.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """Parse the query id in the file `metadata`."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
 
 
 def parse_rewrite_id(data: bytes, where: str) -> str | None:
-    """Parse the id of the rewrite that wrote the state, in the file `metadata`; None if the query wrote all of it.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """Parse the id of the rewrite that wrote the state; None if the query wrote all of it."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).rewrite_id
 
 
 def parse_edits(data: bytes, where: str) -> tuple[str, ...]:
-    """Parse the ids of the edits that the state contains, oldest first, in the file `metadata`.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """Parse the ids of the edits that the state contains, oldest first."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).edits
 
 
 def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence[str] = ()) -> bytes:
-    """Content of the file `metadata`.
-
-    Args:
-        query_id: Id of the query.
-        rewrite_id: Id of the rewrite that wrote the state, if one did.
-        edits: Ids of the edits that the state contains, oldest first.
-    """
+    """Content of the file `metadata`."""
     fields: dict[str, object] = {"id": query_id}
     fields |= {REWRITE_ID: rewrite_id} if rewrite_id is not None else {}
     fields |= {EDITS: list(edits)} if edits else {}
@@ -159,28 +129,15 @@ def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence
 
 
 def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
-    """The file `metadata` of another query that continues from the same state.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """The file `metadata` of another query that continues from the same state."""
     return query_metadata(query_id, parse_rewrite_id(data, where), parse_edits(data, where))
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
-    """Parse an entry of the offset log.
-
-    Args:
-        data: Content of the file.
-        where: Its path; the name is the batch id.
-
-    Raises:
-        LiveDirectoryError: It is empty, truncated, or has an unsupported version.
-    """
+    """Parse an entry of the offset log."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     if not lines:
         raise _malformed(where, "it ends after its version line")
-    # Continuous processing leaves the metadata line empty.
     continuous = not lines[0].strip()
     metadata = _OffsetMetadata() if continuous else _model(_OffsetMetadata, lines[0], where)
     sources: dict[str, str | None] = {}
@@ -195,15 +152,7 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
 
 
 def plan_digest(data: bytes, where: str) -> str:
-    """A digest of the times and offsets in an entry of the offset log; its settings do not count.
-
-    Args:
-        data: Content of the file.
-        where: Its path.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """A digest of the times and offsets in an entry of the offset log, without its settings."""
     entry = parse_offset_entry(data, where)
     _, metadata, *offsets = data.decode().split("\n")
     times = [] if entry.continuous else [from_json(metadata).get(name) for name in ("batchTimestampMs", _WATERMARK)]
@@ -211,16 +160,7 @@ def plan_digest(data: bytes, where: str) -> str:
 
 
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
-    """An entry of the offset log with other offsets for some sources.
-
-    Args:
-        data: Content of the file.
-        where: Its path.
-        changed: The new offset of each such source, by the name that `parse_offset_entry` gives it.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
-    """
+    """An entry of the offset log with other offsets for some sources, by name as `parse_offset_entry` gives it."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
     for index, line in enumerate(lines[1:], 1):
@@ -232,15 +172,7 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
 
 
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
-    """Parse an entry of the commit log.
-
-    Args:
-        data: Content of the file.
-        where: Its path; the name is the batch id.
-
-    Raises:
-        LiveDirectoryError: It is empty, truncated, or has an unsupported version.
-    """
+    """Parse an entry of the commit log."""
     version, lines = _lines(data, where, SparkFile.COMMITS)
     text = lines[0] if lines else ""
     if not text.strip() and version != 1:
@@ -250,19 +182,11 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
 
 
 def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: int) -> bytes:
-    """The plan of a batch that reads nothing, as Spark writes it to move a watermark on without new input.
+    """The plan of a batch without input after a committed one, which only moves the watermark.
 
     Args:
-        data: The offset log entry of the newest committed batch.
-        where: Its path.
-        commit: The commit of that batch.
-        now_ms: The time that functions such as `current_timestamp()` return in the batch.
-
-    Returns:
-        The offset log entry of the batch after it.
-
-    Raises:
-        LiveDirectoryError: The entry cannot be parsed, or continuous processing wrote it.
+        data: The offset log entry of the committed batch.
+        now_ms: The batch's `current_timestamp()`.
     """
     entry = parse_offset_entry(data, where)
     if entry.continuous:
@@ -278,16 +202,7 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
 
 
 def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes:
-    """An entry of the offset log with other pinned settings.
-
-    Args:
-        data: Content of the file.
-        where: Its path.
-        settings: Settings to change, by full name.
-
-    Raises:
-        LiveDirectoryError: It is not such an entry, or continuous processing wrote it.
-    """
+    """An entry of the offset log with other pinned settings."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0])
@@ -296,33 +211,20 @@ def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes
 
 
 def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None) -> bytes:
-    """An entry of the commit log for state of another checkpoint format, or with other unique ids.
-
-    Args:
-        data: Content of the file.
-        where: Its path.
-        state_ids: Unique ids by operator, partition and store, for checkpoint format v2; None for v1.
-
-    Raises:
-        LiveDirectoryError: It is not such an entry.
-    """
+    """An entry of the commit log with other unique ids (checkpoint format v2), or with None for v1."""
     version, lines = _lines(data, where, SparkFile.COMMITS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0] if lines and lines[0].strip() else "{}")
         metadata.pop("stateUniqueIds", None)
     if state_ids is not None:
         metadata["stateUniqueIds"] = {str(operator): ids for operator, ids in state_ids.items()}
-    # Version 3 has named sinks, with either format of the state.
+    # Version 3 (named sinks) fits either format.
     version = version if version > 2 else 1 if state_ids is None else 2
     return f"v{version}\n{json.dumps(metadata, separators=(',', ':'))}".encode()
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
-    """Parse the JSON lines of a file source's or file sink's log entry (`v1`, then one object per line).
-
-    Raises:
-        LiveDirectoryError: It is empty, truncated, or not of this kind.
-    """
+    """Parse an entry of a file source's or file sink's log: `v1`, then one JSON object per line."""
     _version, lines = _lines(data, where, SparkFile.FILE_LOG)
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
         objects = [from_json(line) for line in lines if line.strip()]
@@ -332,15 +234,7 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
 
 
 def check_log_version(data: bytes, where: str) -> None:
-    """Reject an entry of a file source's or file sink's log with an unsupported version.
-
-    Args:
-        data: Its content, or its first line.
-        where: Its path.
-
-    Raises:
-        UnknownLayoutError: It has an unsupported version.
-    """
+    """Reject an entry (or its first line) of a file source's or file sink's log of an unknown version."""
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
 
 

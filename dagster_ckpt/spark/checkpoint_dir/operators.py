@@ -1,7 +1,7 @@
 """Read Spark's metadata of stateful operators: their stores, partitions and schemas; widen schemas of Spark 3.5.
 
-Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5
-writes only the schemas; its operators are found by them.
+Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5 writes
+only schemas, by which its operators are found.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from dagster_ckpt.values.untrusted import from_json, reading
 _SCHEMAS = "_stateSchema"
 JOIN = "symmetricHashJoin"
 LIMIT = "globalLimit"
-# Without metadata, as in Spark 3.5, an operator has one store or is a join of two streams with
-# these four.
+# Without metadata, an operator has one store or is a join with these four.
 _JOIN_STORES = ("left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue")
 UNNAMED = "unnamed"
 _MAY_BE_NULL = ("nullable", "containsNull", "valueContainsNull")
-# Characters, as Spark divides a schema: each may take three bytes.
+# In characters, of up to three bytes each.
 _MOST_IN_A_CHUNK = 65535 // 3
 
 
@@ -47,13 +46,11 @@ class Operator:
     """A stateful operator.
 
     Attributes:
-        number: Its number in the plan, which is the name of its directory.
-        name: Spark's name for it, such as `stateStoreSave`; `unnamed` if no metadata names it.
-        stores: Names of its state stores, in Spark's order.
-        single_partition: Whether it keeps all its state in partition 0, regardless of the session.
+        number: Its number in the plan, and the name of its directory.
+        name: Spark's name, such as `stateStoreSave`; `unnamed` if no metadata names it.
+        single_partition: It keeps all its state in partition 0.
         files: Its metadata and schema files.
-        metadata_version: Version of its metadata; 0 if Spark 3.5 wrote the directory, which has none.
-        schema_version: Newest version of its schema files.
+        metadata_version: 0 if Spark 3.5 wrote the directory.
     """
 
     number: int
@@ -80,16 +77,7 @@ class _Metadata(BaseModel):
 
 
 def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
-    """Read every stateful operator of a query; empty for a stateless query.
-
-    Args:
-        folder: The live directory.
-        batch_id: The batch after which to resume. Metadata of later batches is left out.
-
-    Raises:
-        IncompleteCutError: Metadata or a schema is missing.
-        LiveDirectoryError: Metadata cannot be read.
-    """
+    """Read every stateful operator of a query, without metadata of batches after this one."""
     numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
         if expected != number:
@@ -98,20 +86,10 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
 
 
 def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partitions: int | None = None) -> bytes:
-    """Rewrite the schema paths of operator metadata v2 for the directory that it is restored into.
+    """Rewrite the absolute schema paths in operator metadata v2 for a new location, and optionally the partitions.
 
-    Spark stores them as absolute paths (transformWithState, join state v3 and later). Unchanged, a
-    restored query would read, and even re-create, directories at the original location. Metadata v1
-    has none and stays as it is, apart from the partitions.
-
-    Args:
-        data: Content of `state/<operator>/_metadata/v2/<batch>`.
-        old_path: Its path, for error messages.
-        location: The new live directory, as passed to Spark.
-        partitions: The new number of state partitions; None keeps that of the metadata.
-
-    Raises:
-        LiveDirectoryError: It cannot be parsed.
+    With the original paths (transformWithState, join state v3 and later), a restored query would read, and
+    even re-create, directories at the original location. Metadata v1 has none.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -160,7 +138,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
 
 
 def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
-    """Whether a Spark planned the batch that writes metadata of operators: without it, files are then missing."""
+    """Whether a Spark that writes operator metadata planned the batch; then its files are missing."""
     path = f"{OFFSETS}/{batch_id}"
     try:
         entry = parse_offset_entry(folder.read(path), f"{folder.url}/{path}")
@@ -170,14 +148,14 @@ def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
 
 
 def _without_metadata(folder: FileIO, number: int) -> Operator:
-    """An operator of Spark 3.5: its stores are those of its first partition."""
+    """An operator of Spark 3.5, with the stores of its first partition."""
     names = folder.listing(f"{STATE}/{number}/0").names
     is_join = any(store in names for store in _JOIN_STORES)
     stores = _JOIN_STORES if is_join else (DEFAULT_STORE,)
     schemas = [_schema(folder, f"{store_directory(number, 0, store)}/_metadata/schema") for store in stores]
     version = max(_schema_version(schema) for schema in schemas)
     types = _key_types(schemas[0])
-    # A limit has one counter, whose key is a null.
+    # A limit has one counter under a null key.
     name = JOIN if is_join else LIMIT if types == ["void"] else UNNAMED
     return Operator(number, name, stores, name == LIMIT or not types, tuple(schemas), 0, version)
 
@@ -192,8 +170,7 @@ def _with_schema_files(folder: FileIO, number: int, paths: list[str]) -> Operato
                 try:
                     files.setdefault(schema, read_needed(folder, schema))
                 except FileNotFoundError as error:
-                    # Spark purges the schemas of metadata that it no longer needs before the
-                    # metadata itself.
+                    # Spark purges unneeded schemas before their metadata.
                     if path == paths[-1]:
                         raise _incomplete(folder, schema, f"{path} refers to it") from error
                 else:
@@ -267,25 +244,12 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
 
 
 def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
-    """Let the state schemas that Spark 3.5 wrote allow nulls, so that it or a later Spark continues the query.
+    """Let the state schemas that Spark 3.5 wrote allow nulls, so that any Spark continues; returns those changed.
 
-    Spark refuses state if a column may be null in the query and not in the stored schema. From a join's
-    condition, 3.5 infers that columns are never null, but not in a batch in which one side has no rows: if that
-    is the first batch of a start, it fails at every start. 4.0 and later do not infer it. A row is stored in the
-    same way in either case, and Spark 4.3 itself stores only schemas with columns that may be null.
-
-    Args:
-        folder: The live directory; no query is running in it.
-        batch_id: The batch after which the query resumes.
-        still_mine: Entered around each change.
-
-    Returns:
-        The schemas that were changed.
-
-    Raises:
-        IncompleteCutError: Metadata or a schema is missing.
-        LiveDirectoryError: One cannot be parsed.
-        StorageAccessError: A schema cannot be written.
+    Spark refuses state if a column may be null in the query but not in the stored schema. From a join's
+    condition, 3.5 infers that columns are never null, except in a batch in which one side has no rows: if
+    that is the first batch of a start, every start fails. Rows are stored alike in either case, and Spark 4.3
+    stores only nullable schemas.
     """
     changed = []
     for operator in read_operators(folder, batch_id):
@@ -303,12 +267,7 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
 
 
 def check_schemas(folder: FileIO, batch_id: int) -> None:
-    """Parse the state schemas of Spark 3.5 as `widen_schemas` does, without changing them.
-
-    Raises:
-        IncompleteCutError: Metadata or a schema is missing.
-        LiveDirectoryError: One cannot be parsed.
-    """
+    """Parse the state schemas of Spark 3.5 as `widen_schemas` does, without changing them."""
     for operator in read_operators(folder, batch_id):
         for schema in operator.files if operator.metadata_version == 0 else ():
             _widened(schema)
@@ -342,7 +301,7 @@ def _widened(schema: NeededFile) -> bytes:
         return b"".join(parts)
 
 
-# What Spark requires of each kind of type, and of a column.
+# What Spark requires of each kind of type.
 _PARTS: Mapping[str, Mapping[str, type]] = {
     "struct": {"fields": list},
     "array": {"elementType": object, "containsNull": bool},
@@ -352,7 +311,7 @@ _COLUMN = {"name": str, "type": object, "nullable": bool}
 
 
 def _check_type(found: Any) -> None:
-    """Check that a type has the parts without which Spark cannot read it; names of atomic types are not known here."""
+    """Check that a type has the parts that Spark needs to read it; names of atomic types are not checked."""
     if isinstance(found, str):
         return
     kind = found["type"]
@@ -374,7 +333,7 @@ def _check_parts(found: Any, parts: Mapping[str, type]) -> None:
 
 
 def _nullable(part: Any) -> Any:
-    """A part of a schema, with each of its columns, elements and values allowed to be null."""
+    """A part of a schema with nulls allowed everywhere."""
     if isinstance(part, list):
         return [_nullable(each) for each in part]
     if not isinstance(part, dict):
@@ -391,7 +350,7 @@ def _as_utf(text: str) -> bytes:
 
 
 def _utf(data: bytes, at: int) -> tuple[str, int]:
-    # Java's DataOutput.writeUTF: two bytes of length, then the text.
+    # Java's DataOutput.writeUTF: length, then text.
     (length,) = struct.unpack_from(">H", data, at)
     return data[at + 2 : at + 2 + length].decode("utf-8", "replace"), at + 2 + length
 

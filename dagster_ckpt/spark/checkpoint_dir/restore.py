@@ -27,16 +27,14 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, with_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
 
-# Called often while files are placed; an exception aborts the restore, and the placed files are
-# deleted.
+# Called often while files are placed; an exception aborts the restore.
 Watch = Callable[[], None]
-# Called with the number of files that are done and of all.
+# Files done, and of all.
 Progress = Callable[[int, int], None]
 
 _LOGS = (OFFSETS, COMMITS)
-# RocksDB writes these files once, with a checksum of each block that it verifies on every read.
+# RocksDB writes these once, and verifies a checksum of each block on every read.
 _LARGE_STATE = ".sst"
-# Large enough that creating their directories in one step pays off.
 _LINKED_AT_A_TIME = 4_000
 
 
@@ -47,14 +45,12 @@ def unwatched() -> None:
 class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
-    Spark writes a file once and renames it into place, so a file with the same device, inode, time
-    and length is the file of which the snapshot was taken, or a link to it. These do not reveal
-    changes to its content by a disk error, a power failure or a user.
+    Spark writes a file once and renames it into place: same device, inode, time and length means the same
+    file. They do not reveal changes by a disk error, a power failure or a user.
 
     Attributes:
         DIGEST: The content.
-        IDENTITY: Device, inode, time and length for large state files; the content for all other
-            files.
+        IDENTITY: Device, inode, time and length of large state files; the content of others.
     """
 
     DIGEST = "DIGEST"
@@ -63,12 +59,7 @@ class DonorCheck(Enum):
 
 @dataclass(frozen=True)
 class Donor:
-    """A live directory whose files a restore can hard-link, because it was inspected and found good.
-
-    Attributes:
-        live: The directory.
-        check: How its files are checked.
-    """
+    """A live directory, inspected and found good, whose files a restore can hard-link."""
 
     live: LiveDirectory
     check: DonorCheck = DonorCheck.DIGEST
@@ -83,12 +74,8 @@ class Materialized:
     """A live directory built from a snapshot.
 
     Attributes:
-        live: The directory.
-        batch_id: The batch after which it resumes.
-        query_id: Id of the query in it.
-        sinks: Index of a sink in the snapshot's properties to its log entries, for `roll_back`.
-        carries_state: Whether it contains the state after the batch in flight, so that a sink may
-            skip that batch.
+        sinks: Index of a sink in the snapshot's properties to its log entries.
+        carries_state: It has the state after the batch in flight, so a sink may skip that batch.
     """
 
     live: LiveDirectory
@@ -110,26 +97,17 @@ def materialize(
 ) -> Materialized:
     """Build a live directory in a temporary location, check it, then move it into place; durable on return.
 
-    An object store cannot rename a tree atomically, so there it is built in place with the logs
-    last. Until then no query can resume from it, and a start that is killed at this point is
-    repeated.
+    An object store cannot rename a tree, so there it is built in place with the logs last: until then no
+    query resumes from it, and a killed start is repeated.
 
     Args:
-        target: The target, which must not exist.
-        fill: Called once with a `Filler`, to which it passes every file of the snapshot, from
-            several threads if it wants.
-        new_query_id: Query id of a fork. None keeps the snapshot's: the query continues, and sinks
-            that remember query ids recognize it.
-        is_whole: `fill` passes a cut that was already checked completely, so that only the logs are
-            checked again.
-        is_scratch: The directory is temporary and need not survive a power failure.
-        marked: Mark the directory as not in use, until `LiveDirectory.note_in_use`.
-        watch: Called while files are placed, from the threads that place them; an exception aborts
-            the restore.
-
-    Raises:
-        RestoreError: The target exists, or the snapshot does not make a complete live directory.
-        StorageAccessError: The target cannot be written.
+        target: Must not exist.
+        fill: Passes every file of the snapshot to the `Filler`, from several threads if it wants.
+        new_query_id: For a fork. None continues the query, which sinks recognize by its id.
+        is_whole: `fill` passes a checked cut, so only the logs are checked again.
+        is_scratch: It need not survive a power failure.
+        marked: Mark it as not in use, until `LiveDirectory.note_in_use`.
+        watch: Called from the threads that place files; an exception aborts the restore.
     """
     if target.exists():
         raise RestoreError(
@@ -142,7 +120,7 @@ def materialize(
     filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target, watch=watch)
     try:
         if marked:
-            # First: a directory that a query could resume from always carries it.
+            # First: a directory with logs always carries it.
             unfinished.folder.place(NOT_IN_USE, [b""])
         with contextlib.closing(filler):
             fill(filler)
@@ -173,24 +151,13 @@ def clone(
 ) -> Materialized:
     """Clone a live directory, so that a query continues in the clone even if an old writer is still alive.
 
-    The batch in flight is included, so that exactly this batch is replayed. Files are hard-linked
-    if both are on one local disk: an old writer replaces files and never modifies them.
+    The batch in flight is included and replayed. Files are hard-linked on one local disk: writers replace
+    files and never modify them.
 
     Args:
-        live: The directory to clone; it is not changed.
-        target: The clone, which must not exist.
-        at_batch: A committed batch that Spark still retains, to go back to. Exactly the batch after
-            it is replayed, and later ones are planned again. By default the newest batch.
-        carry_state: Also include the state after the batch in flight, if it is complete: see `cut`.
-        is_scratch: See `materialize`.
-        marked: See `materialize`.
-        watch: See `materialize`.
-
-    Raises:
-        NothingCommittedError: No batch is committed yet.
-        IncompleteCutError: The directory is incomplete.
-        RestoreError: The target exists.
-        StorageAccessError: A directory cannot be read or written.
+        at_batch: A retained batch to go back to; the batch after it is replayed, later ones are planned
+            again.
+        carry_state: See `cut`; for the others see `materialize`.
     """
 
     def attempt() -> Materialized:
@@ -209,27 +176,16 @@ def clone(
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:
-    """Change the query id of a live directory that is not in use yet.
-
-    Raises:
-        StorageAccessError: It cannot be written.
-    """
-    # A new file replaces the old one, which may be a hard link shared with the original directory.
+    """Change the query id of a live directory that is not in use yet."""
+    # A new file: the old one may be a hard link.
     data = with_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}", query_id)
     live.folder.write(METADATA, [data])
 
 
 class Filler:
-    """Places the files of a snapshot in a new live directory.
+    """Places the files of a snapshot in a new live directory: bytes from several threads, links from one only.
 
-    Bytes may come from several threads, links from one only.
-
-    Args:
-        folder: The directory tree to fill.
-        target: The final location of the directory.
-        new_query_id: A new query id, or None.
-        logs_last: Keep the entries of the offset and commit logs until `write_logs`.
-        watch: See `materialize`.
+    With `logs_last`, entries of the offset and commit logs wait for `write_logs`.
     """
 
     def __init__(
@@ -251,12 +207,7 @@ class Filler:
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Place one file.
-
-        Args:
-            path: Its path in the snapshot.
-            chunks: Its content.
-        """
+        """Place one file."""
         chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
@@ -268,7 +219,7 @@ class Filler:
             index, name = sink_entry(path)
             self.sinks.setdefault(index, []).append(SinkEntry(name, b"".join(chunks)))
         elif path == METADATA and self._new_query_id is not None:
-            # The old content is consumed, which checks its digest.
+            # Reading the old content checks its digest.
             self._folder.place(path, [with_query_id(b"".join(chunks), path, self._new_query_id)])
         elif is_metadata_v2(path):
             try:
@@ -288,19 +239,12 @@ class Filler:
 
     def write_logs(self) -> None:
         """Write the entries kept by `logs_last`: offsets first, then commits, the newest commit last."""
-        # With a commit, a directory counts as one in which a query has run.
+        # A commit makes a directory one in which a query has run.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
-        """Place a file as a hard link instead of bytes.
-
-        Returns:
-            False if that is impossible: pass it as bytes then.
-
-        Raises:
-            CutOvertakenError: It no longer exists, or was replaced.
-        """
+        """Place a file as a hard link; False if it has to be passed as bytes."""
         if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):
@@ -315,15 +259,7 @@ class Filler:
         return linked
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
-        """Place files of a snapshot as hard links to their originals, if these are unchanged.
-
-        Args:
-            entries: The files.
-            donor: A live directory that may still contain them.
-
-        Yields:
-            The files that were not linked: pass them as bytes.
-        """
+        """Link the files of a snapshot that are unchanged in the donor; yields those to pass as bytes."""
         root = donor.live.local_path if donor is not None else None
         if self._linker is None or donor is None or root is None:
             yield from entries

@@ -1,9 +1,7 @@
 """Staging: protect the files of a cut from Spark's purging during a slow upload.
 
-Only files that a snapshot has to read are protected. Small ones are read at once, which is
-necessary anyway. For others a hard link on the local disk is ideal: it costs no bytes, and because
-Spark never modifies a file in place (it writes a new one and renames it), a linked file can neither
-vanish nor change. The same holds for a file that is kept open, which is used if there are few.
+Spark never modifies a file in place: it writes a new one and renames it. A file that is hard-linked or kept
+open can therefore neither vanish nor change.
 """
 
 from __future__ import annotations
@@ -41,10 +39,9 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 
 _MARK = ".cut-"
 _COPIED_BYTES = 1024 * 1024
-# Maximum number of large files kept open.
+# Most large files kept open.
 HELD_OPEN_FILES = 64
-# Linux: an open file can be reopened through its descriptor, even if its name was removed or
-# replaced.
+# Linux reopens a file by its descriptor, even without its name.
 _OPEN_FILES = LocalFileIO(Path("/proc/self/fd"))
 
 T = TypeVar("T")
@@ -53,13 +50,9 @@ T = TypeVar("T")
 class StagedCut:
     """A cut, with protection for the files that will be read.
 
-    Content that the cut has read is kept in memory. Other local files are read at once if they are
-    few and small, kept open if they are few and large, and hard-linked otherwise, or copied if
-    links are impossible. Remote files that can never change (their name contains a uuid) are read
-    in place; other remote files are copied to this machine.
-
-    Attributes:
-        cut: The cut, without its files.
+    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked, or
+    copied if links are impossible. Remote files whose name contains a uuid never change and are read in
+    place; others are copied to this machine. `cut` is the cut without its files.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
@@ -79,19 +72,7 @@ class StagedCut:
             yield self._needed.popleft()
 
     def stage(self, files: Sequence[Source]) -> list[Source]:
-        """Protect some of the files until the context exits.
-
-        Args:
-            files: Some of `files`.
-
-        Returns:
-            The same files, in the same order, in the form to read.
-
-        Raises:
-            CutOvertakenError: Spark replaced or purged one since the cut was taken.
-            StorageAccessError: A file could not be read, or the staging folder could not be
-                written.
-        """
+        """Protect some of `files` until the context exits; returns them in order, in the form to read."""
         wanted = cast("Sequence[NeededFile]", files)
         unread = [file for file in wanted if file.data is None]
         if not unread:
@@ -118,7 +99,7 @@ class StagedCut:
         return list(wanted)
 
     def _keep_open(self, file: NeededFile) -> bool:
-        """Protect a local file by keeping it open; returns False if that is not possible."""
+        """Keep a local file open; False if that is not possible."""
         if not isinstance(file.folder, LocalFileIO) or not _OPEN_FILES.root.is_dir():
             return False
         try:
@@ -145,25 +126,9 @@ def staged_cut(
     carry_state: bool = False,
     known: KnownQuery = NOTHING_KNOWN,
 ) -> Iterator[StagedCut]:
-    """Cut a live directory for a snapshot, with protection for the files that it reads.
-
-    Args:
-        live: The live directory.
-        carry_in_flight: Also include the planned offsets of the batch in flight.
-        sinks: The query's sinks.
-        base: A snapshot that the new one may extend; `cut.extends` says whether it does.
-        at_batch: A committed batch that Spark still retains; by default the newest.
-        carry_state: Also include the state after the batch in flight, if it is complete.
-        known: What is known of the query from elsewhere.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        IncompleteCutError: A file that a restore needs is missing.
-        LiveDirectoryError: A file cannot be read.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Cut a live directory for a snapshot, with protection for the files that it reads; see `cut`."""
     with contextlib.ExitStack() as release:
-        # Not bound to a variable here, so that the files can be freed as they are handed over.
+        # Not bound to a variable: handed-over files can be freed.
         yield StagedCut(
             cut(
                 live,
@@ -180,11 +145,7 @@ def staged_cut(
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
-    """Run a function that makes a cut, and retry it if Spark purged or replaced a file.
-
-    Raises:
-        CutOvertakenError: Spark overtook every attempt.
-    """
+    """Run a function that makes a cut, and retry it if Spark purged or replaced a file."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(CutOvertakenError):
             return work()
@@ -200,7 +161,7 @@ class _Place:
 
     @staticmethod
     def beside(live: LiveDirectory) -> _Place:
-        """Create the folder on the live directory's disk, where hard links work, or else on a local disk."""
+        """Create the folder beside the live directory, where hard links work, or else on a local disk."""
         root = live.local_path
         try:
             if root is None:
@@ -221,7 +182,7 @@ class _Place:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
             lock = os.open(path, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have removed it as abandoned before it was locked.
+            # Another process may have removed it before it was locked.
             if path.exists():
                 return _Place(path, lock)
             os.close(lock)
@@ -238,7 +199,7 @@ class _Place:
     def remove(self) -> None:
         """Delete the folder."""
         self._linker.close()
-        # Deleted while listing: `rmtree` would create an object for each file at the same time.
+        # `rmtree` would create an object for each file.
         with contextlib.suppress(OSError), os.scandir(self.path) as held:
             for entry in held:
                 os.unlink(entry.path)  # noqa: PTH108 - no object for each file
@@ -250,7 +211,7 @@ class _Place:
         is_local = isinstance(file.folder, LocalFileIO)
         if file.identity is not None and not is_local:
             return
-        # The token of a local file is unique to its content, and needs no additional memory.
+        # A local token is unique to the content and needs no memory.
         name = (file.token if is_local else None) or str(number)
         try:
             version = self._hold(file, name)
@@ -258,14 +219,14 @@ class _Place:
             raise overtaken(file, "was purged") from error
         if version != file.version:
             raise overtaken(file, "was replaced")
-        # In place, because a second list of a hundred thousand files would not fit in memory.
+        # In place: a second list of 100,000 files would not fit in memory.
         file.folder, file.source = self.folder, name
 
     def _hold(self, file: NeededFile, name: str) -> FileVersion:
         if isinstance(file.folder, LocalFileIO):
             if self._linker.link(str(file.folder.root), file.source, name):
                 return self._linker.linked_version(name)
-            # A file with several names was held under another one, or links are impossible.
+            # Held under another of its names, or links are impossible.
             if self.folder.size(name) is not None:
                 return file.version
         with file.open() as stream:

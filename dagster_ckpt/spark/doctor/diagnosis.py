@@ -13,17 +13,16 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, check_pinned_p
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
-from dagster_ckpt.spark.doctor.checksums import (
+from dagster_ckpt.spark.doctor.contents import (
     KnownSnapshot,
     examine_against_snapshot,
     examine_content,
     examine_contents,
     examine_log_contents,
 )
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, SinkToExamine, Subject, error, note
 from dagster_ckpt.spark.doctor.logs import examine_batch_logs, examine_source_logs
 from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examine_state_files
-from dagster_ckpt.spark.doctor.subject import SinkToExamine, Subject
 
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:
@@ -62,7 +61,7 @@ def examine_leftovers(subject: Subject) -> Iterator[Finding]:
         )
 
 
-# These concern the directory and not the content: a fresh directory does not have the problem.
+# A fresh directory does not have these.
 _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 
@@ -74,17 +73,11 @@ def good_back_to(
     damaged: Set[str] = frozenset(),
     known: KnownQuery = NOTHING_KNOWN,
 ) -> int | None:
-    """The newest committed batch after which a resume finds everything that it needs, or None.
+    """The newest committed batch after which a resume finds everything that it needs; None without one.
 
-    For the newest batch, a snapshot can be taken. For an earlier one, `start_from=batch-<n>` goes
-    back and replays exactly the batch after it, so the plan of that batch has to be intact too.
-
-    Args:
-        live: The directory; a query may be running in it.
-        sinks: The query's sinks, whose logs are needed too.
-        deep: Also read the needed files, and treat damaged ones as missing.
-        damaged: Files known to be damaged.
-        known: What is known of the query from elsewhere.
+    The newest batch suffices for a snapshot. Going back to an earlier one (`start_from=batch-<n>`) replays
+    exactly the batch after it, whose plan has to be intact too. `deep` also reads the files; `damaged` ones
+    count as missing.
     """
     bad = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
@@ -133,12 +126,8 @@ class Diagnosis:
     """The doctor's diagnosis of a live directory.
 
     Attributes:
-        url: The directory.
-        batch_id: The newest committed batch, or None.
-        in_flight: The batch that is planned and not committed, or None.
-        findings: The findings, the worst first.
-        good_back_to: The newest committed batch after which a resume finds everything that it
-            needs, or None; None too if that was not looked for.
+        findings: The worst first.
+        good_back_to: See `good_back_to`; None too if that was not looked for.
     """
 
     url: str
@@ -181,21 +170,14 @@ def diagnose(
 ) -> Diagnosis:
     """Examine a live directory without changing it; a query may be running in it.
 
-    Files that a running query replaces or purges during the examination are not reported: a finding
-    above NOTE must appear in a second examination too.
+    A finding above NOTE must appear in a second examination too: a running query replaces and purges files.
 
     Args:
-        live: The directory.
-        sinks: The query's sinks; they are compared with the checkpoint.
-        expected_query_id: The id of the stream's query; None if unknown.
-        deep: Read the content of every state file that a resume needs, and examine older state
-            snapshots. Otherwise check their names and sizes only; the logs are read in either case.
-        snapshot: A snapshot of this directory, to compare its logs with, and its state files if `deep`.
-        looks_back: Read log entries too that no start reads, and find out how far back it is intact.
-        known: What is known of the query from elsewhere.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached, so it cannot be examined.
+        sinks: Compared with the checkpoint.
+        deep: Read every state file that a resume needs, and examine older state snapshots; otherwise only
+            names and sizes. Logs are always read.
+        snapshot: A snapshot of this directory to compare with.
+        looks_back: Also read log entries that no start reads, and find out how far back it is intact.
     """
     if not live.exists():
         missing = error(Code.DIRECTORY_MISSING, "", f"{live.url} does not exist.")
@@ -261,7 +243,7 @@ def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _by_the_check_of_a_start(subject: Subject) -> Iterator[Finding]:
-    """A directory that the check before every start rejects is never reported as good."""
+    """Never report a directory as good that the check before a start rejects."""
     state = inspect_live_directory(subject.live, subject.known)
     why = state.reason if state.status is LiveStatus.BROKEN else None
     try:

@@ -20,11 +20,10 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import (
 from dagster_ckpt.spark.checkpoint_dir.inspect import hole_before
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.durations import utc_time
 
-# A file whose name happens to be a number could make a very large gap.
+# A number as a file name could make a very large gap.
 _MAX_REPORTED_GAPS = 1_000
 
 
@@ -99,7 +98,7 @@ def _ends(subject: Subject) -> Iterator[Finding]:
         )
 
 
-# Clocks of the machines that write events differ by less, also across time zones.
+# Clocks of event sources differ by less, even across time zones.
 _MOST_AHEAD_MS = 24 * 3_600_000
 
 
@@ -121,7 +120,6 @@ def _event_time(subject: Subject) -> Iterator[Finding]:
 
 
 def _shown(at_ms: int) -> str:
-    # A damaged entry can name any number.
     with suppress(OverflowError, ValueError):
         return utc_time(at_ms)
     return f"{at_ms} ms"
@@ -196,7 +194,7 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
 
 
 def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
-    """Whether a gap is one that asynchronous progress tracking leaves: in both logs, and only without state."""
+    """Whether asynchronous progress tracking explains a gap: in both logs, and without state."""
     return not subject.stateful and batch not in subject.commits and batch not in subject.offsets
 
 

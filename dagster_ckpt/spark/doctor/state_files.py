@@ -28,8 +28,7 @@ from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
     rocksdb_files,
     snapshot_files,
 )
-from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
-from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
 from dagster_ckpt.values.storage_path import local_path
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
@@ -99,7 +98,7 @@ def _elsewhere(subject: Subject, number: str) -> Iterator[Finding]:
 def _lies_in(schema: str, live: LiveDirectory) -> bool:
     root, path = live.local_path, local_path(schema)
     if root is None or path is None:
-        # The same store can have several schemes (s3, s3a), so they are ignored.
+        # One store may have several schemes (s3, s3a).
         return schema.partition("://")[2].startswith(live.url.partition("://")[2].rstrip("/") + "/")
     return path.is_relative_to(root) or Path(path).resolve().is_relative_to(root.resolve())
 
@@ -109,12 +108,7 @@ _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)")
 
 @dataclass(frozen=True)
 class StateExamination:
-    """Result of an examination of the state.
-
-    Attributes:
-        needed: Existing files that the newest version needs.
-        findings: The problems.
-    """
+    """Result of an examination of the state."""
 
     needed: tuple[NeededFile, ...]
     findings: tuple[Finding, ...]
@@ -126,7 +120,7 @@ def examine_state_files(subject: Subject) -> StateExamination:
         return StateExamination((), ())
     committed, commit, operators = subject.offset_entry(subject.commit), subject.commit_entry, subject.operators
     if committed is None or commit is None or operators is None:
-        # Reported by the examinations of the logs and the operators.
+        # Other examinations report these.
         return StateExamination((), ())
     needed: tuple[NeededFile, ...] = ()
     findings: list[Finding] = []
@@ -194,7 +188,7 @@ def _finding(subject: Subject, trouble: Exception) -> Finding:
 
 
 def _stores(subject: Subject, operators: list[Operator]) -> Iterator[str]:
-    """Directories of all existing stores, including those of partitions that are no longer used."""
+    """Directories of all existing stores, including those of unused partitions."""
     for operator in operators:
         root = f"{STATE}/{operator.number}"
         for partition in (number for name in subject.folder.list(root) if (number := number_in(name)) is not None):
@@ -206,7 +200,7 @@ def _ahead(subject: Subject, operators: list[Operator]) -> Iterator[Finding]:
     for store in _stores(subject, operators):
         versions = [int(match[1]) for name in subject.folder.list(store) if (match := _VERSIONED.fullmatch(name))]
         newest[store] = max(versions, default=0)
-    # Read after the stores: a running query writes the offsets of a batch before its state.
+    # Read after the stores: offsets are written before state.
     allowed = max(batch_ids(subject.folder, OFFSETS), default=-1) + 1
     ahead = {store: version for store, version in newest.items() if version > allowed}
     if ahead:

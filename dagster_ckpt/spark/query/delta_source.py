@@ -1,8 +1,8 @@
 """Delta sources of a described query: whether the tables still have what the query would read next.
 
-The log is read with the file systems of the session, as Delta itself does. A source continues at a version
-of the table: it needs the commit of that version and of each later one (`delta.logRetentionDuration`), and
-the data files that they add, also where a later commit has removed them (`VACUUM`).
+A source continues at a version of the table. It needs the commits from there on
+(`delta.logRetentionDuration`) and the data files that they add, even if a later commit has removed them
+(`VACUUM`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
 _TABLE = "org.apache.spark.sql.delta.catalog.DeltaTableV2"
-# Commits whose data files are looked for. VACUUM deletes the files of the oldest first.
+# Commits to check for their data files; VACUUM deletes the oldest first.
 _COMMITS_LOOKED_AT = 200
 _SHOWN = 3
 _Action = dict[str, Any]
@@ -36,10 +36,9 @@ class DeltaOffset:
     """Where a Delta source continues (`DeltaSourceOffset`).
 
     Attributes:
-        table_id: Id of the table.
-        version: The version that is read next, or that is read in part.
+        version: Is read next, or in part.
         index: The last file of the version that was read; negative before the first.
-        is_initial: Whether the source still reads the table as it was at that version.
+        is_initial: The source still reads the table as it was at that version.
     """
 
     table_id: str
@@ -63,7 +62,7 @@ def delta_offset(text: str | None) -> DeltaOffset | None:
 
 
 def delta_sources(writer: DataStreamWriter) -> list[str | None]:
-    """The folders of the Delta tables of a described query, in the order of its offset log; None for other sources."""
+    """The folders of a query's Delta tables in the order of its offset log; None for other sources."""
     return [delta_folder(leaf) for leaf in streaming_leaves(writer)]
 
 
@@ -92,13 +91,7 @@ class TableFiles(Protocol):
 
 
 def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
-    """What the next batch of a source would read and its table no longer has, one message for each reason.
-
-    Args:
-        folder: The table's folder, for messages.
-        offset: Where the source continues.
-        files: The table's files.
-    """
+    """What the next batch of a source would read and its table no longer has, one message for each reason."""
     entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
     versions = {version for version, kind in entries if kind == "json"}
     if not versions:
@@ -124,7 +117,7 @@ def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
 
 
 def _base(entries: set[tuple[int, str]], version: int) -> int:
-    """The version from which the log has to be whole to read the table as it was at a version."""
+    """The version from which the log must be complete to read the table at a version."""
     checkpoints = [at for at, kind in entries if kind != "json" and at <= version]
     return max(checkpoints, default=0)
 
@@ -141,7 +134,6 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
             continue
         new = [action["add"]["path"] for action in actions if _adds_rows(action)]
         if version == offset.version:
-            # What it adds is a part of the table as it was at that version.
             new = [] if offset.is_initial else new[max(0, offset.index + 1) :]
         added |= dict.fromkeys(new, version)
         removed |= {action["remove"]["path"] for action in actions if "remove" in action}
@@ -162,11 +154,7 @@ def _adds_rows(action: _Action) -> bool:
 
 
 def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
-    """What a Delta source of a described query would read next and no longer has.
-
-    Raises:
-        StorageAccessError: The table cannot be read.
-    """
+    """What a Delta source of a described query would read next and no longer has."""
     try:
         return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
     except Exception as error:  # py4j raises what the file system raises
@@ -188,7 +176,7 @@ class _HadoopFiles:
     def log(self) -> list[str]:
         if not self._system.exists(self._log):
             return []
-        # In one call, whatever the number of files.
+        # One JVM call for all files.
         listed = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(self._system.listStatus(self._log)))
         return re.findall(rf"path=[^;]*/{LOG}/([^;/]+);", listed)
 
@@ -200,7 +188,7 @@ class _HadoopFiles:
             opened.close()
 
     def exists(self, path: str) -> bool:
-        # Encoded as a URI; a shallow clone names files of another table absolutely.
+        # Encoded as a URI; absolute in a shallow clone.
         place = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
         return bool(
             self._system.exists(place if place.isAbsolute() else self._jvm.org.apache.hadoop.fs.Path(self._root, place))

@@ -1,7 +1,6 @@
 """Kafka sources of a described query: which offsets their topics still have.
 
-The JVM's own Kafka client is asked, the one that Spark's connector brings, with the options of the
-source: it needs no further configuration, and no other library.
+Asks with the JVM's Kafka client of Spark's connector and the options of the source.
 """
 
 from __future__ import annotations
@@ -25,20 +24,14 @@ TopicOffsets = Mapping[str, Mapping[str, int]]
 
 _KAFKA = "kafka."
 _ANSWER_S = 30
-# An identity that is not told in time is unknown, which refuses nothing.
+# A missing answer only leaves the identity unknown.
 _ASK_S = 10
 _IS_GONE = "UnknownTopicOrPartitionException"
 
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """One Kafka source of a described query.
-
-    Attributes:
-        options: The options of its client, which may contain secrets.
-        topics: The topics that it names; empty for a pattern.
-        pattern: The pattern of its topics, or None.
-    """
+    """One Kafka source of a described query; the options of its client may contain secrets."""
 
     options: Mapping[str, str] = field(repr=False)
     topics: frozenset[str] = frozenset()
@@ -52,14 +45,7 @@ class KafkaSource:
 
 @dataclass(frozen=True)
 class ReadTopics:
-    """What a Kafka source reads.
-
-    Attributes:
-        topics: Its topics; empty for a pattern.
-        pattern: The pattern of its topics, or None.
-        cluster_id: Id of the cluster; None if Kafka did not answer.
-        topic_ids: The id of each topic, as far as Kafka told them.
-    """
+    """What a Kafka source reads: topics or a pattern, with the ids that Kafka reported."""
 
     topics: frozenset[str]
     pattern: str | None
@@ -68,10 +54,7 @@ class ReadTopics:
 
 
 def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
-    """The sources of a described query in the order of its offset log; None for each that is not Kafka.
-
-    Empty if the query cannot be inspected (Spark Connect).
-    """
+    """The sources of a described query in the order of its offset log; None for each that is not Kafka."""
     return [kafka_source(leaf) for leaf in streaming_leaves(writer)]
 
 
@@ -98,10 +81,7 @@ def _topics(options: Mapping[str, str]) -> frozenset[str]:
 
 
 def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
-    """What a source reads, with the ids of its cluster and topics as far as Kafka tells them.
-
-    The topics of a pattern are asked for too: those there are now.
-    """
+    """What a source reads now, with the ids of its cluster and topics as far as Kafka reports them."""
     known = ReadTopics(source.topics, source.pattern)
     try:
         with _admin(writer, source) as (jvm, client):
@@ -126,7 +106,7 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a topic belongs to a pattern; a pattern that only Java understands matches none."""
+    """Whether a topic matches a pattern; one that only Java understands matches none."""
     try:
         return re.fullmatch(pattern, topic) is not None
     except re.error:
@@ -136,16 +116,7 @@ def matches(pattern: str, topic: str) -> bool:
 def kept_offsets(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], range | None]:
-    """The offsets that each partition still has; None for a partition that no longer exists.
-
-    Args:
-        writer: The described query.
-        source: The source.
-        partitions: Topics and partitions.
-
-    Raises:
-        StorageAccessError: Kafka does not answer.
-    """
+    """The offsets that each partition still has; None for a partition that is gone."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], range | None] = {}
@@ -159,17 +130,7 @@ def kept_offsets(
 def offsets_at(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]], at_ms: int
 ) -> dict[tuple[str, int], int]:
-    """The offset of the first record of each partition that is not older than a time; without one, its end.
-
-    Args:
-        writer: The described query.
-        source: The source.
-        partitions: Topics and partitions.
-        at_ms: The time, in ms since the epoch.
-
-    Raises:
-        StorageAccessError: Kafka does not answer.
-    """
+    """The first offset of each partition at or after a time (ms since the epoch); its end if there is none."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], int] = {}

@@ -1,30 +1,165 @@
-"""Describe the stateful part of a query from its logical plan.
+"""Describe the stateful part of a query from its logical plan: readable, and comparable between starts.
 
-The description changes when the stateful part changes: an operator, its keys, what it computes, the
-columns computed for it, a watermark. It does not include filters, columns that are only passed
-through, sources, sinks, triggers, or the body of a Python function (for that, use a code version).
+It contains operators with their keys, what they compute, the columns computed for them, and watermarks; not
+filters, columns that are passed through, sources, sinks, triggers, or the body of a Python function (use a
+code version). Spark compares only the types of keys and values, so state of one column would continue as that
+of another.
 
-Spark itself compares only the types of keys and values. It takes names, expressions, windows and
-watermarks from the code, so state of one column would continue as that of another.
+Every snapshot contains a description, so its size is bounded: longer text is truncated and ends with a
+digest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
 
 from dagster_ckpt.spark.query.description import described_field
-from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+_VERSION = 1
+_MAX_OPERATORS = 30
+_MAX_SIZE = 32_768
+
+# A name and a type, a name and a value, or a column and its expression.
+Pair = tuple[str, str]
+
+
+class _Limits(NamedTuple):
+    """Limits on the length of texts and on their number."""
+
+    text: int
+    items: int
+
+
+_LIMITS = (_Limits(400, 60), _Limits(120, 30), _Limits(60, 4))
+
+
+@dataclass(frozen=True)
+class PlanOperator:
+    """An operator that keeps state, or a watermark below one.
+
+    Attributes:
+        kind: Spark's name of the logical operator, such as `Aggregate`.
+        keys: Key columns with types, in order; likewise `values`.
+        settings: Other parameters, such as the delay of a watermark.
+        definitions: Computed columns that it uses, up to the previous operator, with their expressions.
+    """
+
+    kind: str
+    keys: tuple[Pair, ...] = ()
+    values: tuple[Pair, ...] = ()
+    settings: tuple[Pair, ...] = ()
+    definitions: tuple[Pair, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanDescription:
+    """The stateful part of a query, operators with inputs first. Independent of start, machine and input path."""
+
+    operators: tuple[PlanOperator, ...] = ()
+    output_mode: str | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """The description as JSON, truncated to the size limit."""
+        for limits in _LIMITS:
+            record = self._record(limits)
+            if _size(record) <= _MAX_SIZE:
+                break
+        return record
+
+    def _record(self, limits: _Limits) -> dict[str, Any]:
+        operators: list[dict[str, Any]] = [
+            {
+                "kind": operator.kind,
+                **{
+                    name: [[_short(each, limits.text) for each in pair] for pair in _few(pairs, limits.items)]
+                    for name, pairs in _lists(operator)
+                    if pairs
+                },
+            }
+            for operator in self.operators[:_MAX_OPERATORS]
+        ]
+        left_out = self.operators[_MAX_OPERATORS:]
+        if left_out:
+            operators.append({"kind": f"{len(left_out)} more, {_digest(repr(left_out))}"})
+        return {"version": _VERSION, "output_mode": self.output_mode, "operators": operators}
+
+    @property
+    def fingerprint(self) -> str:
+        """`plan-2:` and a SHA-256 of the record; equal for equal plans only."""
+        text = json.dumps(self.as_record(), separators=(",", ":"), ensure_ascii=True, sort_keys=True)
+        return f"plan-2:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+class _Operator(BaseModel):
+    kind: str
+    keys: list[Pair] = []
+    values: list[Pair] = []
+    settings: list[Pair] = []
+    definitions: list[Pair] = []
+
+
+class _Record(BaseModel):
+    version: int
+    output_mode: str | None = None
+    operators: list[_Operator]
+
+
+def read_plan(record: object) -> PlanDescription | None:
+    """Parse the result of `as_record`; None if this version cannot, so that no comparison is possible."""
+    try:
+        read = _Record.model_validate(record)
+    except ValidationError:
+        return None
+    if read.version != _VERSION:
+        return None
+    operators = (
+        PlanOperator(each.kind, tuple(each.keys), tuple(each.values), tuple(each.settings), tuple(each.definitions))
+        for each in read.operators
+    )
+    return PlanDescription(tuple(operators), read.output_mode)
+
+
+def _lists(operator: PlanOperator) -> tuple[tuple[str, Sequence[Pair]], ...]:
+    return (
+        ("keys", operator.keys),
+        ("values", operator.values),
+        ("settings", operator.settings),
+        ("definitions", operator.definitions),
+    )
+
+
+def _few(pairs: Sequence[Pair], limit: int) -> Sequence[Pair]:
+    if len(pairs) <= limit:
+        return pairs
+    left_out = pairs[limit - 1 :]
+    return [*pairs[: limit - 1], (f"{len(left_out)} more", _digest(repr(left_out)))]
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 20]}… {_digest(text)}"
+
+
+def _size(record: dict[str, Any]) -> int:
+    return len(json.dumps(record))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 WATERMARK = "EventTimeWatermark"
-# Operators that need of their input only what is needed of their output, and what they name
-# themselves.
+# Operators that need of their input what is needed of their output and what they name.
 _PASS_ON = {
     *("Deduplicate", "DeduplicateWithinWatermark", WATERMARK, "Filter", "GlobalLimit", "LocalLimit"),
     *("Repartition", "RepartitionByExpression", "SubqueryAlias"),
@@ -39,15 +174,7 @@ _SEED = re.compile(r"-?\d{5,}L?")
 
 
 def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
-    """Describe the plan of a running or stopped query.
-
-    Args:
-        query: The query; its first batch has been planned.
-
-    Returns:
-        The description, or None if the plan is not visible: over Spark Connect, or before Spark has
-        created it.
-    """
+    """The plan of a running or stopped query; None over Spark Connect, or before Spark has created it."""
     jvm_query: Any = getattr(query, "_jsq", None)
     if jvm_query is None:
         return None
@@ -57,11 +184,7 @@ def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
 
 
 def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
-    """Describe the plan of a query that is not started.
-
-    Returns:
-        The description, or None over Spark Connect, where the plan is not visible.
-    """
+    """The plan of a query that is not started; None over Spark Connect."""
     jvm_writer: Any = getattr(writer, "_jwrite", None)
     if jvm_writer is None:
         return None
@@ -71,12 +194,7 @@ def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
 
 
 def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
-    """Describe a logical plan of the JVM.
-
-    Args:
-        plan: A Catalyst `LogicalPlan`, as a py4j object.
-        output_mode: The output mode of the query.
-    """
+    """Describe a logical plan of the JVM."""
     walk = _Walk()
     walk.visit(plan, None)
     if all(operator.kind == WATERMARK for operator in walk.operators):
@@ -86,7 +204,6 @@ def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
 
 
 def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
-    # Imported here, because reading live directories does not require Spark.
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     try:
@@ -96,7 +213,7 @@ def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
 
 
 class _Walk:
-    """Traversal of a plan, inputs first. Columns are followed by Spark's ids, which are specific to this session."""
+    """Traversal of a plan, inputs first. Columns are followed by Spark's ids, which this session assigned."""
 
     def __init__(self) -> None:
         self.operators: list[PlanOperator] = []
@@ -104,12 +221,7 @@ class _Walk:
         self._computed: dict[int, tuple[str, list[Any]]] = {}
 
     def visit(self, node: Any, needed: set[int] | None) -> None:
-        """Visit a node.
-
-        Args:
-            node: The node.
-            needed: Ids of the columns needed of it; None means all.
-        """
+        """Visit a node of which columns with these ids are needed; None means all."""
         name = str(node.nodeName())
         name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
@@ -130,7 +242,7 @@ class _Walk:
                 if column.nodeName() == "Alias":
                     self._computed[_id(column)] = (str(column.name()), [column.child()])
         elif name == "Expand":
-            # Sliding windows: each row once for each window that contains it.
+            # Sliding windows: a row for each window.
             rows = [_items(row) for row in _items(node.projections())]
             for index, column in enumerate(_items(node.output())):
                 expressions = [row[index] for row in rows]
@@ -174,7 +286,7 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 
 def _used(node: Any, name: str, below: set[int] | None) -> set[int]:
-    """Ids of the columns that an operator keeps, or from which it computes what it keeps."""
+    """Ids of the columns that an operator keeps or computes from."""
     if name == "Join":
         return {_id(column) for column in _items(node.output()) if below is None or _id(column) in below}
     return _references(node)
@@ -217,7 +329,7 @@ def _watermark(node: Any, _needed: set[int] | None) -> PlanOperator:
 
 
 def _join(node: Any, needed: set[int] | None) -> PlanOperator:
-    # Spark keeps the rows of both sides, without unused columns.
+    # Spark drops unused columns.
     kept = [
         (f"{side}.{column.name()}", _type(column))
         for side, child in (("left", node.left()), ("right", node.right()))
@@ -230,7 +342,7 @@ def _join(node: Any, needed: set[int] | None) -> PlanOperator:
 
 
 def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
-    """User-defined state by key; the details name the methods of the plan node."""
+    """User-defined state by key; the details are methods of the plan node."""
 
     def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
         keys = (
@@ -246,7 +358,7 @@ def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
 
 _INTERVAL = re.compile(r"CAST\(INTERVAL '([^']*)' AS INTERVAL\)")
 _REFERENCE = "commonexpressionref()"
-# Spark 4.0's name, so that a plan has one fingerprint before and after an upgrade.
+# Spark 4.0's name: an upgrade keeps the fingerprint.
 _RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
 # Logical operators that keep state if their input is a stream.
 _STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
@@ -284,15 +396,15 @@ def _setting(node: Any, detail: str) -> str:
 
 def _sql(expression: Any) -> str:
     """An expression with names instead of column ids, which differ in every session."""
-    # Spark 3.5 writes the type of an interval before its text and behind it.
+    # Spark 3.5 writes the type of an interval twice.
     sql = _INTERVAL.sub(r"CAST('\1' AS INTERVAL)", _without_between(expression))
     return sql if expression.deterministic() else _SEED.sub("?", sql)
 
 
 def _without_between(expression: Any) -> str:
-    """The text of an expression with BETWEEN as two comparisons, as Spark 3.5 parses it; later ones keep a function.
+    """The text of an expression with BETWEEN as two comparisons, as Spark 3.5 parses it.
 
-    Its replacement there computes the value once, and refers to it in both comparisons.
+    Later releases keep a function; its replacement computes the value once and refers to it twice.
     """
     text, name = str(expression.sql()), expression.nodeName()
     if name == "Between":

@@ -1,8 +1,7 @@
 """Progress of a running query: the report of each batch, and whether the query works, waits or hangs.
 
-Spark reports only what a query does, not since when: `StreamingQueryStatus` has a message and
-whether a trigger is active, and `SparkStatusTracker` has the progress of its jobs. A listener is
-not used, because it would need a Python thread that the JVM calls.
+Spark reports what a query does, not since when. A listener is not used: the JVM would need a Python thread to
+call.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_ckpt.spark.query.description import NamedOutput, qualified
+from dagster_ckpt.spark.query.output import NamedOutput, qualified
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.values.redaction import without_secrets
 
@@ -25,12 +24,10 @@ class SourceProgress:
     """Progress of one source in a batch.
 
     Attributes:
-        source: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
-        behind: Number of records between the read offset and the source's newest; None if the
-            source does not report both.
-        read_up_to: Kafka's offsets up to which the batch has read, as their JSON; None for other
-            sources.
-        lags: Records waiting in each partition of Kafka topics, by names such as `orders-3`.
+        source: Spark's name, such as `KafkaV2[Subscribe[orders]]`.
+        behind: Records between the read offset and the newest; None if the source does not report both.
+        read_up_to: Kafka's end offsets of the batch as JSON; None for other sources.
+        lags: Records waiting by partition, such as `orders-3`.
     """
 
     source: str
@@ -55,17 +52,10 @@ class QueryProgress:
     """One report of a streaming query (`StreamingQueryProgress`), sent after the batch's commit.
 
     Attributes:
-        batch_id: The batch.
-        run_id: Id of the query's run; a restart has another one.
-        timestamp: Start of the trigger, ISO-8601 in UTC.
-        input_rows: Rows read.
+        run_id: Differs after a restart.
+        timestamp: Start of the trigger, ISO-8601 in UTC; so is the watermark.
         state_rows: Rows in all state stores after the batch.
-        watermark: Event-time watermark, ISO-8601, or None if the query has none.
-        sinks: Spark's names of the sinks.
-        duration_ms: Duration of the batch.
         ran: False if Spark only reports that there was nothing to do.
-        sources: The sources, with their lag if they report it.
-        rows_per_second: Rows that the batch processed per second, or None.
     """
 
     batch_id: int
@@ -82,12 +72,7 @@ class QueryProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any], output: NamedOutput | None = None) -> QueryProgress:
-        """Parse the JSON form of a report.
-
-        Args:
-            report: The report.
-            output: Where the query writes: Spark's name for the sink may not say it. None if unknown.
-        """
+        """Parse the JSON form of a report. `output` qualifies the sink's name."""
         durations = report.get("durationMs") or {}
         sink = (report.get("sink") or {}).get("description")
         return QueryProgress(
@@ -106,7 +91,7 @@ class QueryProgress:
 
 
 def _offset(offset: Any) -> Any:
-    """An offset as a value: Spark writes JSON offsets as JSON, others as text, unknown ones as null."""
+    """An offset as a value: Spark writes JSON as JSON, other offsets as text, unknown ones as null."""
     try:
         return json.loads(offset) if isinstance(offset, str) else offset
     except ValueError:
@@ -139,7 +124,7 @@ def _lags(read: Any, newest: Any) -> dict[str, int]:
 
 
 def _speed(value: Any) -> float | None:
-    # For an idle query, Spark writes NaN or omits the value.
+    # An idle query has NaN or none.
     return float(value) if isinstance(value, int | float) and 0 < value < float("inf") else None
 
 
@@ -149,14 +134,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """Task counts of the active Spark jobs of a query.
-
-    Attributes:
-        jobs: Number of active jobs.
-        running: Running tasks.
-        done: Finished tasks of their stages.
-        total: All tasks of their stages.
-    """
+    """Task counts of the active Spark jobs of a query."""
 
     jobs: int
     running: int
@@ -169,9 +147,9 @@ class QueryActivity:
     """Activity of a query.
 
     Attributes:
-        doing: Spark's status message, such as `Initializing sources` or `Processing new data`.
-        in_trigger: Whether a trigger is active: it looks for new data or runs a batch.
-        trigger: Identifies the trigger; None if it is not visible (over Spark Connect).
+        doing: Spark's status message, such as `Initializing sources`.
+        in_trigger: It looks for new data or runs a batch.
+        trigger: Identifies the trigger; None over Spark Connect.
     """
 
     doing: str
@@ -185,36 +163,34 @@ class QueryActivity:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for its next trigger, so that nothing is active that could hang."""
+        """Whether it waits for its next trigger, so that nothing could hang."""
         return not (self.is_starting or self.in_trigger)
 
 
 def activity_of(query: StreamingQuery) -> QueryActivity:
     """The current activity of a query."""
     status = query.status
-    # Of a query that failed, the message is that of the exception, and heartbeats are kept in the
-    # catalog.
+    # The message of a failed query is its exception, and the catalog keeps heartbeats.
     return QueryActivity(without_secrets(str(status["message"])), bool(status["isTriggerActive"]), _trigger_of(query))
 
 
 def tasks_of(query: StreamingQuery) -> TaskCounts | None:
-    """Task counts of the Spark jobs of a query, or None if they are not visible (over Spark Connect).
+    """Task counts of the Spark jobs of a query; None over Spark Connect.
 
-    Jobs that a `foreachBatch` function starts in other threads are not counted, because they are
-    not in the query's job group.
+    Jobs that a `foreachBatch` function starts in other threads are not in the query's job group.
     """
     return _seen(query, lambda execution: _tasks(execution, str(query.runId)))
 
 
 def stack_of(query: StreamingQuery) -> list[str]:
-    """The stack of the thread that runs a query, innermost frame first; empty if it is not visible."""
+    """The stack of the thread that runs a query, innermost frame first; empty over Spark Connect."""
     return _seen(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
 
 
 def _tasks(execution: Any, group: str) -> TaskCounts:
     tracker = execution.sparkSession().sparkContext().statusTracker()
     active = _numbers(tracker.getActiveJobIds())
-    # The group contains every job of the query that the status store still has, up to a thousand.
+    # Also contains up to a thousand finished jobs.
     own = active and active & _numbers(tracker.getJobIdsForGroup(group))
     stages: set[int] = set()
     for job_id in own:
@@ -238,14 +214,13 @@ def _trigger_of(query: StreamingQuery) -> int | None:
 def _started_at(execution: Any) -> Any:
     if installed_release().has(Feature.TRIGGER_CONTEXT):
         return execution.getLatestExecutionContext().currentTriggerStartTimestamp()
-    # A private variable of a Scala trait is public in Java, under this name.
+    # Java's name of the trait's private variable.
     reporter = "org$apache$spark$sql$execution$streaming$ProgressReporter$"
     return getattr(execution, f"{reporter}$currentTriggerStartTimestamp")()
 
 
 def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
-    """The result of an inspection of a query's `StreamExecution`, or None if it fails: it must never end the query."""
-    # Imported here, because reading live directories does not require Spark.
+    """The result of a look at a query's `StreamExecution`; None if that fails, which must not end the query."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     jvm_query: Any = getattr(query, "_jsq", None)
@@ -258,8 +233,7 @@ def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
 
 
 def _numbers(array: Any) -> set[int]:
-    from pyspark import SparkContext  # noqa: PLC0415 - see _seen
+    from pyspark import SparkContext  # noqa: PLC0415
 
-    # One JVM call for all of them.
     jvm: Any = SparkContext._jvm
     return set(json.loads(str(jvm.java.util.Arrays.toString(array))))

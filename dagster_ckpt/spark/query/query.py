@@ -1,8 +1,7 @@
 """`SupervisedQuery`: start, observe and stop a streaming query.
 
-All calls go to the JVM and must be made in one thread. None of them blocks for long: a signal that
-interrupts a JVM call leaves the bridge in an inconsistent state, so waiting is split into short
-calls.
+One thread makes all calls to the JVM, and each is short: a signal that interrupts one leaves the bridge in an
+inconsistent state.
 """
 
 from __future__ import annotations
@@ -16,17 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.execution_mode import ExecutionMode, mode_of_execution
-from dagster_ckpt.spark.query.description import (
-    NamedOutput,
-    is_described_query,
-    named_output,
-    output_of_started,
-    session_of,
-)
-from dagster_ckpt.spark.query.plan import plan_of_query
-from dagster_ckpt.spark.query.plan_description import PlanDescription
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.output import NamedOutput, named_output, output_of_started, table_of
+from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_query
 from dagster_ckpt.spark.query.progress import (
     STARTING,
     QueryActivity,
@@ -37,7 +30,6 @@ from dagster_ckpt.spark.query.progress import (
     tasks_of,
 )
 from dagster_ckpt.spark.query.session import active_in_thread
-from dagster_ckpt.spark.query.table_names import table_of
 from dagster_ckpt.spark.versions import refuse_names_without_offsets, release_of
 from dagster_ckpt.values.redaction import without_secrets
 
@@ -51,13 +43,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """Facts that only the running query has; None if they are not visible (over Spark Connect).
-
-    Attributes:
-        mode: Its execution mode.
-        plan: Its stateful part.
-        spark_version: Version of the Spark that runs it and writes its live directory.
-    """
+    """What only the running query knows; None where Spark Connect hides it."""
 
     mode: ExecutionMode | None = None
     plan: PlanDescription | None = None
@@ -70,19 +56,7 @@ class QueryFacts:
 
 
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
-    """Start a query in a live directory.
-
-    An existing name or checkpoint location of the writer is replaced.
-
-    Args:
-        writer: The described query, not started.
-        name: Name of the query in Spark.
-        live_directory: Its checkpoint location.
-
-    Raises:
-        UnsupportedSparkError: This version of Spark is not supported, or the directory has a format
-            that only a later one can read.
-    """
+    """Start a query in a live directory, which replaces the writer's name and checkpoint location."""
     if is_described_query(writer):
         session = session_of(writer)
         refuse_unknown_state(live_directory, release_of(session.version))
@@ -95,15 +69,13 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
 
 
 def trace_of(error: Exception) -> str:
-    """Details of an error raised by a JVM call, with causes and frames if PySpark has them."""
-    # PySpark does not include these in the message.
+    """An error of a JVM call, with causes and frames if PySpark has them."""
     trace = getattr(error, "_stackTrace", None)
     return without_secrets(str(trace or error))
 
 
 def jvm_pid(spark: SparkSession) -> int | None:
-    """Pid of the JVM of a classic session; None for Spark Connect, whose server cannot be observed from here."""
-    # Imported here, because reading live directories does not require Spark.
+    """Pid of the JVM of a classic session; None for Spark Connect."""
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
@@ -127,12 +99,8 @@ def _asks_jvm(method: _Method) -> _Method:
 class SupervisedQuery:
     """A started query.
 
-    Args:
-        query: The query.
-        output: Where it writes; None if unknown.
-
     Attributes:
-        call: Identifies the brief call that waits for the JVM at this moment; None: no such call does.
+        call: Identifies the call that waits for the JVM at this moment; None without one.
     """
 
     def __init__(self, query: StreamingQuery, output: NamedOutput | None = None) -> None:
@@ -144,17 +112,13 @@ class SupervisedQuery:
 
     @property
     def query_id(self) -> str:
-        """Id of the query, the same after every restart from its checkpoint."""
+        """Id of the query, kept across restarts from its checkpoint."""
         return str(self._query.id)
 
     @_asks_jvm
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the query; returns True if it has ended, normally or with an error.
-
-        Args:
-            timeout_s: Maximum time in seconds; Spark accepts whole milliseconds, at least one.
-        """
-        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - see jvm_pid
+        """Wait at most this long, at least 1 ms, for the end of the query; True once it has ended or failed."""
+        from pyspark.errors import StreamingQueryException  # noqa: PLC0415
 
         try:
             return bool(self._query.awaitTermination(max(timeout_s, 0.001)))  # type: ignore[arg-type]
@@ -192,7 +156,7 @@ class SupervisedQuery:
         planned = not str(self._query.status["message"]).startswith(STARTING)
         facts = QueryFacts(
             mode=mode_of_execution(_class_name(execution), _class_name(execution.trigger())),
-            # Before that, the JVM call would block until the sources are initialized.
+            # Earlier, the call would block until the sources are initialized.
             plan=plan_of_query(self._query) if planned else None,
             spark_version=str(execution.sparkSession().version()),
         )
@@ -202,7 +166,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def is_idle(self) -> bool:
-        """Whether no batch is running and the available data does not start one."""
+        """Whether no batch is running and the available data starts none."""
         status = self._query.status
         starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
@@ -214,23 +178,19 @@ class SupervisedQuery:
 
     @_asks_jvm
     def tasks(self) -> TaskCounts | None:
-        """Task counts of its Spark jobs, or None if they are not visible."""
+        """Task counts of its Spark jobs; None over Spark Connect."""
         return tasks_of(self._query)
 
     @_asks_jvm
     def stack(self) -> list[str]:
-        """Stack of its thread, innermost frame first; empty if it is not visible."""
+        """Stack of its thread, innermost frame first; empty over Spark Connect."""
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
         """Stop the query and wait until it has stopped; no error if it has already ended.
 
-        Args:
-            within_ms: Maximum time to wait; None uses `spark.sql.streaming.stopTimeout`, which is
-                unlimited by default.
-
-        Raises:
-            QueryStopError: The query is still running: Spark's stop timed out or failed.
+        Without `within_ms`, `spark.sql.streaming.stopTimeout` limits the wait (unlimited by default). Raises
+        `QueryStopError` if the query may still run.
         """
         try:
             if within_ms is not None:
@@ -258,20 +218,20 @@ class SupervisedQuery:
 
     @_asks_jvm
     def exception(self) -> str | None:
-        """Why the query failed, with all causes and without secrets; None if it has not failed."""
+        """Why the query failed, with causes and without secrets; None if it has not failed."""
         error = self._query.exception()
         if error is None:
             return None
         trace = getattr(error, "_stackTrace", None) or getattr(error, "getStackTrace", lambda: None)()
         causes = [line.strip() for line in str(trace or "").splitlines() if line.startswith("Caused by:")]
-        # The rest is the whole logical plan, which is in Spark's own log.
+        # The rest is the logical plan.
         text = str(error).partition("=== Streaming Query ===")[0].strip()
         return without_secrets("\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)]))
 
     @_asks_jvm
     def trace(self) -> str | None:
-        """Why the query failed, as printed by the JVM with causes and frames, without secrets; None if not visible."""
-        from pyspark import SparkContext  # noqa: PLC0415 - see jvm_pid
+        """Why the query failed, with causes and frames, without secrets; None if not visible."""
+        from pyspark import SparkContext  # noqa: PLC0415
 
         query: Any = getattr(self._query, "_jsq", None)
         jvm: Any = SparkContext._jvm
@@ -292,7 +252,7 @@ class SupervisedQuery:
         if jvm_query is None:
             yield from (report.json for report in reversed(self._query.recentProgress))
             return
-        # One JVM call per report; PySpark's own conversion makes dozens.
+        # One JVM call per report; PySpark makes dozens.
         reports = jvm_query.recentProgress()
         for index in range(len(reports) - 1, -1, -1):
             yield str(reports[index].json())

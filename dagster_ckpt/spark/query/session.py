@@ -1,20 +1,20 @@
-"""The Spark application of this process, its sessions, and their settings.
-
-Settings are those of a state backend, and temporary ones while queries are started.
-"""
+"""The Spark application of this process, its sessions and their settings, and the Java that it starts."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.state_backend import StateBackend
-from dagster_ckpt.errors import OptionError
-from dagster_ckpt.spark.java import require_java
-from dagster_ckpt.spark.versions import installed_release, refuse_unknown_settings
+from dagster_ckpt.errors import JavaNotFoundError, OptionError, SparkNotFoundError
+from dagster_ckpt.spark.versions import RELEASES, SparkRelease, installed_release, refuse_unknown_settings
 from dagster_ckpt.values.redaction import shown_settings
 
 if TYPE_CHECKING:
@@ -24,23 +24,19 @@ if TYPE_CHECKING:
 def active_session() -> SparkSession | None:
     """The session of the application in this process, if any; does not start one."""
     try:
-        from pyspark import SparkContext  # noqa: PLC0415 - Spark is optional
+        from pyspark import SparkContext  # noqa: PLC0415
         from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
     except ImportError:
-        # Not installed, or only the client of Spark Connect. Sinks are examined without it.
+        # Not installed, or only the client of Spark Connect.
         return None
     if SparkContext._active_spark_context is None:
         return None
-    # No session is active in threads other than the one that created it.
+    # Only the creating thread has an active session.
     return ClassicSession.getActiveSession() or ClassicSession.builder.getOrCreate()
 
 
 def default_file_system() -> str | None:
-    """The file system in which the application of this process looks for a path without a scheme.
-
-    Returns:
-        None if that is this machine's, or no application runs in this process.
-    """
+    """Spark's file system for a path without a scheme; None if it is local or no application runs here."""
     session = active_session()
     if session is None:
         return None
@@ -50,17 +46,16 @@ def default_file_system() -> str | None:
 
 @contextmanager
 def active_in_thread(session: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread for a while. Nothing happens for Spark Connect.
+    """Make a session the active one of this thread for a while; no effect for Spark Connect.
 
-    A thread other than the one that created the session has none. There, Spark 3.5 parses expressions with the
-    default settings (without `spark.sql.ansi.enabled`, for example), and neither a Delta table by name nor an
-    Iceberg table by folder is found.
+    Other threads than the creating one have none. There, Spark 3.5 parses expressions with default settings
+    (such as `spark.sql.ansi.enabled`), and finds neither a Delta table by name nor an Iceberg table by
+    folder.
     """
     if not is_classic_session(session):
         yield
         return
     of_sessions: Any = session._jvm
-    # Spark 4 has another class than 3.5.
     for part in str(session._jsparkSession.getClass().getName()).split("."):
         of_sessions = getattr(of_sessions, part)
     before = of_sessions.getActiveSession()
@@ -77,26 +72,20 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
 
 
 def is_classic_session(candidate: object) -> bool:
-    """Whether this is a session with access to its JVM, which a Spark Connect session does not have."""
+    """Whether a session has access to its JVM, as Spark Connect's has not."""
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     return isinstance(candidate, ClassicSession)
 
 
-# A progress bar for each stage of each batch would bury the log of a run.
+# Progress bars would bury the log.
 _QUIET = {"spark.ui.showConsoleProgress": "false"}
 
 
 def session_with(settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or use the application of this process, and set these settings.
-
-    Raises:
-        SparkNotFoundError: PySpark is not installed.
-        UnsupportedSparkError: Its version is not supported.
-        JavaNotFoundError: There is no Java that this Spark can use.
-    """
+    """Start Spark, or use the application of this process, and set these settings."""
     installed_release()
-    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - see active_session
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     builder = ClassicSession.builder
@@ -105,8 +94,7 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
     try:
         return builder.getOrCreate()
     except PySparkRuntimeError as error:
-        # Spark only says that its gateway exited. Not checked before: `spark-env.sh` may name a Java
-        # that this process does not know.
+        # Spark only says that its gateway exited. Not checked before: `spark-env.sh` may name a Java.
         if "JAVA_GATEWAY_EXITED" in str(error):
             require_java()
         raise
@@ -115,16 +103,8 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or use the application of this process.
 
-    If the program was started with `spark-submit`, or PYSPARK_SUBMIT_ARGS names a master, that
-    master is used.
-
-    Args:
-        threads: Number of task threads, for an application on this machine.
-        settings: Settings of the application, and of the session.
-
-    Raises:
-        SparkNotFoundError: PySpark is not installed.
-        UnsupportedSparkError: Its version is not supported.
+    Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS; otherwise runs on this machine with `threads`
+    task threads.
     """
     master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
     return session_with(master | dict(settings))
@@ -132,13 +112,7 @@ def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession
 
 @dataclass(frozen=True)
 class SparkApplication:
-    """Identity of a Spark application.
-
-    Attributes:
-        application_id: Its id, such as local-1700000000000 or application_1700000000000_0001.
-        master: Its master, such as local[2], yarn or k8s://...
-        page: URL of its web UI, if it has one.
-    """
+    """Identity of a Spark application, with the URL of its web UI if it has one."""
 
     application_id: str
     master: str
@@ -150,7 +124,7 @@ class SparkApplication:
 
 
 def application_of(spark: SparkSession) -> SparkApplication | None:
-    """The application of a classic session; None for Spark Connect, which does not report it."""
+    """The application of a classic session; None for Spark Connect."""
     if not is_classic_session(spark):
         return None
     context = spark.sparkContext
@@ -163,26 +137,14 @@ def application_settings(spark: SparkSession) -> dict[str, str]:
 
 
 def _names_a_master(environment: Mapping[str, str]) -> bool:
-    # spark-submit passes the port of the JVM, which it started with the user's master, to the
-    # program.
+    # spark-submit passes the port of the JVM that it started.
     return "PYSPARK_GATEWAY_PORT" in environment or "--master" in environment.get("PYSPARK_SUBMIT_ARGS", "")
 
 
 def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str, str]:
-    """Set a backend's settings on a session; queries that start afterwards use them.
+    """Set a backend's settings on a session, for queries that start later; returns those that changed.
 
-    A query that resumes keeps its original provider, which Spark pins in the offset log.
-
-    Args:
-        spark: The session, classic or Spark Connect.
-        backend: The backend.
-
-    Returns:
-        The settings that were changed, with their new values.
-
-    Raises:
-        OptionError: A setting belongs to the application and can no longer be changed.
-        UnsupportedSparkError: This version of Spark would ignore a setting.
+    A query that resumes keeps its provider, which Spark pins in the offset log.
     """
     return _apply(spark, backend.spark_settings(), "The state backend")
 
@@ -191,17 +153,7 @@ def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str,
 def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], source: str) -> Iterator[None]:
     """Set some settings on a session temporarily, and restore the previous values.
 
-    A query uses the settings that its session has when the query starts, and keeps them.
-
-    Args:
-        spark: The session.
-        settings: The settings, by full name.
-        source: Where they come from, in messages.
-
-    Raises:
-        OptionError: A setting belongs to the application and can no longer be changed; none is
-            changed then.
-        UnsupportedSparkError: This version of Spark would ignore a setting.
+    A query keeps the settings that its session has when it starts. `source` names their origin in messages.
     """
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
@@ -240,6 +192,51 @@ def _apply(spark: SparkSession, settings: Mapping[str, str], source: str) -> dic
 
 
 def _can_be_set(spark: SparkSession, name: str) -> bool:
-    # Spark knows the RocksDB settings only inside their provider, and reports them as not
-    # modifiable.
+    # Spark reports the RocksDB settings as not modifiable.
     return name.startswith("spark.sql.streaming.") or spark.conf.isModifiable(name)
+
+
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_HOW_TO = (
+    "Install Java 17 (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17; anywhere: "
+    "https://adoptium.net), which every supported Spark runs on, and put it on the PATH or set JAVA_HOME to it."
+)
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java runtime."""
+
+    executable: str
+    version: int
+
+
+def require_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """Find the Java that Spark will start: in JAVA_HOME, else on the PATH, as Spark's scripts do."""
+    home = environment.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH", ""))
+    where = "JAVA_HOME" if home else "the PATH"
+    if found is None:
+        raise JavaNotFoundError(f"Spark needs Java, and none is on the PATH (JAVA_HOME is not set). {_HOW_TO}")
+    try:
+        answer = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaNotFoundError(f"{found} (from {where}) does not run: {error}. {_HOW_TO}") from error
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    if match is None:
+        said = (answer.stderr or answer.stdout).strip()[:200]
+        raise JavaNotFoundError(f"{found} (from {where}) does not report its version: {said!r}. {_HOW_TO}")
+    version = int(match[1])
+    release = _release()
+    if version < release.oldest_java:
+        raise JavaNotFoundError(
+            f"{found} (from {where}) is Java {version}, but {release} needs {release.oldest_java} or newer. {_HOW_TO}"
+        )
+    return Java(found, version)
+
+
+def _release() -> SparkRelease:
+    try:
+        return installed_release()
+    except SparkNotFoundError:
+        return RELEASES[-1]

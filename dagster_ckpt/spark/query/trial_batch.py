@@ -1,9 +1,8 @@
 """Trial: run one batch of a described query on a copy of a live directory, without output.
 
-Spark checks whether it can continue from a state only while it plans and runs a batch. The copy is
-therefore cut one batch before the newest commit: exactly that batch is replayed with its state,
-whether or not there is new data. A source learns that a batch is committed only when the next one
-is planned, so Trigger.Once leaves its data alone.
+Spark checks whether it can continue from a state only while it runs a batch. The copy is therefore cut one
+batch before the newest commit, and that batch is replayed. Trigger.Once leaves the sources' data alone: a
+source learns of a commit only when the next batch is planned.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.25
 _REPORT_S = 10.0
-# Substrings of Spark's message if the data of the replayed batch no longer exists, which says
-# nothing about the state.
+# Parts of Spark's message if the batch's data is gone, which says nothing about the state.
 _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
 
 
@@ -40,9 +38,9 @@ class Trial:
     """Result of a trial.
 
     Attributes:
-        batch_id: The batch that was run, or None if none could be run.
-        error: Spark's error message, or None if the batch succeeded.
-        rows: Number of rows that its sources read; None if Spark did not report it.
+        batch_id: None if no batch could be run.
+        error: Spark's error; None if the batch succeeded.
+        rows: Rows that its sources read; None if not reported.
     """
 
     batch_id: int | None
@@ -58,16 +56,8 @@ class Trial:
 def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
     """Copy a live directory for a trial, with hard links if both are local.
 
-    Args:
-        live: The directory, of a running or a stopped query.
-        target: The copy, which must not exist.
-        before_last_batch: Copy its state before the newest batch, so that this batch is replayed.
-
-    Returns:
-        False if Spark no longer retains the necessary files: nothing was copied.
-
-    Raises:
-        LiveDirectoryError: The directory is incomplete at its newest batch.
+    `before_last_batch` copies its state before the newest batch. False if Spark no longer retains the
+    necessary files.
     """
     retained = retained_batches(live)
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
@@ -80,7 +70,7 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         return False
     # As a start does.
     widen_schemas(target.folder, target.positions().commit or 0, nullcontext)
-    # So that it can run in the same session as the original.
+    # It can then run beside the original in one session.
     give_query_id(target, str(uuid.uuid4()))
     return True
 
@@ -96,17 +86,8 @@ def run_trial(
 ) -> Trial:
     """Run one batch of a query in a copy of a live directory, and discard its rows.
 
-    Args:
-        describe: Returns the described, unstarted writer, which is not changed.
-        scratch: The copy, which is modified.
-        name: Name of the query in Spark.
-        replays: The copy has a batch to replay. Otherwise a batch is planned for the available
-            data, if any.
-        timeout_s: Time limit of the batch.
-        interrupted: Polled while it runs; True ends it.
-
-    Returns:
-        The result; a failing description and a timeout are reported as errors too.
+    A failing description and a timeout are results too. `replays`: the copy has a batch to replay; otherwise
+    a batch is planned for the available data. `interrupted` is polled while it runs.
     """
     before = scratch.positions().commit
     try:
@@ -131,7 +112,7 @@ def run_trial(
 
 
 def _rows(query: SupervisedQuery, batch_id: int | None) -> int | None:
-    """The rows that a batch has read. Spark reports them a moment after its commit."""
+    """The rows that a batch has read, which Spark reports a moment after its commit."""
     deadline = time.monotonic() + _REPORT_S
     while time.monotonic() < deadline:
         has_ended = query.wait(_WAIT_S)
@@ -145,13 +126,13 @@ def _rows(query: SupervisedQuery, batch_id: int | None) -> int | None:
 
 def _without_output(writer: DataStreamWriter) -> DataStreamWriter:
     """Another writer of the same rows, which discards them."""
-    # The described writer may be the one that the stream's query is started with.
+    # The stream's query may start with this writer.
     frame: DataFrame = writer._df
     mode = str(described_field(writer._jwrite, "outputMode"))
     return frame.writeStream.outputMode(mode).format("noop")
 
 
-# Large enough for schemas of a few hundred columns.
+# Schemas of a few hundred columns.
 _MAX_MESSAGE = 20_000
 _REASONS = {
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": (
@@ -170,14 +151,14 @@ _REASONS = {
 
 
 def describe_trial_error(error: str) -> str:
-    """Spark's message, preceded by an explanation for users who do not know Spark's internals."""
+    """Spark's message after an explanation for users."""
     known = next((words for condition, words in _REASONS.items() if condition in error), None)
     message = _message(error)
     return f"{known} (Spark: {message})" if known is not None else f"the new code failed: {message}"
 
 
 def _message(error: str) -> str:
-    """Spark's complete message, including the schemas that it compares, without locations in its code."""
+    """Spark's complete message with the schemas it compares, without locations in its code."""
     lines = [line.strip() for line in error.splitlines()]
     said = [line for line in lines if line and not line.startswith(("at ", "... "))]
     return without_secrets("\n".join(said))[:_MAX_MESSAGE]

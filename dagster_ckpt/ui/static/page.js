@@ -5,11 +5,15 @@ box.checked = sessionStorage.getItem("refresh") !== "off";
 box.addEventListener("change", () => sessionStorage.setItem("refresh", box.checked ? "on" : "off"));
 
 // A form with input that was not sent yet stays as it is.
-const isEdited = (field) => (field.type === "checkbox" ? field.checked !== field.defaultChecked : field.value !== field.defaultValue);
+const isEdited = (field) => {
+  if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+  if (field.options) return [...field.options].some((each) => each.selected !== each.defaultSelected);
+  return field.value !== field.defaultValue;
+};
 
 async function refresh() {
   const busy = document.hidden || document.activeElement?.closest("form") || document.getSelection()?.toString()
-    || [...document.querySelectorAll("main input")].some(isEdited);
+    || [...document.querySelectorAll("main input, main select")].some(isEdited);
   if (!box.checked || busy) return;
   const open = new Set([...document.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });

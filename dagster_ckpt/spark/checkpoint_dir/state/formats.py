@@ -21,8 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
     rocksdb_files,
 )
 
-# Names that Spark's own providers use in the directory of a store; named stores are below that of
-# their partition.
+# Names in a store's directory; named stores lie below that of their partition.
 _SPARKS_OWN = re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[0-9a-f-]+)?\.(delta|snapshot|zip|changelog)(\.crc)?")
 
 VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
@@ -36,14 +35,9 @@ _CHANGES = (".delta", ".changelog")
 
 @dataclass(frozen=True)
 class CommittedState:
-    """The state of a query after a committed batch, as described by the logs.
+    """The state of a query after a committed batch, as its logs describe it.
 
     Attributes:
-        folder: The live directory.
-        query_id: Id of the query.
-        operators: The stateful operators.
-        offsets: Offsets of the batch; its settings name provider and partitions.
-        commit: Its commit.
         rewrite_id: Id of the rewrite that wrote the state, if one did.
     """
 
@@ -56,12 +50,7 @@ class CommittedState:
 
 
 class StorePlace(NamedTuple):
-    """One state store of a query.
-
-    Attributes:
-        path: Its directory in the live directory.
-        unique_id: Id of its newest version, in checkpoint format v2.
-    """
+    """One state store of a query."""
 
     path: str
     unique_id: str | None
@@ -72,7 +61,6 @@ class StateFiles:
     """Files of one version of a query's state.
 
     Attributes:
-        files: The files.
         chain: Number of changes that Spark replays onto the oldest snapshot among them.
     """
 
@@ -81,15 +69,7 @@ class StateFiles:
 
 
 def state_files(state: CommittedState) -> StateFiles:
-    """Every state file that a resume after a committed batch needs, and no file of a later version.
-
-    Args:
-        state: The state.
-
-    Raises:
-        IncompleteCutError: A file is missing.
-        LiveDirectoryError: The state cannot be interpreted.
-    """
+    """Every state file that a resume after a committed batch needs, and no file of a later version."""
     version = state.commit.batch_id + 1
     of_version = _version_files(state.offsets)
 
@@ -103,7 +83,7 @@ def state_files(state: CommittedState) -> StateFiles:
     stores = in_threads(state.folder.width, store_places(state), files_of)
     chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
     files: list[NeededFile] = []
-    # One list shrinks as the other grows: there may be a hundred thousand.
+    # One list shrinks as the other grows.
     stores.reverse()
     while stores:
         files += stores.pop()
@@ -111,18 +91,12 @@ def state_files(state: CommittedState) -> StateFiles:
 
 
 def store_places(state: CommittedState) -> list[StorePlace]:
-    """Every state store of a query.
-
-    Raises:
-        IncompleteCutError: The commit does not name them.
-        LiveDirectoryError: Their number is not recorded anywhere.
-    """
+    """Every state store of a query."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     places: list[StorePlace] = []
     for operator in state.operators:
         ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
-        # An offline repartition leaves old partition directories behind, so the log counts, not the
-        # listing.
+        # The log counts: an offline repartition leaves old directories behind.
         partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
         for partition in range(partitions):
             for index, name in enumerate(operator.stores):
@@ -137,7 +111,7 @@ def _version_files(offsets: OffsetEntry) -> VersionFiles:
 
 
 def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files of a third-party provider: those that extend one of Spark's write the same files."""
+    """Files of a third-party provider: those that extend Spark's write the same files."""
     odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
     if odd:
         raise UnknownLayoutError(
@@ -158,11 +132,7 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
 
 
 def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
-    """Unique ids of an operator's state in checkpoint format v2, by partition, then by store.
-
-    Raises:
-        IncompleteCutError: The commit does not name them.
-    """
+    """Unique ids of an operator's state in checkpoint format v2, by partition, then by store."""
     ids = (commit.state_ids or {}).get(operator.number)
     if not ids or any(len(stores) != len(operator.stores) for stores in ids):
         raise IncompleteCutError(
@@ -173,11 +143,7 @@ def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple
 
 
 def partitions_of(folder: FileIO, offsets: OffsetEntry, operator: Operator) -> int:
-    """Number of an operator's state partitions.
-
-    Raises:
-        LiveDirectoryError: It is not recorded anywhere.
-    """
+    """Number of an operator's state partitions."""
     if operator.single_partition:
         return 1
     if offsets.partitions is None:

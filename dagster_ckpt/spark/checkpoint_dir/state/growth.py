@@ -1,9 +1,8 @@
 """Find the state files that were added since an earlier snapshot, without inspecting older files.
 
-Providers that write changes (deltas of the heap store, changelogs of RocksDB) add one file per
-store and batch. The state after batch N is therefore the state in a snapshot of an earlier batch
-plus these files. A listing would only find newer snapshots, which shorten the chain of changes:
-this is left to an occasional full snapshot.
+Heap deltas and RocksDB changelogs add one file per store and batch: the state after batch N is that of an
+earlier snapshot plus these files. Shorter chains through newer state snapshots are left to an occasional full
+snapshot.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     NeededFile,
 )
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB, CommittedState, StorePlace, store_places
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
+from dagster_ckpt.spark.checkpoint_dir.state.version_files import read_lineage
 
-# Spark writes a snapshot every ten versions (`minDeltasForSnapshot`); the limit is a little higher,
-# because Spark uploads them later.
+# Above `minDeltasForSnapshot` (10): Spark uploads snapshots later.
 LONGEST_CHAIN = 12
 CHAIN = "state_chain"
 LAYOUT = "state_layout"
@@ -38,12 +36,7 @@ _SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
 
 @dataclass(frozen=True)
 class _Look:
-    """Inspects new state files and reads the small ones.
-
-    Attributes:
-        folder: The live directory.
-        at_most: Size of the largest file to read, in bytes.
-    """
+    """Inspects new state files, and reads those up to `at_most` bytes."""
 
     folder: FileIO
     at_most: int
@@ -54,10 +47,7 @@ class _Look:
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
-    """The layout, which must be equal for one state to extend another.
-
-    A rewrite may leave everything but the rows as it was, so its id is a part of the layout.
-    """
+    """The layout, which must be equal for one state to extend another; includes the id of a rewrite."""
     offsets = state.offsets
     layout: list[list[object]] = [
         [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
@@ -73,21 +63,12 @@ def rewrite_of(properties: Mapping[str, Any]) -> str | None:
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:
-    """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined.
-
-    Args:
-        base: The snapshot, which can be extended.
-        state: The state.
-
-    Raises:
-        LiveDirectoryError: A changelog cannot be read.
-    """
+    """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     header = base.manifest.header
     chain = header.properties.get(CHAIN)
     grown = commit.batch_id - header.batch_id
     suffix = _SUFFIXES.get(offsets.provider_class or "")
-    # Without a new batch nothing is new, regardless of the provider.
     is_short = isinstance(chain, int) and 0 < grown <= LONGEST_CHAIN - chain
     if grown != 0 and (suffix is None or not is_short):
         return None
@@ -100,7 +81,7 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     look = _Look(folder, _max_inline_read(len(versions), state))
 
-    # In the order in which the base lists their files.
+    # As the base lists their files.
     places = sorted(store_places(state), key=lambda place: place.path)
 
     def with_ids(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
@@ -112,7 +93,6 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
             return look.at([f"{place.path}/{version}{suffix}" for place in places for version in versions])
         return list(itertools.chain.from_iterable(in_threads(folder.width, places, with_ids)))
     except FileNotFoundError:
-        # For example, a snapshot instead of a change.
         return None
 
 
@@ -127,14 +107,14 @@ def _is_ancestor(base: BaseSnapshot, folder: FileIO) -> bool:
 
 
 def _max_inline_read(versions: int, state: CommittedState) -> int:
-    """Size of the largest file to read during inspection: as much as is read anyway, and fits into memory together."""
+    """Size of the largest file to read during inspection, so that all fit into memory."""
     stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
     files = versions * max(1, stores)
     return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
 
 
 def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
-    """Changelogs of checkpoint format v2, whose names the newest one contains; it must descend from the snapshot's."""
+    """Changelogs of checkpoint format v2, named by the newest one, which must descend from the snapshot's."""
     folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
     with folder.open(newest) as stream:
@@ -158,19 +138,15 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
         try:
             yield from look.at([f"{path}/{name}.crc"])
         except FileNotFoundError:
-            # Spark writes a checksum only if that is enabled.
+            # Checksums are optional.
             continue
 
 
 def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> None:
     """Reject a lineage that begins with a state snapshot that the base does not contain.
 
-    A lineage goes back to the state snapshot that was uploaded last when its changelog was written;
-    earlier versions are unknown. A base that was taken before that upload contains an older state
-    snapshot and the changes since.
-
-    Raises:
-        FileNotFoundError: The base contains none of its state snapshots.
+    A lineage goes back to the state snapshot uploaded last. An older base contains an older state snapshot
+    and the changes since.
     """
     if 1 in lineage:
         return

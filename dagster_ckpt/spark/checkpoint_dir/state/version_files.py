@@ -1,14 +1,12 @@
 """Files that make up one version of a state store, for each of Spark's formats.
 
-- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` at or below the version, and every
-  later `.delta`; version 0 is empty.
-- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` at or below it, the SST
-  and log files that the zip lists, and every later `.changelog`. Without changelog checkpointing
-  every version has a zip.
-- RocksDB in checkpoint format v2: each file name contains the unique id of the attempt that wrote
-  it. The commit log contains the id of the newest version; the head of the changelog those of
-  earlier versions, back to the last snapshot. Leftovers of failed or duplicate attempts are
-  therefore never mistaken for committed state.
+- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` up to the version, and every later
+  `.delta`.
+- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files
+  that the zip lists, and every later `.changelog`. Without changelog checkpointing every version has a zip.
+- RocksDB in checkpoint format v2: each file name contains the unique id of the attempt that wrote it. The
+  commit log has the newest id, the head of the changelog earlier ones. Leftovers of failed attempts are never
+  mistaken for committed state.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ import zipfile
 import zlib
 from collections.abc import Set
 from functools import cached_property
-from typing import Annotated, cast
+from typing import Annotated, BinaryIO, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import ChecksumDiffersError, IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO, Listing
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, read_needed
-from dagster_ckpt.spark.checkpoint_dir.state.lineage import check_version, read_lineage
+from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import Pieces, read_blocks
 from dagster_ckpt.spark.versions import SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, inflated, inflation_limit, number_in, reading
 
@@ -34,7 +32,7 @@ _SSTS = "SSTs"
 _LOGS = "logs"
 
 
-# Directory, name and size of a file that a zip lists.
+# Directory, name and size.
 _Named = tuple[str, str, int]
 
 
@@ -57,20 +55,13 @@ class _Snapshot(BaseModel):
 
 
 def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store.
-
-    Raises:
-        IncompleteCutError: A file is missing, or its size differs from the recorded one.
-        UnknownLayoutError: A snapshot or changelog has an unsupported version.
-        LiveDirectoryError: The snapshot's zip cannot be read.
-    """
+    """Files that make up a version of a store."""
     base = store.newest(".zip", version)
     files = snapshot_files(store, f"{base}.zip") if base else []
     since = f"{base}.zip" if base else "the empty database"
     why = f"there is no {version}.zip, so version {version} is {since} and every changelog after it"
     changelogs = [store.need(f"{number}.changelog", why) for number in range(base + 1, version + 1)]
-    # One is enough: the query's settings determine the version, which is the same in every
-    # partition.
+    # One is enough: every partition has the same version.
     if changelogs and store.is_first_partition:
         with changelogs[-1].open() as stream:
             check_version(stream, f"{store.folder.url}/{changelogs[-1].source}")
@@ -80,19 +71,13 @@ def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
 def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
     """A snapshot's zip and the files that it lists.
 
-    The zip is read before the files are looked up: Spark deletes an old snapshot's SSTs before its
-    zip.
-
-    Raises:
-        IncompleteCutError: A file is missing, or its size differs from the recorded one.
-        LiveDirectoryError: The zip cannot be read.
+    The zip is read first: Spark deletes an old snapshot's SSTs before its zip.
     """
     zip_file = store.need(name, "it is the snapshot of the database")
     files = [zip_file]
     stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
     for directory, item, size in _named_files(zip_file):
-        # Names contain a uuid created for one upload, so equal names mean equal content in any
-        # snapshot.
+        # Names contain a uuid: equal names mean equal content in any snapshot.
         file = stores[directory].need(item, f"{name} is built on it", identity=item)
         if file.size != size:
             raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but it has {file.size}")
@@ -101,7 +86,7 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
 
 
 def _named_files(file: NeededFile) -> tuple[_Named, ...]:
-    """Files that a zip lists; a zip that has not changed since the last call is not read again."""
+    """Files that a zip lists; an unchanged zip is not read again."""
     seen = file.folder.seen.get(file.source)
     if seen is not None and seen[0] == file.token:
         return cast("tuple[_Named, ...]", seen[1])
@@ -132,17 +117,7 @@ _CHECKSUM = ".crc"
 
 
 def format_v2_files(store: StoreDirectory, version: int, unique_id: str) -> list[NeededFile]:
-    """Files that make up a version of a store.
-
-    Args:
-        store: The store.
-        version: The version.
-        unique_id: Its unique id, from the commit log.
-
-    Raises:
-        IncompleteCutError: A file is missing.
-        LiveDirectoryError: A changelog or zip cannot be read.
-    """
+    """Files that make up a version of a store."""
     newest = f"{version}_{unique_id}"
     if f"{newest}.zip" in store.names:
         return _snapshot(store, newest)
@@ -190,11 +165,7 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
 
 
 def heap_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store.
-
-    Raises:
-        IncompleteCutError: A file is missing.
-    """
+    """Files that make up a version of a store."""
     base = store.newest(".snapshot", version)
     files = [store.need(f"{base}.snapshot", "it holds the state")] if base else []
     since = f"{base}.snapshot" if base else "the empty state"
@@ -225,7 +196,7 @@ class StoreDirectory:
     def newest(self, suffix: str, at_most: int) -> int:
         """Newest version up to `at_most` that has a file `<version><suffix>`; 0 if there is none."""
         names = self.names
-        # Spark writes one every few versions, so counting down is faster than checking every name.
+        # Counting down is faster than checking every name.
         near = range(at_most, max(at_most - _COUNTED_DOWN, 0), -1)
         found = next((version for version in near if f"{version}{suffix}" in names), None)
         if found is not None or at_most <= _COUNTED_DOWN:
@@ -234,27 +205,19 @@ class StoreDirectory:
         return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
-        """A file that must exist.
-
-        Raises:
-            IncompleteCutError: It does not exist.
-        """
+        """A file that must exist."""
         try:
             size, token = self._listing.version(name)
         except FileNotFoundError as error:
             if name in self.names:
-                # It was purged after the directory was listed: the next attempt lists it again.
+                # Purged since the listing: the next attempt lists again.
                 raise
             raise self.incomplete(name, why) from error
         path = f"{self.path}/{name}"
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
-        """A small file that must exist, with its content.
-
-        Raises:
-            IncompleteCutError: It does not exist.
-        """
+        """A small file that must exist, with its content."""
         if name not in self.names:
             raise self.incomplete(name, why)
         file = read_needed(self.folder, f"{self.path}/{name}")
@@ -282,21 +245,12 @@ _LOCAL_SIGNATURE = b"PK\3\4"
 _DEFLATED = 8
 # Raw deflate, without a zlib header.
 _RAW = -zlib.MAX_WBITS
-# The text is UTF-8, and sizes follow the content: the sizes in the central directory are used.
+# UTF-8 text; sizes follow the content, the central directory's are used.
 _HARMLESS_FLAGS = 0x0808
 
 
 def read_member(archive: bytes, name: str) -> bytes:
-    """Content of a member of a ZIP, verified with its checksum.
-
-    Args:
-        archive: The whole ZIP.
-        name: Name of the member.
-
-    Raises:
-        KeyError: It has no member of that name.
-        zipfile.BadZipFile: It is not a ZIP, or is damaged.
-    """
+    """Content of a member of a ZIP, verified with its checksum."""
     try:
         content = _read_plain(archive, name.encode())
     except (struct.error, zlib.error, EOFError, ValueError):
@@ -310,15 +264,14 @@ def read_member(archive: bytes, name: str) -> bytes:
                 raise ValueError(f"its member {name} is longer than {len(archive)} compressed bytes can expand to")
             return content
     except (zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
-        # A damaged byte can look to `zipfile` like another compression method, a password, or an
-        # undecodable name.
+        # A damaged byte can look like another compression method or a password.
         raise zipfile.BadZipFile(str(error)) from error
 
 
 def _read_plain(archive: bytes, name: bytes) -> bytes | None:
     """Read an archive as Java writes it; None if `zipfile` has to read it."""
     begin = len(archive) - _END.size
-    # If the archive has no comment, its end record is at the very end.
+    # Without a comment, the end record is at the very end.
     signature, count, length, begin_of_entries = _END.unpack_from(archive, begin)
     if signature != _END_SIGNATURE or begin_of_entries + length != begin:
         return None
@@ -339,3 +292,53 @@ def _read_plain(archive: bytes, name: bytes) -> bytes | None:
             return content if is_sound else None
         at += name_length + extra + comment
     return None
+
+
+_WITH_LINEAGE = {3, 4}
+
+
+class _Item(BaseModel):
+    version: int
+    # Part of file names.
+    unique_id: str = Field(alias="checkpointUniqueId", pattern=r"^[\w-]+$")
+
+
+_LINEAGE = TypeAdapter(list[_Item])
+
+
+def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
+    """Parse the version-to-id mapping in the head of a changelog of checkpoint format v2.
+
+    Format: `StateStoreChangelogWriterV3`/`V4` of Spark 4.3.
+    """
+    with reading(
+        lambda why: LiveDirectoryError(
+            f"{where} has no readable lineage: {why}. Set spark.sql.streaming.stateStore.compression.codec "
+            "to lz4 (Spark's default) before the query's first batch; if it is, the file is damaged: restore "
+            "a snapshot."
+        )
+    ):
+        # Only the head is read; other checks verify the whole file.
+        plain = Pieces(read_blocks(stream, verify=False))
+        version = _text(plain)
+        if SparkFile.CHANGELOG.version_in(version, where) not in _WITH_LINEAGE:
+            raise ValueError(f"its version is {version!r}, but v3 and v4 carry a lineage")
+        return {item.version: item.unique_id for item in _LINEAGE.validate_json(_text(plain))}
+
+
+def check_version(stream: BinaryIO, where: str) -> None:
+    """Reject a changelog of checkpoint format v1 with an unknown version."""
+    try:
+        version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
+    except (ValueError, EOFError):
+        # Another codec, or no header: then it begins with the length of a key.
+        return
+    SparkFile.CHANGELOG.version_in(version, where)
+
+
+def _text(plain: Pieces, *, at_most: int = 0xFFFF) -> str:
+    # Java's DataOutput.writeUTF: length, then text.
+    (length,) = struct.unpack(">H", plain.take(2))
+    if length > at_most:
+        raise ValueError(f"it begins with a text of {length} bytes")
+    return plain.take(length).decode("utf-8")

@@ -1,0 +1,114 @@
+"""What remains to be done before a stream's query may start, as the column `streams.pending_restore` stores it.
+
+A start records it in the transaction that switches the live directory, and clears it when the sinks have followed.
+The next start reads it after a crash. A row carries no tag: its keys tell the kinds apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+
+class SinkRollBack(msgspec.Struct, frozen=True, kw_only=True):
+    """The sinks must go back to the state in the live directory, whose query had an id or several."""
+
+    query_id: str | None = None
+    query_ids: tuple[str, ...] = ()
+    # The query continues under another id, so sinks that recognize batches by it get the undone ones again.
+    may_repeat: bool = False
+
+
+class ToSnapshot(SinkRollBack, frozen=True, kw_only=True):
+    """A restore: the snapshot names the sinks and has their logs."""
+
+    location: str
+    batch_id: int | None = None
+
+
+class ToBatch(SinkRollBack, frozen=True, kw_only=True):
+    """A rewind or a replay in the stream's own files."""
+
+    batch_id: int
+    sinks: tuple[str, ...] = ()
+
+
+class Emptied(SinkRollBack, frozen=True, kw_only=True):
+    """A start with empty state."""
+
+    sinks: tuple[str, ...] = ()
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True):
+    """A fork or an import, until its first query has started: where that one writes is checked then.
+
+    `outputs` received the rows of some of `parent_outputs`, the original's folders, where the query must not write.
+    An import has `imported_from`, and `mapped`: the only places its query may write to.
+    """
+
+    of_stream_id: str = msgspec.field(name="fork_of")
+    batch_id: int
+    parent_outputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    snapshot_id: str | None = None
+    imported_from: str | None = None
+    mapped: tuple[str, ...] | None = None
+
+
+class ToTakeOver(msgspec.Struct, frozen=True, kw_only=True):
+    """An adopted checkpoint directory, until the first start takes it over."""
+
+    directory: str = msgspec.field(name="adopts")
+    in_place: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adopting:
+    """An adoption that was begun and not finished, and what was pending `before` it."""
+
+    directory: str
+    # Of its first snapshot.
+    first_number: int
+    before: PendingRestore | None = None
+
+
+PendingRestore = ToSnapshot | ToBatch | Emptied | Forked | ToTakeOver | Adopting
+
+
+def stored_pending(pending: PendingRestore) -> dict[str, Any]:
+    """The row of what is pending."""
+    if isinstance(pending, Adopting):
+        before = stored_pending(pending.before) if pending.before is not None else {}
+        return {**before, "adopting": pending.directory, "first_number": pending.first_number}
+    return {name: value for name, value in msgspec.to_builtins(pending).items() if value is not None}
+
+
+def read_pending(row: Mapping[str, Any]) -> PendingRestore:
+    """Parse a row.
+
+    Raises:
+        ValueError: It is not such a row.
+    """
+    match row:
+        case {"adopting": str(directory), "first_number": int(number), **others}:
+            return Adopting(directory=directory, first_number=number, before=read_pending(others) if others else None)
+        case {"adopting": _}:
+            raise ValueError(f"an adoption needs a directory and first_number: {row}")
+        case {"adopts": _}:
+            return msgspec.convert(row, ToTakeOver)
+        case {"fork_of": _}:
+            return msgspec.convert(row, Forked)
+        case {"location": _}:
+            return msgspec.convert(row, ToSnapshot)
+        case {"batch_id": _}:
+            return msgspec.convert(row, ToBatch)
+        case _:
+            return msgspec.convert(row, Emptied)
+
+
+def refers_to(row: Mapping[str, Any], *, snapshot_id: str, location: str | None) -> bool:
+    """Whether a row needs a snapshot. Also answers for a row that this version cannot read as a whole."""
+    return row.get("snapshot_id") == snapshot_id or (location is not None and row.get("location") == location)

@@ -1,0 +1,171 @@
+"""The progress of a running query: reports, positions in its live directory, journal of planned batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from dagster_ckpt.catalog.database import Clock
+from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory, Positions, batch_ids
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import read_planned
+from dagster_ckpt.spark.query.output import is_foreach_batch
+from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.snapshotting import BatchFigures
+from dagster_ckpt.values.durations import monotonic_ms
+
+# Batches: far more than there are between two checkpoints in practice.
+REMEMBERED = 10_000
+
+
+@dataclass
+class BatchLog:
+    """The reports of one execution's batches, each recorded once."""
+
+    total_rows: int = 0
+    batches: int = 0
+    latest: QueryProgress | None = None
+    _batches: deque[QueryProgress] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def note(self, reports: Iterable[QueryProgress]) -> None:
+        """Record reports of batches that ran, oldest first."""
+        for report in reports:
+            self._batches.append(report)
+            self.latest = report
+            self.total_rows += report.input_rows
+            self.batches += 1
+
+    def rows_after(self, batch_id: int) -> dict[int, int]:
+        """The rows that each later batch has read, as far as a replay of the batch reads the same.
+
+        A `foreachBatch` function may read a batch several times, or in part.
+        """
+        newer: dict[int, int] = {}
+        for report in reversed(self._batches):
+            if report.batch_id <= batch_id:
+                break
+            if not any(is_foreach_batch(sink) for sink in report.sinks):
+                newer[report.batch_id] = report.input_rows
+        return newer
+
+    def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
+        """Figures at a batch, counted from the previous snapshot's batch or from the start of the execution."""
+        seen = [report for report in self._batches if report.batch_id <= batch_id]
+        if not seen:
+            return BatchFigures()
+        newest = seen[-1]
+        after = -1 if since_batch is None else since_batch
+        return BatchFigures(
+            rows=sum(report.input_rows for report in seen if report.batch_id > after),
+            state_rows=newest.state_rows,
+            watermark=newest.watermark,
+            lags={name: behind for source in newest.sources for name, behind in source.lags.items()},
+        )
+
+
+# For what Spark does not report right after its commit: planned batches, and continuous processing.
+LOOK_AGAIN_MS = 2_000
+
+
+class PositionWatch:
+    """Positions in a live directory, for a loop that polls several times a second.
+
+    On a local disk every call reads them, for microseconds. In object storage, where a read is two
+    billed list requests, only after Spark has reported another batch or some time has passed.
+    """
+
+    def __init__(self, live: LiveDirectory, log: BatchLog, clock: Clock = monotonic_ms) -> None:
+        self._live = live
+        self._log = log
+        self._clock = clock
+        self._seen: Positions | None = None
+        self._seen_after: object = None
+        self._seen_at_ms = 0
+
+    def look(self) -> Positions:
+        """Read the current positions."""
+        # A report that arrives during the read may not be covered by it.
+        after, now_ms = self._log.latest, self._clock()
+        self._seen = self._live.positions()
+        self._seen_after, self._seen_at_ms = after, now_ms
+        return self._seen
+
+    def latest(self) -> Positions:
+        """The current positions; if a read costs requests, those after the last reported batch."""
+        is_new = self._log.latest is not self._seen_after or self._clock() >= self._seen_at_ms + LOOK_AGAIN_MS
+        if self._seen is None or is_new or self._live.local_path is not None:
+            return self.look()
+        return self._seen
+
+
+class Journal:
+    """Keeps the journal of one execution up to date: see `catalog/journal.py`."""
+
+    def __init__(
+        self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch, log: BatchLog
+    ) -> None:
+        self._stream = stream
+        self._live = live
+        self._lease = lease
+        self._positions = positions
+        self._log = log
+        # Every batch up to this one has its rows in the journal, or was planned before this
+        # execution.
+        self._counted = -1
+        # Every batch after this one is still to be recorded; at first those after the newest
+        # snapshot, because an earlier execution may have planned the batch in flight differently.
+        self._newest: int | None = None
+
+    def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
+        """Record the batches that Spark has planned since the last call.
+
+        Also if none may be replayed: with a lost live directory, only the journal names their
+        input.
+
+        Args:
+            mode: How the query runs; only micro-batches can be replayed.
+            has_ended: Also record whether the newest batch is committed.
+        """
+        if mode is not ExecutionMode.MICRO_BATCH:
+            return
+        if self._newest is None:
+            self._newest = self._newest_snapshot()
+        self._note_batches(has_ended=has_ended)
+        self._note_rows()
+
+    def _note_batches(self, *, has_ended: bool) -> None:
+        if self._newest is None:
+            return
+        newest = self._newest - 1 if has_ended else self._newest
+        try:
+            positions = self._positions.look() if has_ended else self._positions.latest()
+            if positions.offset is None or positions.offset <= newest:
+                return
+            commit = positions.commit if has_ended else None
+            new = [batch for batch in batch_ids(self._live.folder, OFFSETS) if batch > newest]
+            batches = [replace(each, is_committed=each.batch_id == commit) for each in read_planned(self._live, new)]
+        except (LiveDirectoryError, StorageAccessError):
+            # The query meets that too. Without its batches in the journal, a restore rolls sinks
+            # back.
+            return
+        if batches:
+            self._stream.catalog.journal.note(self._lease.record, batches)
+            self._newest = batches[-1].batch_id
+            self._counted = min(self._counted, batches[0].batch_id - 1)
+
+    def _note_rows(self) -> None:
+        """Record the rows of batches that have committed since; a replay has to read as many."""
+        if self._newest is None:
+            return
+        rows = {batch: rows for batch, rows in self._log.rows_after(self._counted).items() if batch <= self._newest}
+        if rows:
+            self._stream.catalog.journal.note_rows(self._lease.record, rows)
+            self._counted = max(rows)
+
+    def _newest_snapshot(self) -> int:
+        restorable = self._stream.catalog.snapshots.restorable(self._stream.stream_id)
+        return max((each.batch_id for each in restorable if each.batch_id is not None), default=-1)

@@ -1,0 +1,247 @@
+"""What triggers a snapshot: requests, the rule that picks the next one, and the periodic trigger."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from random import Random
+
+from dagster_ckpt.policies.guard import GuardedTrigger
+from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgress
+
+
+class TriggerKind(Enum):
+    """The kind of snapshot requested.
+
+    `STOP_WITH_SAVEPOINT` is a savepoint that ends the query: no batch starts after its cut.
+    """
+
+    CHECKPOINT = auto()
+    SAVEPOINT = auto()
+    STOP_WITH_SAVEPOINT = auto()
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether the snapshot will belong to the user."""
+        return self is not TriggerKind.CHECKPOINT
+
+
+class TriggerOrigin(Enum):
+    """The origin of a request: a user's ignores the minimum pause, a periodic one does not."""
+
+    USER = auto()
+    PERIODIC = auto()
+
+
+@dataclass(frozen=True)
+class TriggerRequest:
+    """One request for a snapshot; an id of None is the coordinator's own timer, which needs no answer."""
+
+    request_id: str | None
+    kind: TriggerKind
+    origin: TriggerOrigin
+
+    @property
+    def is_timer(self) -> bool:
+        """Whether the coordinator's own timer made this request."""
+        return self.request_id is None
+
+
+TIMER_REQUEST = TriggerRequest(None, TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC)
+
+
+MAX_QUEUED_REQUESTS = 1000
+"""As in Flink."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a decision depends on besides the queued requests.
+
+    Attributes:
+        triggering: Whether an attempt is in its triggering phase.
+        pending: Pending attempts, including savepoints.
+        cleaning: Snapshots being deleted.
+        pause_ends_ms: When the minimum pause after the last completed snapshot ends.
+    """
+
+    now_ms: int
+    triggering: bool
+    pending: int
+    cleaning: int
+    pause_ends_ms: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start an attempt for this request."""
+
+    request: TriggerRequest
+
+
+@dataclass(frozen=True)
+class TooSoon:
+    """Drop this request: the minimum pause lasts for another `remaining_ms`."""
+
+    request: TriggerRequest
+    remaining_ms: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """No request can start now."""
+
+
+Decision = Start | TooSoon | Wait
+
+
+class RequestDecider:
+    """The queue of requests and the limits that delay them.
+
+    Order: savepoints before checkpoints, users' requests before periodic ones, older before newer.
+    A forced request ignores the number of pending attempts. Only savepoints are forced, so Flink's
+    rule that a forced request goes first needs no rank here.
+
+    Args:
+        max_concurrent: Attempts that may be pending at once.
+        force_savepoints: Flink forces them unless checkpoints are unaligned.
+        max_queued: Requests that may be queued.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrent: int,
+        force_savepoints: bool,
+        max_queued: int = MAX_QUEUED_REQUESTS,
+    ) -> None:
+        self._max_concurrent = max_concurrent
+        self._force_savepoints = force_savepoints
+        self._max_queued = max_queued
+        self._queue: list[TriggerRequest] = []
+
+    @property
+    def waiting(self) -> tuple[TriggerRequest, ...]:
+        """The queued requests, the next one first."""
+        return tuple(self._queue)
+
+    def submit(self, request: TriggerRequest) -> TriggerRequest | None:
+        """Queue a request; returns the one that a full queue drops.
+
+        That is the lowest-ranked one, or the new one if the lowest-ranked one is a user's.
+        """
+        is_full = len(self._queue) >= self._max_queued
+        if is_full and self._queue[-1].origin is TriggerOrigin.USER:
+            return request
+        insort(self._queue, request, key=_rank)
+        return self._queue.pop() if is_full else None
+
+    def decide(self, load: Load) -> Decision:
+        """Take the next request from the queue if it can start or must be dropped now."""
+        if load.triggering or not self._queue or load.cleaning > self._max_concurrent:
+            return Wait()
+        request = self._queue[0]
+        if load.pending >= self._max_concurrent and not self._is_forced(request):
+            return Wait()
+        del self._queue[0]
+        remaining_ms = load.pause_ends_ms - load.now_ms
+        if request.origin is TriggerOrigin.PERIODIC and not self._is_forced(request) and remaining_ms > 0:
+            return TooSoon(request, remaining_ms)
+        return Start(request)
+
+    def drop_all(self) -> tuple[TriggerRequest, ...]:
+        """Empty the queue and return its requests."""
+        waiting = self.waiting
+        self._queue.clear()
+        return waiting
+
+    def _is_forced(self, request: TriggerRequest) -> bool:
+        return self._force_savepoints and request.kind.is_savepoint
+
+
+def _rank(request: TriggerRequest) -> tuple[bool, bool]:
+    """Lower ranks start first; ties keep their order."""
+    return request.kind is TriggerKind.CHECKPOINT, request.origin is TriggerOrigin.PERIODIC
+
+
+class PeriodicTrigger:
+    """Fires when its policy says that a checkpoint is due. Off until it is started.
+
+    Args:
+        policy: The policy; None never fires.
+        min_pause_ms: The minimum pause, which holds for every periodic request.
+        random: Draws the policy's share at each start.
+    """
+
+    def __init__(self, policy: TriggerPolicy | None, *, min_pause_ms: int, random: Random) -> None:
+        self._policy = GuardedTrigger(policy) if policy is not None else None
+        self._pause = MinPause(min_pause_ms)
+        self._random = random
+        self._progress: TriggerProgress | None = None
+        self._before_firing: TriggerProgress | None = None
+        # Since the query started; the policy sees them since the last firing.
+        self._batches = self._rows = self._batches_before = self._rows_before = 0
+        self._not_before_ms = 0
+        self._last_completed_ms: int | None = None
+        self._wall_ahead_ms = 0
+
+    def start(self, now_ms: int) -> None:
+        """Turn it on. The policy counts from here."""
+        self._progress = TriggerProgress(now_ms, now_ms, now_ms, self._random.random())
+        self._before_firing = None
+        self._batches_before, self._rows_before, self._not_before_ms = self._batches, self._rows, now_ms
+
+    def stop(self) -> None:
+        """Turn it off."""
+        self._progress = None
+
+    def progressed(self, now_ms: int, *, wall_ms: int, batches: int, rows: int) -> None:
+        """Record the progress of the query since its start, and the wall clock."""
+        self._batches, self._rows, self._wall_ahead_ms = batches, rows, wall_ms - now_ms
+
+    def completed(self, now_ms: int) -> None:
+        """Record that a snapshot was completed."""
+        self._last_completed_ms = now_ms
+
+    def due_at_ms(self, now_ms: int) -> int | None:
+        """When it fires next, as far as is known; None while it is off."""
+        progress = self._progress_at(now_ms)
+        if self._policy is None or progress is None:
+            return None
+        due_ms = self._policy.due_at_ms(progress)
+        return None if due_ms is None else max(due_ms, self._not_before_ms)
+
+    def fires(self, now_ms: int) -> bool:
+        """Return whether it is due, and if so count from here."""
+        due_ms = self.due_at_ms(now_ms)
+        if self._progress is None or due_ms is None or now_ms < due_ms:
+            return False
+        self._before_firing = replace(self._progress, batches=self._batches_before, rows=self._rows_before)
+        self._progress = replace(self._progress, last_due_ms=due_ms, last_triggered_ms=now_ms)
+        self._batches_before, self._rows_before = self._batches, self._rows
+        return True
+
+    def postpone(self, until_ms: int) -> None:
+        """Undo the last firing, because its request came too soon, and fire again at this time."""
+        self._not_before_ms = until_ms
+        if self._progress is not None and self._before_firing is not None:
+            self._batches_before, self._rows_before = self._before_firing.batches, self._before_firing.rows
+            self._progress = self._before_firing
+
+    def pause_ends_ms(self, now_ms: int) -> int:
+        """When the minimum pause after the last completed snapshot ends."""
+        progress = TriggerProgress(now_ms, now_ms, now_ms, last_completed_ms=self._last_completed_ms)
+        return self._pause.due_at_ms(progress) or 0
+
+    def _progress_at(self, now_ms: int) -> TriggerProgress | None:
+        if self._progress is None:
+            return None
+        return replace(
+            self._progress,
+            now_ms=now_ms,
+            wall_ms=now_ms + self._wall_ahead_ms,
+            last_completed_ms=self._last_completed_ms,
+            batches=self._batches - self._batches_before,
+            rows=self._rows - self._rows_before,
+        )

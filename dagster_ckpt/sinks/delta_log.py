@@ -1,0 +1,247 @@
+"""The log of a Delta table: what its JSON commits say of a stream, and to which version it is rolled back.
+
+The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers": appId is the query's
+id, version is the batch) and skips a batch that is not greater than the newest one without running it
+(`DeltaSink.addBatch`). A restore does not touch the transactions: the table still skips the undone batches of that
+query id.
+
+Checkpoints of the log are Parquet and are not read here: a table is not rolled back beyond them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID, query_of
+from dagster_ckpt.sinks.sink import RollBack
+from dagster_ckpt.values.untrusted import from_json, number_in, reading
+
+LOG = "_delta_log"
+_COMMIT = re.compile(r"(\d{20})\.json")
+# Commits read for the table's id, and for the newest batch of the stream.
+_COMMITS_LOOKED_AT = 200
+# How Delta writes the predicate of a statement without a WHERE.
+_NO_PREDICATE = (None, "[]", '["true"]')
+
+
+@dataclass(frozen=True)
+class DeltaCommit:
+    """One version of a table.
+
+    Attributes:
+        batches: Batches by the id of their query (`txn` actions).
+        restored_to: The version whose files it restored, for a RESTORE.
+        empties: Whether it removed all rows.
+        is_roll_back: Whether this package committed it to undo batches.
+        changes: Whether it changed rows, or the table's schema or settings.
+    """
+
+    version: int
+    batches: Mapping[str, int]
+    restored_to: int | None
+    empties: bool
+    is_roll_back: bool
+    changes: bool
+
+    def batch_of(self, query_ids: Collection[str]) -> int | None:
+        """The newest batch of one of these queries."""
+        return max((batch for query_id, batch in self.batches.items() if query_id in query_ids), default=None)
+
+
+@dataclass(frozen=True)
+class DeltaPlan:
+    """What a roll-back would do to a table.
+
+    Attributes:
+        decided_on: The newest version of the table when this was determined.
+        version: The version to restore; -1 is before the first, None if nothing has to be undone.
+        others: Versions written by others that this would undo too.
+        reaches_back: Whether the readable commits are sufficient to decide.
+    """
+
+    decided_on: int
+    version: int | None = None
+    others: tuple[int, ...] = ()
+    reaches_back: bool = True
+
+
+class DeltaLog:
+    """The readable commits of a table, each read once.
+
+    Raises:
+        FileNotFoundError: The folder contains no Delta log with JSON commits.
+    """
+
+    def __init__(self, table: FileIO) -> None:
+        self._table = table
+        self._versions = _versions(table)
+        self._commits: dict[int, DeltaCommit] = {}
+        self.newest = max(self._versions)
+        # Below, commits are only in a checkpoint.
+        self.oldest = self.newest
+        while self.oldest - 1 in self._versions:
+            self.oldest -= 1
+
+    def commit(self, version: int) -> DeltaCommit:
+        """A version between `oldest` and `newest`."""
+        if version not in self._commits:
+            self._commits[version] = _read(self._table, version)
+        return self._commits[version]
+
+    def plan(self, to: RollBack) -> DeltaPlan:
+        """Determine what a roll-back would do."""
+        own = to.own_ids
+        wanted = self._version_of(own, to.query_id, to.batch_id)
+        if wanted is None:
+            return DeltaPlan(self.newest, reaches_back=False)
+        at, target = self.newest, None
+        others: list[int] = []
+        foreign: list[int] = []
+        while at > wanted:
+            if at < self.oldest:
+                return DeltaPlan(self.newest, reaches_back=False)
+            commit = self.commit(at)
+            if commit.restored_to is not None and commit.restored_to >= wanted:
+                # The table is as it was then.
+                at = commit.restored_to
+                continue
+            if commit.empties and wanted < 0:
+                # The table is as before the first version.
+                break
+            if commit.is_roll_back and (commit.restored_to is not None or commit.empties):
+                target, others = wanted, [*others, *foreign]
+                break
+            if commit.batch_of(own) is not None:
+                target, others, foreign = at - 1, [*others, *foreign], []
+            elif commit.changes:
+                foreign.append(at)
+            at -= 1
+        return DeltaPlan(self.newest, target, tuple(sorted(others)))
+
+    def last_batch(self, query_id: str) -> int | None:
+        """The newest batch of a query, even if its rows were undone since: the table skips it."""
+        batches = (self.commit(version).batch_of([query_id]) for version in sorted(self._versions, reverse=True))
+        return next((batch for batch in batches if batch is not None), None)
+
+    @property
+    def has_beginning(self) -> bool:
+        """Whether the table's first version is readable."""
+        return 0 in self._versions
+
+    def identity(self) -> str | None:
+        """The id of the table, if one of the newest commits has it.
+
+        A commit that changes the schema or the settings has it, and the checksum file of any version (Delta 4).
+        """
+        for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
+            found = _identity_in(self._table, version)
+            if found is not None:
+                return found
+        return None
+
+    def newest_batch_shown(self, own: Collection[str], at: int | None = None) -> tuple[int | None, bool]:
+        """The newest batch of these queries in the rows of a version (default: the newest); whether it is certain."""
+        at = self.newest if at is None else at
+        for _ in range(_COMMITS_LOOKED_AT):
+            if at < self.oldest:
+                return None, self.oldest == 0
+            commit = self.commit(at)
+            batch = commit.batch_of(own)
+            if batch is not None:
+                return batch, True
+            if commit.is_roll_back and commit.empties:
+                return None, True
+            at = commit.restored_to if commit.restored_to is not None else at - 1
+        return None, False
+
+    def _version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
+        """The version after which the table holds the rows up to a batch; None if that is unknown."""
+        first_own, first_of_query = self.newest + 1, self.newest + 1
+        for at in range(self.newest, self.oldest - 1, -1):
+            commit = self.commit(at)
+            batch = commit.batch_of([query_id]) if query_id is not None else None
+            if batch is not None and 0 <= batch <= batch_id:
+                return at
+            first_of_query = at if batch is not None else first_of_query
+            first_own = at if commit.batch_of(own) is not None else first_own
+        # The query got a new id after that batch.
+        before = self._before(first_of_query - 1, own, batch_id) if batch_id >= 0 else None
+        if before is not None:
+            return before
+        return first_own - 1 if self.oldest == 0 else None
+
+    def _before(self, at: int, own: Collection[str], batch_id: int) -> int | None:
+        while at >= self.oldest:
+            commit = self.commit(at)
+            if commit.empties and commit.is_roll_back:
+                return None
+            if commit.restored_to is not None:
+                at = commit.restored_to
+                continue
+            batch = commit.batch_of(own)
+            if batch is not None and batch <= batch_id:
+                return at
+            at -= 1
+        return None
+
+
+def _versions(table: FileIO) -> set[int]:
+    versions = {int(match[1]) for match in map(_COMMIT.fullmatch, table.list(LOG)) if match}
+    if not versions:
+        raise FileNotFoundError(f"{table.url}/{LOG}")
+    return versions
+
+
+def _read(table: FileIO, version: int) -> DeltaCommit:
+    name = f"{LOG}/{version:020}.json"
+    text = table.read(name).decode("utf-8", "replace")
+    with reading(lambda why: LiveDirectoryError(f"{table.url}/{name} is not a Delta commit: {why}. Repair the table.")):
+        actions = [from_json(line) for line in text.splitlines() if line.strip()]
+    found = [action for action in actions if isinstance(action, dict)]
+    info: Mapping[str, Any] = next(
+        (action["commitInfo"] for action in found if isinstance(action.get("commitInfo"), dict)), {}
+    )
+    operation, parameters = str(info.get("operation")), info.get("operationParameters") or {}
+    batches = dict(batch for batch in map(_batch, found) if batch is not None)
+    return DeltaCommit(
+        version,
+        batches,
+        number_in(str(parameters.get("version"))) if operation == "RESTORE" else None,
+        operation == "TRUNCATE" or (operation == "DELETE" and parameters.get("predicate") in _NO_PREDICATE),
+        ROLL_BACK_ID in batches,
+        # A roll-back with nothing to undo repeats the metadata.
+        ROLL_BACK_ID not in batches and any(_is_change(action) for action in found),
+    )
+
+
+def _identity_in(table: FileIO, version: int) -> str | None:
+    name = f"{LOG}/{version:020}"
+    for action in map(from_json, table.read(f"{name}.json").decode("utf-8", "replace").splitlines()):
+        metadata = action.get("metaData") if isinstance(action, dict) else None
+        if isinstance(metadata, dict) and metadata.get("id"):
+            return str(metadata["id"])
+    with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+        return str(from_json(table.read(f"{name}.crc"))["metadata"]["id"])
+    return None
+
+
+def _batch(action: Mapping[str, Any]) -> tuple[str, int] | None:
+    txn = action.get("txn")
+    if not isinstance(txn, dict) or not isinstance(txn.get("version"), int):
+        return None
+    return query_of(str(txn.get("appId"))), int(txn["version"])
+
+
+def _is_change(action: Mapping[str, Any]) -> bool:
+    for kind in ("add", "remove"):
+        file = action.get(kind)
+        # OPTIMIZE rewrites files without changing rows.
+        if isinstance(file, dict) and file.get("dataChange", True):
+            return True
+    return any(kind in action for kind in ("metaData", "protocol", "cdc"))

@@ -1,0 +1,141 @@
+"""Iceberg tables through a session's catalogs: find one, read its metadata, and change it only if nobody else has.
+
+Every commit of a table replaces the metadata that it was made from, and the catalog refuses it if that is no longer
+the current one: a Hadoop table by the name of the next version, a JDBC or Hive catalog by a conditional update, a REST
+catalog by the requirement `assert-ref-snapshot-id`. So a change that was decided on older metadata fails, however late
+it comes. Iceberg's own procedures repeat such a commit on the newest metadata, so they are not used.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.spark.query.output import is_iceberg, load_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MAIN = "main"
+# The catalog has other metadata, or did not say which: it is asked again.
+_TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
+
+
+class OpenIcebergTable:
+    """An `org.apache.iceberg.Table` as its catalog had it when it was opened."""
+
+    def __init__(self, jvm: Any, table: Any) -> None:
+        self._jvm = jvm
+        self._table = table
+        self.name = str(table.name())
+        self.location = str(table.location())
+        table.refresh()
+        self._base = table.operations().current()
+
+    @classmethod
+    def find(cls, session: SparkSession, name: str) -> Self | None:
+        """Open a table by its name in a catalog, such as `lake.db.orders`, or its folder; None if there is none.
+
+        Raises:
+            StorageAccessError: The session has no Iceberg or not this catalog, or the catalog does not answer.
+        """
+        with _asking(name):
+            table = _table_in_folder(session, name) if "/" in name else _table_of_catalog(session, name)
+            return cls(session._jvm, table) if table is not None else None
+
+    @property
+    def metadata(self) -> str:
+        """Its metadata when it was opened, as JSON."""
+        with _asking(self.name):
+            return str(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(self._base))
+
+    def make_current(self, snapshot_id: int) -> bool:
+        """Make a snapshot the current one; False if the table was changed since it was opened."""
+        with _asking(self.name):
+            return self._move(self._base, snapshot_id)
+
+    def delete_rows(self, mark: str) -> bool:
+        """Delete all rows, with `mark` in the snapshot's summary; False if the table was changed since."""
+        with _asking(self.name):
+            staged = str(uuid.uuid4())
+            everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+            delete = self._table.newDelete().deleteFromRowFilter(everything)
+            # Staged first: a deletion would commit on the newest metadata, not on ours.
+            delete.set(mark, staged).stageOnly().commit()
+            self._table.refresh()
+            base = self._table.operations().current()
+            for snapshot in base.snapshots():
+                if snapshot.summary().get(mark) == staged:
+                    is_child = snapshot.parentId() == self.current_id == _id_of(base.currentSnapshot())
+                    return is_child and self._move(base, snapshot.snapshotId())
+            return False
+
+    def add_fence(self, mark: str) -> None:
+        """Commit an empty snapshot with `mark` in its summary: nothing decided before can be committed any more."""
+        with _asking(self.name):
+            self._table.newFastAppend().set(mark, str(uuid.uuid4())).commit()
+
+    @property
+    def current_id(self) -> int | None:
+        """Id of the current snapshot when it was opened; None if the table had none."""
+        return _id_of(self._base.currentSnapshot())
+
+    def _move(self, base: Any, snapshot_id: int) -> bool:
+        updated = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setBranchSnapshot(snapshot_id, _MAIN)
+        try:
+            self._table.operations().commit(base, updated.build())
+        except Exception as error:
+            if any(kind in _class_of(error) for kind in _TO_EXAMINE_AGAIN):
+                return False
+            raise
+        return True
+
+
+def _table_of_catalog(session: SparkSession, name: str) -> Any | None:
+    table = load_table(session, name)
+    return table.table() if table is not None and is_iceberg(table) else None
+
+
+def _table_in_folder(session: SparkSession, folder: str) -> Any | None:
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    tables = session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf)  # type: ignore[union-attr]
+    return tables.load(folder) if tables.exists(folder) else None
+
+
+def _id_of(snapshot: Any | None) -> int | None:
+    return int(snapshot.snapshotId()) if snapshot is not None else None
+
+
+@contextmanager
+def _asking(name: str) -> Iterator[None]:
+    # Reading live directories does not require Spark.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        # To py4j, a missing class is a package, which cannot be called.
+        raise StorageAccessError(
+            f"The Iceberg table {name} cannot be opened: this Spark application was started without Iceberg's jar. "
+            "Add it to spark.jars.packages."
+        ) from error
+    except (Py4JError, PySparkException) as error:
+        raise StorageAccessError(
+            f"The Iceberg table {name} cannot be opened or changed: {_first_line(error)}. Make its catalog reachable "
+            "from this Spark session, then try again."
+        ) from error
+
+
+def _class_of(error: Exception) -> str:
+    thrown = getattr(error, "java_exception", None)
+    return str(thrown.getClass().getName()) if thrown is not None else type(error).__name__
+
+
+def _first_line(error: Exception) -> str:
+    thrown = getattr(error, "java_exception", None)
+    lines = str(thrown.toString() if thrown is not None else error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

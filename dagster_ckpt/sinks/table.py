@@ -1,0 +1,255 @@
+"""Tables that remember batches and can go back: one decision for all of them.
+
+A `TableSink` says in `plan` what a roll-back would do, and does it in `commit`. Whether a start may do it, what
+the preview says, and why a start is refused is decided once, by `verdict` (cases: tests/sinks/table_verdicts.yaml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from dagster_ckpt.errors import CkptError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.sinks.sink import Replay, RollBack, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
+
+# Others, such as OPTIMIZE, may commit between plan and commit.
+_ATTEMPTS = 10
+
+
+class VersionTakenError(Exception):
+    """Another commit came after the plan was made; the table is unchanged. `roll_back` then plans again."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a table cannot be rolled back by this package.
+
+    Attributes:
+        effect: LOSE if it is unknown what has to be undone, IRREVERSIBLE if that is known, UNKNOWN if the start
+            itself can tell.
+        reason: What is in the way.
+        advice: What a person can do.
+    """
+
+    effect: SinkEffect
+    reason: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlan:
+    """What a roll-back to a batch would do to a table.
+
+    Attributes:
+        moves: Whether anything has to be undone, or brought back.
+        how: The roll-back as a sentence without its end, such as "The table is restored to version 3".
+        command: A command by which a person does the same; empty if there is none.
+        others: What others have written since and would lose, such as "versions 4, 5"; empty if nothing.
+        obstacle: Why it cannot be done.
+        basis: Whatever `commit` needs, such as the version of the table that was looked at.
+    """
+
+    moves: bool
+    how: str = "Its later rows are deleted"
+    command: str = ""
+    others: str = ""
+    obstacle: Obstacle | None = None
+    basis: Any = None
+
+
+class Step(StrEnum):
+    """What a start does to a table: it LEAVEs it as it is, does the ROLL_BACK, or is REFUSEd."""
+
+    LEAVE = "LEAVE"
+    ROLL_BACK = "ROLL_BACK"
+    REFUSE = "REFUSE"
+
+
+@dataclass(frozen=True)
+class TableVerdict:
+    """What a start does to a table, and what becomes of its rows."""
+
+    step: Step
+    effect: SinkEffect
+    reason: str
+    advice: str = ""
+
+
+def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
+    """Decide what a start does to a table. A pure function.
+
+    Args:
+        plan: What a roll-back would do; None if there is no table.
+        to: The point to go back to.
+    """
+    if plan is None and to.batch_id < 0:
+        return TableVerdict(Step.LEAVE, SinkEffect.EXACT, "There is no such table yet.")
+    if plan is None:
+        return TableVerdict(
+            Step.LEAVE,
+            SinkEffect.LOSE,
+            f"There is no such table here: the rows of batches up to {to.batch_id} would be missing.",
+            "Bring the table back, or start with accept_loss to begin a new one.",
+        )
+    obstacle = plan.obstacle
+    if obstacle is not None:
+        is_unsure = obstacle.effect is SinkEffect.LOSE
+        is_left = to.may_repeat and (is_unsure or bool(plan.others))
+        step = Step.LEAVE if is_left or obstacle.effect is SinkEffect.UNKNOWN else Step.REFUSE
+        return TableVerdict(step, obstacle.effect, obstacle.reason, obstacle.advice)
+    back = f"It has to be rolled back to batch {to.batch_id}"
+    run = f"run: {plan.command}" if plan.command else "roll it back by hand"
+    if plan.others and to.may_repeat:
+        return TableVerdict(
+            Step.LEAVE,
+            SinkEffect.DUPLICATE,
+            f"Others have written {plan.others} since, so the table is not rolled back. It does not know the new "
+            "query id, so it accepts the rewound batches again.",
+            f"To undo theirs as well, {run}.",
+        )
+    if plan.others:
+        return TableVerdict(
+            Step.REFUSE,
+            SinkEffect.IRREVERSIBLE,
+            f"{back}, and others have written {plan.others} since: their rows would be undone as well.",
+            f"To undo theirs as well, {run}. To leave them and write the batches again, start with new_query_id.",
+        )
+    if not plan.moves:
+        reason = f"The table holds no batch of this stream after {to.batch_id}."
+        return TableVerdict(Step.LEAVE, SinkEffect.EXACT, reason)
+    if not to.roll_back_tables:
+        reason = f"{back}, which this stream leaves to you (roll_back_tables is False)."
+        return TableVerdict(
+            Step.REFUSE, SinkEffect.IRREVERSIBLE, reason, f"{run[0].upper()}{run[1:]}. Then start again."
+        )
+    reason = f"{plan.how}: it then holds no batch of this stream after {to.batch_id}."
+    return TableVerdict(Step.ROLL_BACK, SinkEffect.EXACT, reason)
+
+
+class TableSink(Sink):
+    """A table that is rolled back with the stream. A kind of table implements `of`, `last_batch`, `plan`, `commit`.
+
+    Attributes:
+        table_format: Its format, for messages.
+    """
+
+    noun = "table"
+    table_format: ClassVar[str] = ""
+    rolls_back = True
+
+    def plan(self, to: RollBack) -> TablePlan | None:
+        """What a roll-back would do; None if there is no table. Changes nothing.
+
+        Raises:
+            StorageAccessError: The table cannot be reached.
+            LiveDirectoryError: Its memory of batches cannot be parsed.
+            SinkRollbackError: This process cannot roll it back.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define plan.")
+
+    def commit(self, plan: TablePlan) -> None:
+        """Do what was planned: in one commit that fails if the table was changed since, if the table has such.
+
+        Raises:
+            VersionTakenError: The table was changed since.
+            SinkRollbackError: It cannot be done.
+            StorageAccessError: The table cannot be reached.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
+
+    def fence(self, plan: TablePlan) -> None:
+        """Where nothing is undone: make a roll-back fail that a former holder of the lease has planned before.
+
+        Raises the same as `commit`. Does nothing by default.
+        """
+
+    def foresee(self, to: RollBack) -> TablePlan | None:
+        """What `plan` will probably say. Override it where a forecast can be made from less than a roll-back needs."""
+        return self.plan(to)
+
+    def forecast(self, replay: Replay) -> SinkForecast:
+        """See `Sink.forecast`."""
+        try:
+            with self._answering():
+                found = verdict(self.foresee(replay.back), replay.back)
+        except StorageAccessError as error:
+            return SinkForecast(self.name, SinkEffect.UNREACHABLE, str(error))
+        except CkptError as error:
+            return SinkForecast(
+                self.name,
+                SinkEffect.LOSE,
+                f"The batches that the table remembers cannot be read from here ({error}): it may skip the rewound "
+                "ones.",
+                "Roll the table back, or start with new_query_id and accept repeated rows.",
+            )
+        goes_on = found.step is Step.ROLL_BACK and self.remembers_undone
+        continues = " The query continues under a new id." if goes_on else ""
+        return SinkForecast(self.name, found.effect, f"{found.reason}{continues}", found.advice)
+
+    def check_roll_back(self, to: RollBack) -> None:
+        """See `Sink.check_roll_back`."""
+        with self._answering():
+            found = self.foresee(to)
+        self._refuse(verdict(found, to))
+
+    def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
+        """See `Sink.roll_back`. A commit of the table; repeated, it finds nothing to undo.
+
+        The lease is asked between plan and commit: if it is still held then, every commit of a successor comes after
+        the plan, and this commit fails. A table with nothing to undo is fenced, so that a roll-back that a former
+        holder has planned fails as well.
+
+        Raises:
+            SinkRollbackError: It cannot be done, or others have committed during each attempt.
+        """
+        if not to.roll_back_tables:
+            # A person has done it already, or it is refused.
+            self.check_roll_back(to)
+            return
+        taken: VersionTakenError | None = None
+        for _ in range(_ATTEMPTS):
+            plan = self.plan(to)
+            found = verdict(plan, to)
+            self._refuse(found)
+            if plan is None:
+                # Nothing was ever written.
+                return
+            with still_mine():
+                pass
+            try:
+                (self.commit if found.step is Step.ROLL_BACK else self.fence)(plan)
+            except VersionTakenError as error:
+                taken = error
+                continue
+            with still_mine():
+                pass
+            return
+        raise SinkRollbackError(
+            f"{self._title} could not be rolled back to batch {to.batch_id}: others committed to it during each of "
+            f"{_ATTEMPTS} attempts. Stop the other writers, and start again."
+        ) from taken
+
+    def _refuse(self, found: TableVerdict) -> None:
+        if found.step is Step.REFUSE:
+            raise SinkRollbackError(
+                f"{self._title} was not changed, and the stream is not started. {found.reason} {found.advice}".rstrip()
+            )
+
+    @property
+    def _title(self) -> str:
+        return f"The {f'{self.table_format} table'.strip()} {self.place or self.name}"
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except CkptError:
+            raise
+        except Exception as error:  # a user's sink raises what its own library raises
+            raise StorageAccessError(
+                f"{self._title} cannot be read: {type(error).__name__}: {error}. Make it reachable, then start again."
+            ) from error

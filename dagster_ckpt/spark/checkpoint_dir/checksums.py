@@ -1,0 +1,365 @@
+"""Verify files with the checksums that they carry, or that Hadoop wrote beside them.
+
+These are blocks of state files (LZ4), zips, and blocks of RocksDB's tables. Format of tables, with a binary
+index: https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format, versions 2 to 5 (Spark writes
+5). A block is followed by a byte for its compression and by its checksum. Of another version or index only
+the end is verified.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import google_crc32c
+import lz4.block
+import xxhash
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.snapshot.reuse import ContentCheck
+from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import HEADER_BYTES, MAGIC, BlockHeader
+from dagster_ckpt.values.untrusted import reading
+
+_FRAMED = (".delta", ".snapshot", ".changelog")
+
+
+def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> ContentCheck | None:
+    """The check of a file that carries checksums, given its path in a live directory; None for any other file."""
+    if path.endswith(".sst"):
+        return SstCheck(size, open_file)
+    if path.startswith("state/") and path.endswith(_FRAMED):
+        return Lz4Check()
+    return _ZipCheck() if path.endswith(".zip") else None
+
+
+def content_trouble(path: str, data: bytes) -> str | None:
+    """What is wrong with a file by its own checksums; None if it is intact or carries none."""
+    check = check_of(path, len(data), lambda: io.BytesIO(data))
+    if check is None:
+        return None
+    check.update(data)
+    return check.trouble()
+
+
+def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
+    """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec."""
+    check = Lz4Check(checksums=checksums)
+    check.update(data)
+    return check.trouble()
+
+
+def is_lz4(data: bytes) -> bool:
+    """Whether a file is a stream of lz4-java, which has its own checksums."""
+    return data.startswith(MAGIC)
+
+
+class Lz4Check:
+    """Verifies the blocks of lz4-java, piece by piece; output of another codec is not examined.
+
+    Without `checksums`, only the headers are verified.
+    """
+
+    def __init__(self, *, checksums: bool = True) -> None:
+        self._checksums = checksums
+        self._buffer = bytearray()
+        self._is_empty = True
+        self._is_over = False
+        self._trouble: str | None = None
+
+    def update(self, chunk: bytes) -> None:
+        """Verify the blocks that end in the next piece."""
+        if self._is_over:
+            return
+        self._buffer += chunk
+        if self._is_empty and len(self._buffer) >= len(MAGIC):
+            self._is_empty = False
+            if not self._buffer.startswith(MAGIC):
+                self._end("It is damaged at its beginning" if _is_nearly_magic(self._buffer) else None)
+        while not self._is_over and self._next_block():
+            pass
+
+    def trouble(self) -> str | None:
+        """What is wrong, once all of it was passed to `update`."""
+        if self._is_over:
+            return self._trouble
+        if not self._buffer and self._is_empty:
+            return "It is empty"
+        if self._is_empty:
+            # Shorter than the magic bytes.
+            return "It is damaged at its beginning" if _is_nearly_magic(self._buffer) else None
+        if len(self._buffer) < HEADER_BYTES:
+            return "It is truncated: its last block is missing"
+        return "It is truncated in the middle of a block"
+
+    def _next_block(self) -> bool:
+        """Verify one block; returns whether there was one."""
+        if len(self._buffer) < HEADER_BYTES:
+            return False
+        header = BlockHeader.parse(self._buffer)
+        if header is None:
+            self._end("It is damaged: no block begins where one should")
+            return False
+        if header.plain == 0:
+            self._end(None)
+            return False
+        end = HEADER_BYTES + header.packed
+        if len(self._buffer) < end:
+            return False
+        if self._checksums:
+            try:
+                header.unpack(bytes(self._buffer[HEADER_BYTES:end]))
+            except ValueError:
+                self._end("It is damaged: a block does not have the checksum it was written with")
+        del self._buffer[:end]
+        return True
+
+    def _end(self, trouble: str | None) -> None:
+        self._is_over, self._trouble = True, trouble
+
+
+def _is_nearly_magic(data: bytes | bytearray) -> bool:
+    """Whether a file begins as no codec's output does: with zeros, or with most of the magic bytes."""
+    begin = data[: len(MAGIC)]
+    alike = sum(one == other for one, other in zip(begin, MAGIC, strict=False))
+    return not any(begin) or alike > len(MAGIC) // 2
+
+
+class _ZipCheck:
+    """Verifies a zip, which is small, as a whole."""
+
+    def __init__(self) -> None:
+        self._data = io.BytesIO()
+
+    def update(self, chunk: bytes) -> None:
+        self._data.write(chunk)
+
+    def trouble(self) -> str | None:
+        try:
+            with reading(LiveDirectoryError), zipfile.ZipFile(self._data) as archive:
+                bad = archive.testzip()
+        except LiveDirectoryError as reason:
+            return f"The snapshot's zip cannot be read: {reason}"
+        return f"In the snapshot's zip {bad} is altered" if bad else None
+
+
+# Four bytes, the chunk length, then a CRC32 per chunk.
+_HADOOP_MAGIC = b"crc\0"
+
+
+class HadoopCheck:
+    """Compares a small file with Hadoop's checksum file, if there is one."""
+
+    def __init__(self, folder: FileIO, path: str) -> None:
+        self.folder = folder
+        self.path = path
+        self.data = b""
+
+    def update(self, chunk: bytes) -> None:
+        """Pass the next piece of the file."""
+        self.data += chunk
+
+    def trouble(self) -> str | None:
+        """What is wrong with it."""
+        if fits_hadoop(self.folder, self.path, self.data) is not False:
+            return None
+        return f"its content does not match Hadoop's checksum {checksum_file(self.path)}"
+
+
+def checksum_file(path: str) -> str:
+    """The checksum file of a file."""
+    directory, slash, name = path.rpartition("/")
+    return f"{directory}{slash}.{name}.crc"
+
+
+def fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
+    """Whether a file matches Hadoop's checksum file; None if there is none."""
+    try:
+        sums = folder.read(checksum_file(path))
+    except FileNotFoundError:
+        return None
+    if not sums.startswith(_HADOOP_MAGIC) or len(sums) < len(_HADOOP_MAGIC) + 4:
+        return None
+    (length,) = struct.unpack_from(">i", sums, len(_HADOOP_MAGIC))
+    noted = sums[len(_HADOOP_MAGIC) + 4 :]
+    if length <= 0:
+        return False
+    chunks = range(0, len(data), length)
+    return len(noted) == 4 * len(chunks) and noted == b"".join(
+        struct.pack(">I", zlib.crc32(data[at : at + length])) for at in chunks
+    )
+
+
+# End of a table (`kBlockBasedTableMagicNumber`), little-endian.
+SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
+NO_END = "It has the right size but not the end of a RocksDB table: its last blocks never reached the disk"
+DAMAGED = "It is damaged: a block of the table does not have the checksum it was written with"
+
+_FOOTER = 53
+_TRAILER = 5
+_VERSIONS = range(2, 6)
+# Since this version, values of an index have no length.
+_WITHOUT_LENGTHS = 4
+_NO_COMPRESSION, _LZ4 = 0, (4, 5)
+_CRC32C, _XXHASH, _XXHASH64, _XXH3 = 1, 2, 3, 4
+_BITS = 0xFFFFFFFF
+
+# Offset and size of a block.
+_Handle = tuple[int, int]
+
+
+class SstCheck:
+    """Verifies a table while it is read. `open_file` opens it once more: its end says where the blocks are."""
+
+    def __init__(self, size: int, open_file: Callable[[], BinaryIO]) -> None:
+        self._at = 0
+        self._buffer = bytearray()
+        self._trouble: str | None = None
+        self._checksum = _XXH3
+        self._blocks: list[_Handle] = []
+        try:
+            with open_file() as file, reading(LiveDirectoryError):
+                self._read_end(file, size)
+        except LiveDirectoryError:
+            self._trouble = DAMAGED
+        self._blocks.sort(reverse=True)
+
+    def update(self, chunk: bytes) -> None:
+        """Verify the blocks that end in the next piece."""
+        if not self._blocks or self._trouble is not None:
+            return
+        self._buffer += chunk
+        view = memoryview(self._buffer)
+        used = 0
+        while self._blocks:
+            offset, size = self._blocks[-1]
+            begin = offset - self._at
+            end = begin + size + _TRAILER
+            if end > len(view):
+                break
+            if begin < 0 or not _is_summed(view[begin:end], self._checksum):
+                self._trouble = DAMAGED
+                break
+            self._blocks.pop()
+            used = end
+        view.release()
+        del self._buffer[:used]
+        self._at += used
+
+    def trouble(self) -> str | None:
+        """What is wrong, once all of it was passed to `update`."""
+        return self._trouble or (DAMAGED if self._blocks else None)
+
+    def _read_end(self, file: BinaryIO, size: int) -> None:
+        file.seek(max(size - _FOOTER, 0))
+        footer = file.read(_FOOTER)
+        if not footer.endswith(SST_MAGIC):
+            self._trouble = NO_END
+            return
+        (version,) = struct.unpack_from("<I", footer, len(footer) - 12) if len(footer) == _FOOTER else (0,)
+        if version not in _VERSIONS:
+            return
+        self._checksum = footer[0]
+        meta, at = _handle(footer, 1)
+        index, _ = _handle(footer, at)
+        # One request for the whole end: the index is behind the data.
+        first = min(meta[0], index[0])
+        file.seek(first)
+        tail = file.read(size - first)
+
+        def block(handle: _Handle) -> bytes | None:
+            begin = handle[0] - first
+            raw = memoryview(tail)[begin : begin + handle[1] + _TRAILER]
+            if len(raw) != handle[1] + _TRAILER or not _is_summed(raw, self._checksum):
+                raise ValueError("a block of its index is damaged")
+            return _plain(raw)
+
+        self._blocks = [meta, index, *(_handle(value, 0)[0] for _key, value in _entries(block(meta) or b""))]
+        self._blocks += _data_blocks(block(index) or b"", has_lengths=version < _WITHOUT_LENGTHS)
+
+
+def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
+    """Handles of the data blocks from the index, whose entries are complete: Spark shares no prefixes."""
+    if not index:
+        return
+    end = len(index) - 4
+    # The highest bit: a hash of the keys follows.
+    restarts = struct.unpack_from("<I", index, end)[0] & 0x7FFFFFFF
+    for number in range(restarts):
+        (at,) = struct.unpack_from("<I", index, end - 4 * (restarts - number))
+        _shared, at = _varint(index, at)
+        length, at = _varint(index, at)
+        if has_lengths:
+            _size, at = _varint(index, at)
+        handle, _ = _handle(index, at + length)
+        yield handle
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a block whose keys are encoded as differences."""
+    if not block:
+        return
+    end = len(block) - 4
+    end -= 4 * struct.unpack_from("<I", block, end)[0]
+    at, key = 0, b""
+    while at < end:
+        shared, at = _varint(block, at)
+        length, at = _varint(block, at)
+        size, at = _varint(block, at)
+        key = key[:shared] + block[at : at + length]
+        at += length
+        yield key, block[at : at + size]
+        at += size
+
+
+def _handle(data: bytes, at: int) -> tuple[_Handle, int]:
+    offset, at = _varint(data, at)
+    size, at = _varint(data, at)
+    return (offset, size), at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _plain(raw: memoryview) -> bytes | None:
+    """The content of a verified block; None if it is compressed with another codec than Spark's."""
+    kind, content = raw[-_TRAILER], bytes(raw[:-_TRAILER])
+    if kind == _NO_COMPRESSION:
+        return content
+    if kind not in _LZ4:
+        return None
+    length, at = _varint(content, 0)
+    try:
+        return bytes(lz4.block.decompress(content[at:], uncompressed_size=length))
+    except lz4.block.LZ4BlockError as error:
+        raise ValueError(str(error)) from error
+
+
+def _is_summed(raw: memoryview, checksum: int) -> bool:
+    """Whether a block with its trailer has its checksum; unknown kinds of checksum are not compared."""
+    (noted,) = struct.unpack_from("<I", raw, len(raw) - 4)
+    summed = raw[:-4]
+    if checksum == _XXH3:
+        # The compression byte is mixed in (`ModifyChecksumForLastByte`).
+        low = xxhash.xxh3_64_intdigest(summed[:-1]) & _BITS
+        return bool(noted == low ^ (summed[-1] * 0x6B9083D9 & _BITS))
+    if checksum == _CRC32C:
+        crc = google_crc32c.value(bytes(summed))
+        return bool(noted == ((crc >> 15 | crc << 17) + 0xA282EAD8) & _BITS)
+    if checksum == _XXHASH:
+        return bool(noted == xxhash.xxh32_intdigest(summed))
+    if checksum == _XXHASH64:
+        return bool(noted == xxhash.xxh64_intdigest(summed) & _BITS)
+    return True

@@ -1,0 +1,301 @@
+"""Where a query writes: its format, folder, topic or table, and the recorded name of its sink.
+
+Spark reports an Iceberg table by its name in the catalog, like many kinds of table; this package records
+`IcebergTable[<name> at <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; the
+producer of Spark's own sink refuses every record under this option, so such a query never writes without
+transactions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.spark.query.description import described_field, described_options, session_of
+from dagster_ckpt.spark.query.session import active_in_thread
+from dagster_ckpt.values.modes import KAFKA_WRITERS, MOST_KAFKA_WRITERS, TRANSACTIONAL_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# Spark's format for `foreachBatch`, and its name for every such sink.
+FOREACH_BATCH = "foreachbatch"
+_FOREACH_BATCH_SINK = "ForeachBatchSink"
+_ICEBERG = "iceberg"
+
+
+@dataclass(frozen=True)
+class NamedOutput:
+    """The output location of a described query: its folder, topic or table, and Spark's name for the sink if known."""
+
+    format: str
+    place: str | None
+    sink: str | None = None
+
+    def is_same(self, other: NamedOutput) -> bool:
+        """Whether both write to the same location."""
+        if self.place is None or other.place is None or self.format != other.format:
+            return False
+        return same_folder(self.place, other.place)
+
+
+def named_output(writer: DataStreamWriter) -> NamedOutput | None:
+    """The output location of a described query; None for Spark Connect, whose writer cannot be inspected.
+
+    `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is
+    looked up in the session of the query.
+    """
+    described: Any = getattr(writer, "_jwrite", None)
+    if described is None:
+        return None
+    options = described_options(writer)
+    topic = kafka_place(options)
+    if topic is not None:
+        return NamedOutput(FOREACH_BATCH, str(topic))
+    places = (options.get(name) for name in ("path", "topic", "table"))
+    place = next((place for place in places if place is not None), None)
+    output_format, table = str(described_field(described, "source")).lower(), table_of(writer)
+    if table is None and output_format == _ICEBERG and place is not None and "/" not in place:
+        table = place
+    if table is None:
+        return NamedOutput(output_format, place, kafka_sink_name(options) if output_format == "kafka" else None)
+    sink = sink_of_name(session_of(writer), table)
+    if sink is None and output_format == _ICEBERG:
+        # The start creates it.
+        sink = iceberg_name(table)
+    return NamedOutput(output_format, table if sink is not None else None, sink)
+
+
+def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:
+    """The output of a started query, whose start may have created its table."""
+    execution: Any = getattr(query, "_jsq", None) and query._jsq.streamingQuery()
+    sink = sink_of(execution.sink()) if execution is not None else None
+    if sink is None or described is None:
+        return described
+    return replace(described, sink=sink)
+
+
+def foreach_batch_name(place: str) -> str:
+    """The name of a `foreachBatch` sink whose writer says where it writes."""
+    return f"{_FOREACH_BATCH_SINK}[{place}]"
+
+
+def is_foreach_batch(sink: str) -> bool:
+    """Whether Spark's name of a sink is that of a `foreachBatch` function."""
+    return sink.startswith(_FOREACH_BATCH_SINK)
+
+
+def qualified(sink: str, output: NamedOutput | None) -> str:
+    """Spark's name for a sink, with the place where the query writes if the name lacks it."""
+    if output is not None and output.sink is not None:
+        return output.sink
+    if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
+        return sink
+    return foreach_batch_name(output.place)
+
+
+_TABLE = "_dagster_ckpt_table"
+_ICEBERG_TABLE = "org.apache.iceberg.spark.source."
+_DELTA = "org.apache.spark.sql.delta.catalog.DeltaTableV2"
+
+
+def to_table(writer: DataStreamWriter, table: str) -> DataStreamWriter:
+    """Let a described query write to a table of a catalog, as `DataStreamWriter.toTable` does.
+
+    Spark's `toTable` starts the query at once. Here the query is only described, and starts once its
+    checkpoint location is known. As with Spark, a table that does not exist is created.
+
+    Args:
+        writer: The result of `DataFrame.writeStream`, not started.
+        table: Name of the table, such as `lake.db.orders`.
+
+    Returns:
+        The writer.
+
+    Raises:
+        OptionTypeError: The name is not a string, or is empty.
+
+    Example:
+        >>> def orders(spark):
+        ...     events = spark.readStream.schema("shop long").json("/data/landing")
+        ...     return to_table(events.writeStream, "lake.db.orders")
+    """
+    if not isinstance(table, str) or not table.strip():
+        raise OptionTypeError(f"table is {table!r}, but must be the name of a table, such as lake.db.orders.")
+    setattr(writer, _TABLE, table)
+    return writer
+
+
+def table_of(writer: DataStreamWriter) -> str | None:
+    """The table that `to_table` named, or None."""
+    named: str | None = getattr(writer, _TABLE, None)
+    return named
+
+
+def iceberg_name(table: str, location: str | None = None) -> str:
+    """The recorded name of an Iceberg table: its name in a catalog, and its folder if known."""
+    if location is None or "/" in table:
+        return f"IcebergTable[{table}]"
+    return f"IcebergTable[{table} at {location}]"
+
+
+def load_table(session: SparkSession, name: str) -> Any | None:
+    """One of Spark's tables, as a py4j object; None if the catalog has no such table.
+
+    Takes an SQL name, or Iceberg's name of a table (catalog, namespace and table without quotes).
+    """
+    from pyspark.errors import ParseException  # noqa: PLC0415
+
+    state: Any = session._jsparkSession.sessionState()
+    catalogs = state.catalogManager()
+    wrong: ParseException | None = None
+    found = None
+    try:
+        parsed = state.sqlParser().parseMultipartIdentifier(name)
+        parts = [str(parsed.apply(index)) for index in range(parsed.size())]
+        if len(parts) > 1 and catalogs.isCatalogRegistered(parts[0]):
+            found = _table_in(session, catalogs.catalog(parts[0]), parts[1:])
+        else:
+            within = [str(part) for part in catalogs.currentNamespace()] if len(parts) == 1 else []
+            found = _table_in(session, catalogs.currentCatalog(), [*within, *parts])
+    except ParseException as error:
+        wrong = error
+    if found is not None:
+        return found
+    first = name.partition(".")[0]
+    if "`" not in name and catalogs.isCatalogRegistered(first):
+        catalog = catalogs.catalog(first)
+        unquoted = (_table_in(session, catalog, parts) for parts in divisions(name.split(".")[1:]))
+        named = [table for table in unquoted if table is not None and str(table.name()) == name]
+        if len(named) == 1:
+            return named[0]
+    if wrong is not None:
+        raise wrong
+    return None
+
+
+def divisions(parts: Sequence[str]) -> list[list[str]]:
+    """The identifiers that a name may stand for if its parts may contain dots.
+
+    Example:
+        >>> divisions(["sales", "eu", "orders"])
+        [['sales', 'eu', 'orders'], ['sales', 'eu.orders'], ['sales.eu', 'orders'], ['sales.eu.orders']]
+    """
+    if len(parts) < 2:
+        return [list(parts)]
+    rest = divisions(parts[1:])
+    apart = [[parts[0], *each] for each in rest]
+    return [*apart, *([f"{parts[0]}.{each[0]}", *each[1:]] for each in rest)]
+
+
+def _table_in(session: SparkSession, catalog: Any, parts: Sequence[str]) -> Any | None:
+    jvm: Any = session._jvm
+    namespace = session.sparkContext._gateway.new_array(jvm.java.lang.String, len(parts) - 1)  # type: ignore[union-attr]
+    for index, part in enumerate(parts[:-1]):
+        namespace[index] = part
+    found = jvm.org.apache.spark.sql.connector.catalog.Identifier.of(namespace, parts[-1])
+    return catalog.loadTable(found) if catalog.tableExists(found) else None
+
+
+def is_iceberg(table: Any) -> bool:
+    """Whether one of Spark's tables is an Iceberg table."""
+    return str(table.getClass().getName()).startswith(_ICEBERG_TABLE)
+
+
+def sink_of(table: Any) -> str | None:
+    """The recorded name of the sink behind one of Spark's tables; None for other kinds of table."""
+    if is_iceberg(table):
+        return iceberg_name(str(table.table().name()), str(table.table().location()))
+    if str(table.getClass().getName()) == _DELTA:
+        return f"DeltaSink[{table.path()}]"
+    return None
+
+
+def sink_of_name(session: SparkSession, table: str) -> str | None:
+    """The recorded name of the sink behind a table; None if it does not exist or cannot be looked up."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        with active_in_thread(session):
+            found = load_table(session, table)
+        return sink_of(found) if found is not None else None
+    except (Py4JError, PySparkException):
+        # The query's start reports what is wrong with the name.
+        return None
+
+
+_SERVERS = "kafka.bootstrap.servers"
+_PREFIX = re.compile(r"[\w.-]+")
+_PLACE = re.compile(r"kafka://(?P<servers>[^/]+)/(?P<topic>[^/?]+)\?id=(?P<prefix>[\w.-]+)")
+
+
+@dataclass(frozen=True)
+class KafkaPlace:
+    """A topic that a query writes to in transactions.
+
+    Attributes:
+        client: The options below `kafka.`, which may contain secrets.
+    """
+
+    servers: str
+    topic: str
+    prefix: str
+    writers: int = 1
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        """How sinks, catalog and messages name it."""
+        return f"kafka://{self.servers}/{self.topic}?id={self.prefix}"
+
+    @staticmethod
+    def parse(place: str) -> KafkaPlace | None:
+        """The topic with a name; None if the name is another place's."""
+        match = _PLACE.fullmatch(place)
+        if match is None:
+            return None
+        client = _clients.get(match["servers"], {"bootstrap.servers": match["servers"]})
+        return KafkaPlace(match["servers"], match["topic"], match["prefix"], client=client)
+
+
+def kafka_sink_name(options: Mapping[str, str]) -> str | None:
+    """The name of Spark's own Kafka sink with its place; None if each row names its topic."""
+    servers, topic = options.get(_SERVERS), options.get("topic")
+    return f"KafkaTable[{servers.replace(' ', '')}/{topic}]" if servers and topic else None
+
+
+# Client options by servers: a name carries no secrets.
+_clients: dict[str, Mapping[str, str]] = {}
+
+
+def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
+    """The topic that a described query writes to in transactions; None for any other query."""
+    prefix = options.get(TRANSACTIONAL_ID)
+    if prefix is None:
+        return None
+    if not _PREFIX.fullmatch(prefix):
+        raise OptionError(f"{TRANSACTIONAL_ID} is {prefix!r}. Use letters, digits, '.', '_' and '-'.")
+    servers, topic = options.get(_SERVERS), options.get("topic")
+    if not servers or not topic:
+        missing = _SERVERS if not servers else "topic"
+        raise OptionError(
+            f"A query that writes to Kafka in transactions needs the option {missing}. All rows go to one topic; a "
+            "column topic names no other."
+        )
+    writers = options.get(KAFKA_WRITERS, "1")
+    if not writers.isdecimal() or not 1 <= int(writers) <= MOST_KAFKA_WRITERS:
+        raise OptionError(f"{KAFKA_WRITERS} is {writers!r}. Give a number from 1 to {MOST_KAFKA_WRITERS}.")
+    client = {
+        name.removeprefix("kafka."): value
+        for name, value in options.items()
+        if name.startswith("kafka.") and name not in (TRANSACTIONAL_ID, KAFKA_WRITERS)
+    }
+    servers = servers.replace(" ", "")
+    _clients[servers] = client
+    return KafkaPlace(servers, topic, prefix, int(writers), client)

@@ -1,0 +1,336 @@
+"""What the sources of a query read (position, kind, identity), and how much input lies between two batches.
+
+Spark records only offsets and continues with whatever source stands at that position, so another folder or
+swapped sources go unnoticed until rows are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.iceberg import iceberg_offset, iceberg_table
+from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.untrusted import from_json, reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+FILE, DELTA, ICEBERG, KAFKA = "file", "delta", "iceberg", "kafka"
+# Sources whose rows follow from the offset alone.
+GENERATED = ("rate", "rate-micro-batch")
+# Of `SourceIdentity.identity`.
+PATH, TABLE, TABLE_ID, TOPICS, PATTERN, CLUSTER = "path", "table", "table id", "topics", "pattern", "cluster id"
+TOPIC_ID = "id of topic "
+# Options that decide what is read; limits of a batch do not.
+_DECIDING = {
+    FILE: (
+        *("pathglobfilter", "recursivefilelookup", "modifiedafter", "modifiedbefore"),
+        *("filenameonly", "maxfileage", "cleansource", "sourcearchivedir"),
+    ),
+    DELTA: ("ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"),
+    ICEBERG: ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots", "branch"),
+}
+_DEFAULTS = {
+    "recursivefilelookup": "false",
+    "filenameonly": "false",
+    "cleansource": "off",
+    "maxfileage": "7d",
+}
+
+
+@dataclass(frozen=True)
+class SourceIdentity:
+    """What one source of a query reads.
+
+    Attributes:
+        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name for another kind.
+        name: The query's name for it (Spark 4.2 and later).
+        identity: Such as the path of a folder or the id of a table, as far as known.
+        options: Deciding options that differ from their default, names in lower case.
+    """
+
+    kind: str
+    name: str | None = None
+    identity: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """For messages, without ids."""
+        what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
+        return " ".join([self.kind, *(each for each in what if each)])
+
+    def as_record(self) -> dict[str, Any]:
+        """The form in which the catalog and snapshots keep it."""
+        named = {"name": self.name} if self.name is not None else {}
+        return {"kind": self.kind, **named, "identity": dict(self.identity), "options": dict(self.options)}
+
+    @staticmethod
+    def of_record(record: object) -> SourceIdentity | None:
+        """Read the recorded form; None if it is not one."""
+        if not isinstance(record, Mapping) or not isinstance(record.get("kind"), str):
+            return None
+        name = record.get("name")
+        return SourceIdentity(
+            record["kind"],
+            name if isinstance(name, str) else None,
+            _texts(record.get("identity")),
+            _texts(record.get("options")),
+        )
+
+
+def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
+    """Read recorded sources; None if any cannot be read, or none was recorded."""
+    if not isinstance(record, Sequence) or isinstance(record, str):
+        return None
+    found = [SourceIdentity.of_record(each) for each in record]
+    known = [each for each in found if each is not None]
+    return tuple(known) if known and len(known) == len(found) else None
+
+
+def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
+    """The sources by the name under which Spark keeps their logs: their own, else their position."""
+    return {source.name or str(index): source for index, source in enumerate(sources)}
+
+
+def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
+    """What the sources of a described query read, in the order of its offset log; None over Spark Connect."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
+    try:
+        leaves = streaming_leaves(writer)
+        return tuple(_identity(writer, leaf) for leaf in leaves) or None
+    except Py4JError:
+        return None
+
+
+def kind_of_offset(text: str | None) -> str | None:
+    """The kind of source that wrote an offset; None if the offset does not show it."""
+    if log_offset(text) is not None:
+        return FILE
+    if delta_offset(text) is not None:
+        return DELTA
+    try:
+        found = from_json(text or "")
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not found:
+        return None
+    if iceberg_offset(text) is not None:
+        return ICEBERG
+    if found.keys() == {"offset", "timestamp"}:
+        return "rate-micro-batch"
+    return KAFKA if all(isinstance(each, dict) for each in found.values()) else None
+
+
+def _identity(writer: DataStreamWriter, leaf: Any) -> SourceIdentity:
+    is_v1 = str(leaf.getClass().getSimpleName()) == "StreamingRelation"
+    given = leaf.dataSource().options() if is_v1 else leaf.extraOptions()
+    options = _pairs(given) if is_v1 else {str(k).lower(): str(v) for k, v in dict(given).items()}
+    kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
+    deciding = {name: options[name] for name in _DECIDING.get(kind, ()) if name in options}
+    differing = {name: text for name, text in deciding.items() if text.lower() != _DEFAULTS.get(name)}
+    return SourceIdentity(kind, _name(leaf), identity, differing)
+
+
+def _v1(writer: DataStreamWriter, leaf: Any, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    folder = delta_folder(leaf)
+    if folder is not None:
+        return DELTA, _delta(session_of(writer), folder)
+    name = str(leaf.dataSource().className())
+    if str(leaf.sourceName()).startswith("FileSource[") and "path" in options:
+        return FILE, {PATH: _qualified(session_of(writer), options["path"]), "format": name.lower()}
+    return name.lower(), {}
+
+
+def _v2(writer: DataStreamWriter, leaf: Any) -> tuple[str, dict[str, str]]:
+    folder = delta_folder(leaf)
+    if folder is not None:
+        return DELTA, _delta(session_of(writer), folder)
+    found = iceberg_table(leaf)
+    if found is not None:
+        return ICEBERG, {
+            TABLE: str(found.name()),
+            **_known(TABLE_ID, lambda: str(found.operations().current().uuid())),
+        }
+    source = kafka_source(leaf)
+    if source is not None:
+        read = topics_of(writer, source)
+        return KAFKA, {
+            **({TOPICS: ",".join(sorted(read.topics))} if read.topics else {}),
+            **({PATTERN: read.pattern} if read.pattern else {}),
+            **({CLUSTER: read.cluster_id} if read.cluster_id else {}),
+            **{f"{TOPIC_ID}{topic}": text for topic, text in sorted(read.topic_ids.items())},
+        }
+    if not leaf.source().isDefined():
+        return "table", {TABLE: str(leaf.table().name())}
+    return str(leaf.sourceName()).lower(), {}
+
+
+def _delta(session: SparkSession, folder: str) -> dict[str, str]:
+    def table_id() -> str:
+        jvm: Any = session._jvm
+        found = jvm.io.delta.tables.DeltaTable.forPath(session._jsparkSession, folder).detail().select("id", [])
+        return str(found.first().getString(0))
+
+    return {PATH: _qualified(session, folder), **_known(TABLE_ID, table_id)}
+
+
+def _name(leaf: Any) -> str | None:
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
+    try:
+        given = leaf.sourceIdentifyingName()
+    except Py4JError:
+        # Of Spark before 4.2.
+        return None
+    return str(given.name()) if str(given.getClass().getSimpleName()) == "UserProvided" else None
+
+
+def _qualified(session: SparkSession, path: str) -> str:
+    """A path as Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
+    jvm: Any = session._jvm
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    found = _known(
+        PATH,
+        lambda: str(
+            place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(place).toString()
+        ),
+    )
+    return without_secrets(found.get(PATH, path))
+
+
+def _known(name: str, find: Callable[[], str]) -> dict[str, str]:
+    """What the JVM says; nothing if it cannot."""
+    try:
+        return {name: find()}
+    except Exception:  # noqa: BLE001 - py4j raises whatever the JVM raises; unknown then
+        return {}
+
+
+def _pairs(scala_map: Any) -> dict[str, str]:
+    pairs, found = scala_map.iterator(), {}
+    while pairs.hasNext():
+        pair = pairs.next()
+        found[str(pair._1()).lower()] = str(pair._2())
+    return found
+
+
+def _texts(values: object) -> dict[str, str]:
+    items: Iterable[tuple[object, object]] = values.items() if isinstance(values, Mapping) else ()
+    return {str(name): str(text) for name, text in items}
+
+
+@dataclass(frozen=True)
+class SourceDistance:
+    """The input that is read again from one source.
+
+    Attributes:
+        source: Its name, or its number in the query.
+        kind: "files", "Kafka records", "table versions", "rows", or "unknown" if its offsets are not counts.
+    """
+
+    source: str
+    kind: str
+    count: int | None
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows, if rows were counted."""
+        return self.count if self.kind in ("Kafka records", "rows") else None
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance between two batches.
+
+    Attributes:
+        span_ms: Time between the planning of the two.
+        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if unknown.
+    """
+
+    sources: tuple[SourceDistance, ...]
+    span_ms: int
+    earlier_at_ms: int = 0
+
+
+def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
+    """The distance between two planned batches of a live directory; None if an entry is missing or unreadable.
+
+    `earlier` is the earlier batch's offset log entry from a snapshot; None reads the directory's.
+    """
+    unreadable = f"{live.url} does not record what is between batch {to_batch} and batch {from_batch}"
+    try:
+        with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):
+            return _distance(live, earlier, from_batch, to_batch)
+    except (FileNotFoundError, LiveDirectoryError):
+        return None
+
+
+def _distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance:
+    data = live.folder.read(f"{OFFSETS}/{to_batch}") if earlier is None else earlier
+    newer = live.folder.read(f"{OFFSETS}/{from_batch}")
+    before = parse_offset_entry(data, f"{OFFSETS}/{to_batch}")
+    after = parse_offset_entry(newer, f"{OFFSETS}/{from_batch}")
+    sources = [_between(live.folder, name, before.sources.get(name), offset) for name, offset in after.sources.items()]
+    return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data), _planned_at_ms(data))
+
+
+def _between(folder: FileIO, source: str, before: str | None, after: str | None) -> SourceDistance:
+    if after is None or after == before:
+        return SourceDistance(source, "rows", 0)
+    last = log_offset(after)
+    if last is not None:
+        first = log_offset(before)
+        return SourceDistance(source, "files", _files(folder, source, -1 if first is None else first, last))
+    records = _kafka_records(_json(before) if before else {}, _json(after)) if before else None
+    if records is not None:
+        return SourceDistance(source, "Kafka records", records)
+    delta = delta_offset(after)
+    if delta is not None:
+        earlier = delta_offset(before)
+        return SourceDistance(source, "table versions", delta.version - (earlier.version if earlier else 0))
+    old, new = _json(before) if before else {"offset": 0}, _json(after)
+    if isinstance(old, dict) and isinstance(new, dict) and new.keys() == {"offset", "timestamp"}:
+        # RatePerMicroBatchStreamOffset counts rows.
+        return SourceDistance(source, "rows", int(new["offset"]) - int(old["offset"]))
+    return SourceDistance(source, "unknown", None)
+
+
+def _files(folder: FileIO, source: str, first: int, last: int) -> int:
+    return sum(1 for each in files_after(folder, source, first) if each.position <= last)
+
+
+def _kafka_records(before: Any, after: Any) -> int | None:
+    """Number of records between two `KafkaSourceOffset`s (topic to partition to offset)."""
+    total = 0
+    try:
+        for topic, partitions in after.items():
+            for partition, offset in partitions.items():
+                total += int(offset) - int(before.get(topic, {}).get(partition, 0))
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return total
+
+
+def _planned_at_ms(data: bytes) -> int:
+    line = data.decode("utf-8", "replace").split("\n")[1]
+    metadata = from_json(line) if line.strip() else {}
+    return int(metadata.get("batchTimestampMs") or 0)
+
+
+def _json(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return None

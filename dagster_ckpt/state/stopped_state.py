@@ -1,0 +1,247 @@
+"""The state of a stopped query: its rows as bytes, and the directory that a rewrite of it fills."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dagster_ckpt.errors import RestoreError, StateRewriteError
+from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS, Cut, cut
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import (
+    COMPRESSION_CODEC,
+    DEFAULT_CODEC,
+    INTERNAL_PARTITIONS,
+    PROVIDER_CLASS,
+    SHUFFLE_PARTITIONS,
+    CommitEntry,
+    OffsetEntry,
+    parse_commit_entry,
+    parse_offset_entry,
+    query_metadata,
+    with_settings,
+    with_state_ids,
+)
+from dagster_ckpt.spark.checkpoint_dir.operators import (
+    LIMIT,
+    Operator,
+    is_operator_metadata,
+    read_operators,
+    rewrite_schema_paths,
+)
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch
+from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, CommittedState, state_files
+from dagster_ckpt.state.heap import HEAP_CODEC, HeapStore
+from dagster_ckpt.state.reading import session_like
+from dagster_ckpt.state.shape import StateShape, StoredState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+StateIds = Mapping[int, tuple[tuple[str, ...], ...]]
+
+
+@dataclass(frozen=True)
+class StoppedState:
+    """The state of a query that does not run, after its newest committed batch."""
+
+    live: LiveDirectory
+    cut: Cut
+
+    @staticmethod
+    def read(live: LiveDirectory) -> StoppedState:
+        """Read a directory in which no query runs."""
+        return StoppedState(live, cut(live, carry_in_flight=True))
+
+    @property
+    def batch_id(self) -> int:
+        """The batch after which the query resumes."""
+        return self.cut.batch_id
+
+    @cached_property
+    def operators(self) -> list[Operator]:
+        """Its stateful operators."""
+        return read_operators(self.live.folder, self.batch_id)
+
+    @cached_property
+    def offsets(self) -> OffsetEntry:
+        """Offsets of the batch."""
+        path = f"{OFFSETS}/{self.batch_id}"
+        return parse_offset_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+
+    @cached_property
+    def commit(self) -> CommitEntry:
+        """Commit of the batch."""
+        path = f"{COMMITS}/{self.batch_id}"
+        return parse_commit_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """Ids of the edits that the state contains, oldest first."""
+        return tuple(self.cut.properties.get(STATE_EDITS, ()))
+
+    @cached_property
+    def stored(self) -> StoredState | None:
+        """How the state is stored; None for a stateless query."""
+        return StoredState.of_properties(self.cut.properties)
+
+
+def refuse_existing(target: LiveDirectory) -> None:
+    """Refuse to fill a directory that exists."""
+    if target.exists():
+        raise RestoreError(f"{target.url} exists already. A rewrite of state needs a new directory.")
+
+
+def write_skeleton(
+    source: StoppedState,
+    target: LiveDirectory,
+    shape: StateShape,
+    rewrite_id: str,
+    watch: Watch,
+    *,
+    is_edit: bool = False,
+    left_out: Sequence[Operator] = (),
+) -> None:
+    """Create a directory that has everything of a stopped query but its state, marked as not in use throughout.
+
+    Args:
+        watch: Called for every file; if it raises, the directory is incomplete.
+        is_edit: Other rows are written, which the directory remembers.
+        left_out: Operators that Spark's rewriter must not see.
+    """
+    folder = target.folder
+    folder.make()
+    folder.place(NOT_IN_USE, [b""])
+    is_rewritten = len(left_out) < len(source.operators)
+    edits = (*source.edits, *([rewrite_id] if is_edit else []))
+    for path, data in _files(source, target, shape, rewrite_id, edits, is_rewritten=is_rewritten):
+        watch()
+        if not _is_of(path, left_out):
+            folder.place(path, [data])
+
+
+def _files(
+    source: StoppedState,
+    target: LiveDirectory,
+    shape: StateShape,
+    rewrite_id: str,
+    edits: Sequence[str],
+    *,
+    is_rewritten: bool,
+) -> Iterator[tuple[str, bytes]]:
+    kept = {file.path for operator in source.operators for file in operator.files}
+    settings = _settings(source.offsets, shape, is_rewritten=is_rewritten)
+    number_of = {operator.number: operator for operator in source.operators}
+    for file in source.cut.needed:
+        where, path = f"{source.live.url}/{file.source}", file.path
+        if path == METADATA:
+            yield path, query_metadata(source.cut.query_id, rewrite_id, edits)
+        elif path.startswith(f"{OFFSETS}/"):
+            yield path, with_settings(file.read(), where, settings)
+        elif path.startswith(f"{COMMITS}/"):
+            yield path, with_state_ids(file.read(), where, {} if shape.checkpoint_format == 2 else None)
+        elif is_operator_metadata(path):
+            operator = number_of[int(path.split("/")[1])]
+            # Spark records one partition for a limit, the usual number for other totals.
+            partitions = None if operator.name == LIMIT else shape.partitions
+            yield path, rewrite_schema_paths(file.read(), where, target.spark_location, partitions=partitions)
+        elif path in kept or not path.startswith(f"{STATE}/"):
+            yield path, file.read()
+
+
+def _settings(offsets: OffsetEntry, shape: StateShape, *, is_rewritten: bool) -> dict[str, str]:
+    partitions = INTERNAL_PARTITIONS if INTERNAL_PARTITIONS in offsets.conf else SHUFFLE_PARTITIONS
+    settings = {partitions: str(shape.partitions)}
+    if shape.provider != offsets.provider_class:
+        settings[PROVIDER_CLASS] = shape.provider
+    # Heap state is written or copied as a whole; a copy keeps its codec.
+    if shape.provider == HEAP and is_rewritten:
+        settings[COMPRESSION_CODEC] = HEAP_CODEC
+    return settings
+
+
+def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -> None:
+    """Name the state files of checkpoint format v2 in the commit of a rewritten directory."""
+    path = f"{COMMITS}/{batch_id}"
+    target.folder.write(path, [with_state_ids(target.folder.read(path), f"{target.url}/{path}", state_ids)])
+
+
+def copy_operators(
+    source: StoppedState, target: LiveDirectory, shape: StateShape, operators: Sequence[Operator], watch: Watch
+) -> StateIds:
+    """Copy the operators left out by the skeleton, with their state; returns its unique ids (format v2)."""
+    if operators:
+        described = [
+            each for each in _files(source, target, shape, "", (), is_rewritten=False) if _is_of(each[0], operators)
+        ]
+        state = CommittedState(source.live.folder, source.cut.query_id, list(operators), source.offsets, source.commit)
+        held = ((file.path, file.read()) for file in state_files(state).files)
+        for path, data in itertools.chain(described, held):
+            watch()
+            target.folder.place(path, [data])
+    ids = source.commit.state_ids or {}
+    return {operator.number: ids[operator.number] for operator in operators if operator.number in ids}
+
+
+def _is_of(path: str, operators: Sequence[Operator]) -> bool:
+    return any(path.startswith(f"{STATE}/{operator.number}/") for operator in operators)
+
+
+FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+
+class StateStoreName(NamedTuple):
+    """One state store of a query."""
+
+    operator_id: int
+    operator: str
+    store: str
+
+    def __str__(self) -> str:
+        return f"{self.store} of operator {self.operator_id} ({self.operator})"
+
+
+def stores_of(operators: Sequence[Operator]) -> list[StateStoreName]:
+    """Every state store of some operators."""
+    return [StateStoreName(each.number, each.name, store) for each in operators for store in each.stores]
+
+
+def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
+    """A session (`session_like`) for state of this shape, without adaptive execution, which might merge partitions."""
+    session = session_like(spark, str(shape.checkpoint_format))
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    # See `require_state_reader`.
+    _ = session.streams.active
+    return session
+
+
+def rows_of(session: SparkSession, state: StoppedState, operator: Operator, store: StateStoreName) -> DataFrame:
+    """The rows of a store as bytes, in one partition for each of the state.
+
+    Rows of RocksDB have a partition key too: see `RowChange`.
+    """
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    assert state.stored is not None
+    shape = state.stored.shape
+    partitions = 1 if operator.single_partition else shape.partitions
+    if shape.provider == HEAP:
+        codec = state.offsets.conf.get(COMPRESSION_CODEC, DEFAULT_CODEC)
+        heap = HeapStore(state.live.folder, operator.number, store.store, state.batch_id + 1, codec)
+        return heap.rows(session, partitions).withColumn("column_family_name", F.lit("default"))
+    jvm: Any = session.sparkContext._jvm
+    options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
+    reader = session.read.format("statestore").option("batchId", state.batch_id).option("operatorId", operator.number)
+    # Its name may change; an unknown option would be ignored.
+    reader = reader.option(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES(), "true")
+    rows = reader.option("storeName", store.store).load(state.live.spark_location)
+    found = rows._jdf.queryExecution().toRdd().getNumPartitions()
+    if found != partitions:
+        raise StateRewriteError(
+            f"{state.live.url}: {store} has {found} directories of partitions, but {partitions} are in use. Take a "
+            "snapshot, and rewrite that."
+        )
+    return rows
